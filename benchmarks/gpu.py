@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from scalec.compiler.analysis.kernel_tiles import USUAL, chip_of, nearest, tiles_of
+from scalec.compiler.analysis.kernel_tiles import KERNELS, USUAL, chip_of, nearest, tiles_of
 
 PEAKS = {"B200": 2250, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312}
 """TFLOP/s of dense bfloat16 by NVIDIA's data sheets, by a word of the device's name; the first that fits."""
@@ -166,8 +166,9 @@ def _driver() -> str:
 
 def tiles(kernels: Any, name: str, size: int) -> dict[int, Any]:
     """The tile that a program for this chip has for a class and a size."""
-    own = tiles_of(chip())[name]
-    if name == "Attention":
+    kernel = next(each for each in KERNELS.values() if each.name == name)
+    own = tiles_of(chip())[kernel.tuned]
+    if kernel.tile == "Blocks":
         parts = {part: kernels.Block(**block) for part, block in own[str(size)].items()}
         return {size: kernels.Blocks(**parts)}
     return {size: kernels.Tile(**nearest(own, size))}

@@ -27,6 +27,7 @@ from .comm.collectives import (
 )
 from .comm.mesh import Axis, Mesh
 from .comm.p2p import StageInput
+from .comm.positions import Positions
 from .config.plan import Account, Constant, Cosine, Metrics, Plan
 from .data.loader import Batch, Input, Loader, Text, Tokens
 from .errors import RunError
@@ -57,6 +58,7 @@ from .ops.functional import (
     token_loss,
 )
 from .ops.fused_linear import fused_linear
+from .ops.ring_attention import ring_attention
 from .pipeline.executor import Pipeline
 from .state.buckets import Bucket
 from .state.engine import TrainState
@@ -94,6 +96,7 @@ __all__ = [
     "ParamGroup",
     "Pipeline",
     "Plan",
+    "Positions",
     "RunError",
     "StageInput",
     "Text",
@@ -137,6 +140,7 @@ __all__ = [
     "regather",
     "replicate",
     "reshard",
+    "ring_attention",
     "rms_norm",
     "rms_scaled",
     "rope",

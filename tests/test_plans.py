@@ -52,7 +52,7 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
 def test_every_plan_compiles(path: Path) -> None:
     source = load(path)
     program = compile_plan(source)
-    beside = {"tiny_pipeline": {"schedule.csv"}}.get(path.stem, set[str]()) | ({"tiles.json"} & {*tiles_file(program)})
+    beside = ({"schedule.csv"} if program.pipeline else set[str]()) | ({"tiles.json"} & {*tiles_file(program)})
     assert set(emit(program, source)) == {"train.py", "plan.json", "hf_names.json"} | beside
 
 

@@ -40,7 +40,7 @@ class Collective:
     chunk    the rank's stages whose part of the bucket it moves: before its row, or as soon as all of them have ended
     peer     the rank along the pipeline's axis at a message's other end
     among    the ranks of the axis that take part, if not all do
-    hops     the loop within the op itself, inside all others, by its dim; "" for none
+    hops     the loop of `times` calls within the op itself, inside all others: `hops`, `hops.1`, …; "" for none
     by       how many ranks further a rotate sends
     ragged   whether the first size is an even share
     """
@@ -67,6 +67,7 @@ class Collective:
     peer: int | None = None
     among: tuple[int, ...] = ()
     hops: str = ""
+    times: int = 0
     by: int = 1
     ragged: bool = False
 

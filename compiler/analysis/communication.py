@@ -221,8 +221,8 @@ class _Account:
     def collectives(self, op: Op, loops: tuple[str, ...], where: Where, *, last: bool = False) -> Iterator[Collective]:
         """An op's entries; neighbours of the same hops share a loop."""
         for hops, run in groupby(self.messages(op), key=lambda each: each.hops):
-            own = self._loops.fresh(hops) if hops else ""
-            yield from (self.entry(op, evolve(each, hops=own), loops, where, last=last) for each in run)
+            own = self._loops.fresh("hops") if hops else ""
+            yield from (evolve(self.entry(op, each, loops, where, last=last), hops=own) for each in run)
 
     def entry(self, op: Op, it: Message, loops: tuple[str, ...], where: Where, *, last: bool = False) -> Collective:
         """The entry of one message of an op."""
@@ -243,12 +243,12 @@ class _Account:
             last=last,
             ahead=self._program.flow.prefetch if use == "parameters" and where != "step" else 0,
             every=every,
-            count=count * (self._program.size(base(it.hops)) if it.hops else 1),
+            count=count * (it.hops or 1),
             where=where,
             value=it.what,
             line=str(op.span),
             among=it.among,
-            hops=it.hops,
+            times=it.hops,
             by=it.by,
             ragged=it.ragged,
         )

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from .. import __version__
 from ..config.gpus import gpu
@@ -53,12 +53,14 @@ class Kernel:
 
     chunk  how much it works on at a time, from the largest of its sizes, if it takes that
     tile   the class of its tiles; only those of `Tile` serve sizes other than their own, and all element types
+    tuned  the class for which the table has its tiles, if not for itself
     """
 
     name: str
     size: Size
     chunk: Callable[[int], int] | None = None
     tile: str = "Tile"
+    tuned: str = Factory(lambda self: self.name, takes_self=True)
 
 
 KERNELS = {
@@ -71,6 +73,7 @@ KERNELS = {
     "linear_cross_entropy": Kernel("LinearCrossEntropy", _columns, few_tokens),
     "linear_softmax_stats": Kernel("LinearSoftmaxStats", _columns, few_columns),
     "logit_softmax_stats": Kernel("LogitSoftmaxStats", _last),
+    "ring_attention": Kernel("RingAttention", _last, tile="Blocks", tuned="Attention"),
     "rmsnorm": Kernel("RMSNorm", _of_weight),
     "rope": Kernel("Rope", _last),
     "rope_pair": Kernel("RopePair", _last),
@@ -194,5 +197,5 @@ def _used(kind: str, sizes: Sequence[tuple[int, int]], tiles: Mapping[str, dict[
 def _tile(kernel: Kernel, size: int, item: int, tiles: Mapping[str, dict[str, Tile]]) -> Tile | None:
     """The tile for a size, and elements of `item` bytes; None where the table has none."""
     if kernel.tile == "Tile":
-        return nearest(tiles.get(kernel.name, {}), size)
-    return tiles.get(kernel.name + BLOCKS[item], {}).get(str(size)) if item in BLOCKS else None
+        return nearest(tiles.get(kernel.tuned, {}), size)
+    return tiles.get(kernel.tuned + BLOCKS[item], {}).get(str(size)) if item in BLOCKS else None

@@ -16,8 +16,8 @@ from ..syntax.source import Span
 
 def selectable(program: Program) -> list[str]:
     """The ops of a program that a plan calls by their names, and that are one call of one result."""
-    kinds = dict.fromkeys(op.kind for op in program.ops if len(op.outputs) == 1)
-    return [kind for kind in kinds if kind in OPS and OPS[kind].user_visible and OPS[kind].function]
+    kinds = dict.fromkeys(OPS[op.kind].plan_name for op in program.ops if len(op.outputs) == 1 and op.kind in OPS)
+    return [kind for kind in kinds if OPS[kind].user_visible and OPS[kind].function]
 
 
 def check(program: Program) -> None:
@@ -43,7 +43,7 @@ def _unknown(name: str, able: list[str], by_layer: bool, span: Span) -> Diagnost
 
 def is_recomputed(program: Program, op: Op) -> bool:
     """Whether backward recomputes a forward op, wherever it is, rather than read its saved result."""
-    if program.train.recompute.word == "selective" and op.kind in program.train.recompute.names:
+    if program.train.recompute.word == "selective" and OPS[op.kind].plan_name in program.train.recompute.names:
         return True
     return program.train.gathered == "regather" and _gathers(op)
 

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ..ir import Op, Program, Type
 from ..ops import OPS
-from ..ops.call import Argument, Dims, Group, Keyword, RotaryTable, Shards
+from ..ops.call import Argument, Dims, Group, Keyword, Positions, RotaryTable, Shards
 from ..ops.saved_tensors import Local
 from .imports import function_of
 from .naming import literal
@@ -40,6 +40,7 @@ class Context:
     program: Program
     types: Callable[[str], Type]
     axis: Callable[[tuple[str, ...]], str]  # the group over these axes
+    positions: Callable[[str, tuple[str, ...]], str]  # those along a dim that a rank holds where these axes shard it
     rotary: Callable[[Op], str]  # the table of rotary positions of an op `rope`
     is_matrix: Callable[[str], bool]  # whether a value is a parameter stored as a matrix
     sizes: Mapping[str, str]  # the names of dims' sizes
@@ -72,9 +73,12 @@ def _argument(argument: Argument, op: Op, operands: Sequence[Expr], context: Con
             return literal(at[0] if len(names) == 1 else at)
         case Group(axes):
             return context.axis(axes)
-        case Shards(axes):
+        case Positions(dim, axes):
+            return context.positions(dim, axes)
+        case Shards(parts):
             dims = context.types(op.inputs[0]).dims
-            return f"{{{', '.join(f'{dims.index(dim)}: {context.axis(over)}' for dim, over in axes.items())}}}"
+            each = (f"{dims.index(dim)}: {_argument(part, op, operands, context)}" for dim, part in parts.items())
+            return f"{{{', '.join(each)}}}"
         case Keyword(operand):
             return operands[operand].text
         case RotaryTable():

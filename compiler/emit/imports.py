@@ -31,8 +31,8 @@ def function_of(op: Op, program: Program) -> str:
 
 _RUNTIME = """
     SGD Account AdamW Batch Bucket Constant Cosine FlatParamGroup FlatParams Input Mesh Metrics ParamGroup Pipeline Plan
-    StageInput Text Tokens TrainState all_gather_ all_reduce_ compile_each normal ones read_hf_names read_schedule
-    recompute recomputed reduce_grads_in_backward reduce_scatter_ regather reshard rope_frequencies
+    Positions StageInput Text Tokens TrainState all_gather_ all_reduce_ compile_each normal ones read_hf_names
+    read_schedule recompute recomputed reduce_grads_in_backward reduce_scatter_ regather reshard rope_frequencies
     train unshard unshard_ahead weight zeros
     """.split()
 """The runtime's names besides ops and coercions."""
@@ -40,7 +40,7 @@ _RUNTIME = """
 
 def _order(name: str) -> tuple[bool, bool, str]:
     """Constants, classes, functions, as formatters order imports."""
-    return not name.isupper(), name.islower(), name
+    return not name.isupper(), name.islower(), name.lower()
 
 
 def _sorted(*names: str) -> tuple[str, ...]:
@@ -53,6 +53,6 @@ IMPORTS: dict[str, tuple[str, ...]] = {
     RUNTIME: _sorted(
         *_RUNTIME, *functions(RUNTIME), *(entry.function for entry in COERCIONS.values()), *SPLIT.values()
     ),
-    KERNELS: tuple(sorted({*OTHERS, *(kernel.name for kernel in TILED.values()), *functions(KERNELS)})),
+    KERNELS: _sorted(*OTHERS, *(kernel.name for kernel in TILED.values()), *functions(KERNELS)),
 }
 """The names of each module, in the order of its import."""

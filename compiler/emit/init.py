@@ -7,10 +7,10 @@ Non-goals: which stage needs which attribute (`staged_forward`).
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
-from ..ir import Program
+from ..ir import SEQUENCE, Program
 from .build import compute
 from .module import Child, Module, Table, weight_lines
-from .naming import DTYPES, WIDTH, layers_word, literal, stage_word
+from .naming import DTYPES, fitted, layers_word, literal, positions, stage_word
 
 Field = tuple[str, str]
 """An attribute, and the line that sets it."""
@@ -19,6 +19,8 @@ Field = tuple[str, str]
 def fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[str]:
     """The lines of `__init__` after `super().__init__()`; `sizes` are names of dims' sizes."""
     yield from (f"self.{name} = mesh.axis({', '.join(map(literal, axes))})" for axes, name in module.axes.items())
+    for (dim, axes), name in module.positions.items():
+        yield f"self.{name} = {positions(dim, axes, program, sizes)}"
     lines = {name: weight_lines(name, param, program, sizes, 12) for name, param in module.weights.items()}
     weights = ((name, line) for name, declared in lines.items() for line in declared)
     stages = len(program.pipeline.stage_to_rank) if program.pipeline else 0
@@ -54,12 +56,14 @@ def _of_all(child: Child, sizes: Mapping[str, str]) -> str:
 
 def _table(name: str, table: Table, program: Program, names: Mapping[str, str]) -> Iterator[str]:
     theta = literal(table.theta).removesuffix(".0")
-    seq = names.get("seq", table.seq) if table.seq == program.size("seq") else table.seq
+    seq = names.get(SEQUENCE, table.seq)
     dim = names.get(table.of, table.dim) if table.dim == program.size(table.of) else table.dim
     sizes = f"{seq}, {dim}, theta={theta}, between={table.between}"
     scaling = "".join(f", {key}={literal(value)}" for key, value in table.scaling)
     arguments = f"{sizes}, mesh=mesh, dtype={DTYPES[compute(program)]}{scaling}"
+    if table.axes:
+        yield f"positions = {positions(SEQUENCE, table.axes, program, names)}"
+        arguments += ", positions=positions"
     line = f"{name} = rope_frequencies({arguments})"
-    fits = len(line) + 8 <= WIDTH
-    yield from [line] if fits else [f"{name} = rope_frequencies(", f"    {arguments}", ")"]
+    yield from fitted(line, 8).replace("\n        ", "\n").split("\n")
     yield f"self.register_buffer({literal(name)}, {name}, persistent=False)"

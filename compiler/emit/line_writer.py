@@ -40,7 +40,13 @@ class Lines:
         self._branch = 0  # 1 within an `if stage == …`
         self._last: _Assigned | None = None  # if it is the last statement
         self.context = Context(
-            frame.program, frame.types.__getitem__, self.axis, self._rotary, self._is_matrix, frame.sizes
+            frame.program,
+            frame.types.__getitem__,
+            self.axis,
+            self._positions,
+            self._rotary,
+            self._is_matrix,
+            frame.sizes,
         )
 
     # ---- lines
@@ -145,6 +151,12 @@ class Lines:
         if axes not in self._module.axes:
             self._module.axes[axes] = identifier(axes_word(axes, self._frame.program), self._module.attributes())
         return f"self.{self._module.axes[axes]}"
+
+    def _positions(self, dim: str, axes: tuple[str, ...]) -> str:
+        """The positions along a dim that a rank holds."""
+        if (dim, axes) not in self._module.positions:
+            self._module.positions[dim, axes] = identifier("positions", self._module.attributes())
+        return f"self.{self._module.positions[dim, axes]}"
 
     def table(self, table: Table) -> str:
         """A table of rotary positions: the caller's, or the module's own."""

@@ -24,6 +24,7 @@ class Table:
     theta: float
     between: int
     scaling: tuple[tuple[str, Attr], ...] = ()
+    axes: tuple[str, ...] = ()  # that shard the sequence
     of: str = field(default="", eq=False)  # the dim that it is for
 
 
@@ -43,6 +44,8 @@ class Module:
     name: str
     doc: str
     axes: dict[tuple[str, ...], str] = field(factory=dict[tuple[str, ...], str])  # groups over axes, by attribute
+    positions: dict[tuple[str, tuple[str, ...]], str] = field(factory=dict[tuple[str, tuple[str, ...]], str])
+    """Along a dim, where axes shard it, by attribute."""
     weights: dict[str, Param] = field(factory=dict[str, Param])  # by attribute, as one layer has it
     children: dict[str, Child] = field(factory=dict[str, Child])  # by attribute
     tables: dict[Table, str] = field(factory=dict[Table, str])
@@ -56,7 +59,7 @@ class Module:
 
     def attributes(self) -> set[str]:
         """All names taken so far."""
-        return {*self.axes.values(), *self.weights, *self.children, *self.tables.values()}
+        return {*self.axes.values(), *self.positions.values(), *self.weights, *self.children, *self.tables.values()}
 
     @property
     def returns(self) -> str:
@@ -106,7 +109,8 @@ def table_of(op: Op, types: Mapping[str, Type], program: Program) -> Table:
     theta, dims = given.pop("theta"), given.pop("dims", program.local_size(type, type.dims[-1]))
     assert isinstance(theta, float), "emit: rope without theta"
     dim = type.dims[-1]
-    return Table(program.local_size(type, seq), round(float(str(dims))), theta, between, tuple(given.items()), dim)
+    axes = type.axes_of(seq)
+    return Table(program.size(seq), round(float(str(dims))), theta, between, tuple(given.items()), axes, dim)
 
 
 def weight_lines(attribute: str, param: Param, program: Program, names: Mapping[str, str], indent: int) -> list[str]:

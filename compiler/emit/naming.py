@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from hashlib import sha256
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from pathlib import PurePath
 
 from ..ir import BATCH, SEQUENCE, Kind, Program, Type
@@ -165,12 +165,22 @@ def read_beside(function: str, file: Mapping[str, str], indent: int = 4) -> str:
 
 
 def fitted(code: str, indent: int) -> str:
-    """A line that is one call, with its arguments on a line of their own where they do not fit after its name."""
+    """A line that is one call, with its arguments on a line of their own, or each on one, where they do not fit."""
     function, _, arguments = code.partition("(")
     if "\n" in code or indent + len(code) <= WIDTH or not _closes_last(arguments):
         return code
     pad = " " * indent
+    if indent + 3 + len(arguments) > WIDTH:
+        return exploded(function, _apart(arguments[:-1]), indent)
     return f"{function}(\n{pad}    {arguments[:-1]}\n{pad})"
+
+
+def _apart(arguments: str) -> list[str]:
+    """The arguments of a call, each by itself."""
+    depths = accumulate({**dict.fromkeys("([{", 1), **dict.fromkeys(")]}", -1)}.get(each, 0) for each in arguments)
+    ends = [i for i, (each, depth) in enumerate(zip(arguments, depths, strict=True)) if (each, depth) == (",", 0)]
+    bounds = pairwise((-1, *ends, len(arguments)))
+    return [arguments[start + 1 : end].strip() for start, end in bounds]
 
 
 def _closes_last(arguments: str) -> bool:
@@ -192,6 +202,13 @@ def axes_word(axes: tuple[str, ...], program: Program) -> str:
         complete = {a.name for a in program.axes if a.parent == parent} <= set(axes)
         words.append(parent if complete else name)
     return "_".join(dict.fromkeys(words))
+
+
+def positions(dim: str, axes: tuple[str, ...], program: Program, sizes: Mapping[str, str]) -> str:
+    """The positions along a dim that a rank holds where axes shard it; `sizes` are names of dims' sizes."""
+    arguments = ["mesh", sizes.get(dim, str(program.size(dim))), *map(literal, axes)]
+    chunked = program.zigzag_axes(dim, axes)
+    return f"Positions({', '.join([*arguments, *([f'zigzag={literal(chunked)}'] if chunked else [])])})"
 
 
 def shape(type: Type, program: Program) -> str:

@@ -12,12 +12,12 @@ from typing import Any
 from attrs import NOTHING, Attribute, asdict
 
 from .. import __version__
-from ..analysis.certificate import Proof, certificate, trusted
+from ..analysis.certificate import Proof, certificate
 from ..analysis.collective import Collective
 from ..analysis.communication import collectives, evaluation, parameter_count, places
 from ..analysis.memory import account, capacity
 from ..ir import Pipeline, Program
-from ..ir.printer import print_ir
+from ..ir.printer import how_claimed, print_ir
 from ..ir.stages import stages
 from ..syntax.source import Source
 from .naming import file_word, run_word
@@ -36,7 +36,7 @@ def plan_json(
         "plan": file_word(source.path),
         "mesh": {axis.name: axis.size for axis in program.axes},
         "dims": {dim.name: dim.size for dim in program.dims},
-        "shard": [f"{c.dim} {'over' if c.split else 'whole on'} {c.axis}" for c in program.claims],
+        "shard": [f"{c.dim} {'over' if c.split else 'whole on'} {c.axis}{how_claimed(c)}" for c in program.claims],
         "parameters": {
             "count": parameter_count(program),
             "shapes": {p.name: _shape(p.type.dims, program) for p in program.params},
@@ -46,7 +46,7 @@ def plan_json(
         "collectives": [_collective(each) for rank in places(program) for each in collectives(program, rank)],
         "evaluation": [_collective(each) for rank in places(program) for each in evaluation(program, rank)],
         "memory": _memory(program),
-        "certificate": certificate(proof, matched, trusted(program)),
+        "certificate": certificate(proof, matched, program),
         **({"modules": {name: digest(text) for name, text in modules.items()}} if modules else {}),
         "model": print_ir(model).splitlines(),
     }

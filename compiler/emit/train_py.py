@@ -26,7 +26,7 @@ from .imports import IMPORTS
 from .init import fields
 from .model_classes import compiled, model_classes
 from .module import Module
-from .naming import axes_word, call, class_name, file_word, letter, literal, read_beside, run_word
+from .naming import axes_word, call, class_name, exploded, file_word, letter, literal, read_beside, run_word
 from .step import step_lines
 from .user_ops import modules
 
@@ -143,7 +143,7 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
         f"mesh={{{', '.join(f'{literal(a.name)}: {a.size}' for a in program.axes)}}},",
         f"{call(f'data={data.kind.capitalize()}', corpus, 4)},",
         "inputs={",
-        *(f"    {literal(base(arg.value.name))}: {_input(arg)}," for arg in inputs),
+        *(f"    {literal(base(arg.value.name))}: {_input(arg, program)}," for arg in inputs),
         "},",
         f"vocab={_vocabulary(program, sizes)},",
         f"seq={sizes.get(SEQUENCE, train.seq)},",
@@ -163,15 +163,17 @@ def _account(program: Program) -> list[str]:
     pipeline, first = program.pipeline, account(program)
     ranks = tuple(it.total for it in accounts(program)) if pipeline else (first.total,)
     reserve = [f"reserve={first.reserve}"] if first.reserve else []
-    return [literal(first.device), literal(ranks), *reserve, *([f"axis={literal(pipeline.axis)}"] if pipeline else [])]
+    totals = literal(ranks) if len(ranks) < 8 else exploded("", [*map(str, ranks)], 8)
+    return [literal(first.device), totals, *reserve, *([f"axis={literal(pipeline.axis)}"] if pipeline else [])]
 
 
-def _input(arg: Arg) -> str:
+def _input(arg: Arg, program: Program) -> str:
     type = arg.value.type
     split = {dim: type.axes_of(dim) for dim in type.dims if type.axes_of(dim)}
-    return (
-        f"Input({literal(type.dims)}, {{{', '.join(f'{literal(d)}: {literal(axes)}' for d, axes in split.items())}}})"
-    )
+    chunked = program.zigzag_axes(SEQUENCE, split.get(SEQUENCE, ()))
+    zigzag = f", zigzag={literal(chunked)}" if chunked else ""
+    each = ", ".join(f"{literal(dim)}: {literal(axes)}" for dim, axes in split.items())
+    return f"Input({literal(type.dims)}, {{{each}}}{zigzag})"
 
 
 def _vocabulary(program: Program, sizes: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ from .loss_chunking import logits_for
 from .model import build
 from .pipeline import pipelined
 from .sections import Sections, element_types, read_settings, standing_in
-from .sharding import axes_of, check_known, check_patterns, claims_of, rules_of, state_axes
+from .sharding import axes_of, check_how, check_known, check_patterns, claims_of, rules_of, state_axes
 from .split_branches import claims_of_parts, divide, state_of_parts, train_of_parts
 from .user_ops import user_ops
 from .validate import validate
@@ -56,6 +56,7 @@ def _program(
     dims, scope = _dims(document.model)
     dims |= _data_dims(train, rules, axes, found)
     check_known(rules, dims, axes, unsound)
+    check_how(rules, unsound)
     unsound.check()
     sizes = {axis.name: axis.size for axis in axes}
     laid = claims_of(rules)

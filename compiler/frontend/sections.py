@@ -47,9 +47,12 @@ def _train(section: tree.Section, cluster: Cluster, found: Diagnostics) -> Train
 
 
 def standing_in(section: tree.Section, axes: Sequence[Axis]) -> Train:
-    """Settings by which to look for mistakes of sharding where the section cannot be read: axes divide their dims."""
+    """Settings by which to look for mistakes of sharding where the section cannot be read: axes divide their dims.
+
+    The sequence divides into two chunks a rank, too.
+    """
     ranks, spans = prod(axis.size for axis in axes), {field.name: section.head for field in fields_of(Train)}
-    return Train(ranks, ranks, 1, 1, Optimizer("sgd", 1.0), Data("text", (STDLIB,)), spans=spans)
+    return Train(2 * ranks, ranks, 1, 1, Optimizer("sgd", 1.0), Data("text", (STDLIB,)), spans=spans)
 
 
 def element_types(train: Train) -> tuple[str, str]:

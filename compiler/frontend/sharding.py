@@ -5,10 +5,11 @@ from fnmatch import fnmatchcase
 
 from attrs import evolve
 
+from ..analysis.context_parallel import AUTO, STRATEGIES, ULYSSES, ZIGZAG
 from ..config.schema import read
 from ..config.settings import Flow, StateGroup
 from ..config.values import spelled
-from ..ir import DATA_DIMS, STATES, Axis, Claim, Dim, Program, StateAxes
+from ..ir import DATA_DIMS, SEQUENCE, STATES, Axis, Claim, Dim, Program, StateAxes
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing
 from ..syntax.source import Span
@@ -66,11 +67,40 @@ def check_known(rules: Sequence[tree.Rule], dims: Mapping[str, Dim], axes: Seque
 def claims_of(rules: Sequence[tree.Rule]) -> tuple[Claim, ...]:
     """One claim for each dim and axis."""
     return tuple(
-        Claim(rank, dim.name, axis.name, True, span=dim.span)
+        Claim(
+            rank,
+            dim.name,
+            axis.name,
+            True,
+            str(rule.layout) == ZIGZAG,
+            str(rule.via) if rule.via else "",
+            span=dim.span,
+        )
         for rank, rule in enumerate(rules)
         for dim in rule.dims
         for axis in rule.axes
     )
+
+
+HOW = {"as": ("contiguous", ZIGZAG), "via": (*STRATEGIES, AUTO)}
+"""What a rule for the sequence may say of the positions that a rank holds, and of how attention gets other ranks'."""
+
+
+def check_how(rules: Sequence[tree.Rule], found: Diagnostics) -> None:
+    """Layouts and strategies are known ones, and of the sequence alone."""
+    for rule in rules:
+        for (word, known), said in zip(HOW.items(), (rule.layout, rule.via), strict=True):
+            if said and said.name not in known:
+                help = did_you_mean(said.name, known) or f"write {listing([f'{word} {each}' for each in known])}"
+                found.error("E0518", f"there is no `{word} {said}`", said.span, help=help)
+            elif said and [*map(str, rule.dims)] != [SEQUENCE]:
+                others = ", ".join(str(dim) for dim in rule.dims if str(dim) != SEQUENCE)
+                message = f"only `{SEQUENCE}` is sharded `{word} {said}`"
+                help = f"leave `{word} {said}` out, or write `{SEQUENCE}` in a rule of its own"
+                found.error("E0518", message, said.span, f"not of `{others}`", help=help)
+        if rule.layout and rule.via and (str(rule.layout), str(rule.via)) == (ZIGZAG, ULYSSES):
+            message = f"with `via {ULYSSES}` every rank has all positions in attention, which leaves nothing to balance"
+            found.error("E0518", message, rule.layout.span, help=f"leave `as {ZIGZAG}` out")
 
 
 ZERO = "zero"

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 
+from ..analysis.context_parallel import ULYSSES, attention_heads, heads_left
 from ..analysis.vocabulary import tables
 from ..config.units import counted
 from ..ir import DATA_DIMS, Claim, Enter, Param, Program, Region, walk, walk_regions
@@ -133,6 +134,8 @@ def _divisible(program: Program, found: Diagnostics) -> None:
         claims = [claim for claim in program.claims if claim.dim == dim]
         axes = tuple(dict.fromkeys(claim.axis for claim in claims))
         size, degree = program.size(dim), program.degree(axes)
+        chunked = [claim.axis for claim in claims if claim.zigzag]
+        degree *= 2 ** len(chunked)
         if size % degree == 0 or (dim in few and len(axes) == 1 and degree % size == 0):
             continue
         broken.add(dim)
@@ -141,10 +144,27 @@ def _divisible(program: Program, found: Diagnostics) -> None:
         if dim in tables(program).values():
             help += f"; a vocabulary can be padded: `{dim} = {size} pad {degree}`"
         notes = [Note(program.dim(dim).span, "its size"), Note(program.axis(axes[-1]).span, "the axis")]
-        found.error(
-            "E0510", f"`{dim}` cannot be split over `{' × '.join(axes)}`", claims[-1].span, ways, notes=notes, help=help
-        )
+        way = f" in 2 chunks a rank{f' of `{chunked[0]}`' if axes[1:] else ''}" if chunked else ""
+        message = f"`{dim}` cannot be split over `{' × '.join(axes)}`{way}"
+        found.error("E0510", message, claims[-1].span, ways, notes=notes, help=help)
+    _exchanged(program, found)
     _padding(program, broken, found)
+
+
+def _exchanged(program: Program, found: Diagnostics) -> None:
+    """Where attention exchanges the sequence for heads, these are divided once more."""
+    for claim in (claim for claim in program.claims if claim.via == ULYSSES):
+        ranks = program.axis(claim.axis).size
+        for dim in dict.fromkeys(dim for op in program.ops for dim in attention_heads(program, op)):
+            left = heads_left(program, dim)
+            few = any(roles(op, program.types).kv_heads == dim for op in program.ops)
+            if left % ranks and not (few and ranks % left == 0):
+                others = program.size(dim) // left
+                each = f"{program.size(dim)} / {others * ranks} is not whole"
+                message = f"`{dim}` cannot be split over `{claim.axis}` within attention"
+                notes = [Note(program.dim(dim).span, "its size"), Note(program.axis(claim.axis).span, "the axis")]
+                help = f"make `{dim}` a multiple of {others * ranks}, or write `via gather` or `via ring`"
+                found.error("E0510", message, claim.span, each, notes=notes, help=help)
 
 
 def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:

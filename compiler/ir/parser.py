@@ -100,6 +100,7 @@ class _Builder(Transformer[Token, Program]):
         super().__init__()
         self._given, self._order, self._source = given, order, source
         self._axes: list[str] = []  # in mesh order: they are declared before the first type
+        self._inner = set[tuple[str, str]]()  # the dims and axes of claims within an op, declared before it too
 
     def start(self, name: Token, after: Token, *parts: Any) -> Program:
         lists = defaultdict[str, Parts](list)
@@ -122,8 +123,13 @@ class _Builder(Transformer[Token, Program]):
     def dim(self, name: Token, size: Token, valid: Token | None, span: Span) -> Header:
         return "dims", Dim(str(name), self._count(size), self._count(valid or size), span=span)
 
-    def claim(self, rank: Token, dim: Token, how: Token, axis: Token, span: Span) -> Header:
-        return "claims", Claim(self._count(rank), str(dim), str(axis), how == "over", span=span)
+    def claim(self, rank: Token, dim: Token, how: Token, axis: Token, layout: Token | None, *rest: Any) -> Header:
+        *words, span = rest
+        via, within = (word.split()[1] if word else "" for word in words)
+        if within:
+            self._inner.add((str(dim), str(axis)))
+        known = self._count(rank), str(dim), str(axis), how == "over", layout is not None
+        return "claims", Claim(*known, via, within, span=span)
 
     def param(self, value: Value, init: Init, stacked: Token, inner: Token, span: Span) -> Header:
         return "params", Param(value.name, value.type, self._count(stacked), self._count(inner), init, span=span)
@@ -200,7 +206,8 @@ class _Builder(Transformer[Token, Program]):
         return Value(str(name), type)
 
     def type(self, dtype: Token, dims: tuple[Any, ...], others: tuple[Any, ...] | None) -> Type:
-        at = [(axis, sharded(dim)) for dim, axes in dims for axis in axes] + [*(others or ())]
+        at = [(axis, sharded(dim, int((dim, axis) in self._inner))) for dim, axes in dims for axis in axes]
+        at += others or ()
         for axis, _ in at:
             if axis not in self._axes:
                 raise self._wrong(f"axis `{axis}` is not declared", axis)

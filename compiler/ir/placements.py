@@ -8,6 +8,9 @@ The gradient of a value placed `a` is placed `dual(a)`, without exception; so th
 Megatron-LM's (Shoeybi et al. 2019, figure 3).
 """
 
+from collections.abc import Iterable
+from itertools import permutations
+
 from attrs import frozen
 
 from ..syntax.source import Span
@@ -115,23 +118,42 @@ class OrderError(Exception):
 def path(program: Program, type: Type, want: Places) -> list[Step]:
     """The coercions from `type` to the placements `want`, in the order that moves least.
 
-    One step may cover several axes.
+    One step may cover several axes, but for those whose ranks hold two chunks each.
 
     Raises OrderError where a dim would be gathered or scattered over an axis that is not its innermost.
     """
     wanted = dict(want)
-    groups: dict[tuple[Placement, Placement], tuple[str, ...]] = {}  # what several axes do alike is one coercion
-    for axis in program.axes:
-        for change in _hops(type.at(axis.name), wanted.get(axis.name, INVARIANT)):
-            groups[change] = (*groups.get(change, ()), axis.name)
     order = [axis.name for axis in program.axes]
-    steps = [Step(axes, *change) for change, axes in groups.items()]
+    groups: dict[tuple[Placement, Placement, str], tuple[str, ...]] = {}  # what several axes do alike is one coercion
+    for axis in order:
+        for source, target in _hops(type.at(axis), wanted.get(axis, INVARIANT)):
+            apart = _apart(program, axis, source, target)
+            groups[source, target, apart] = (*groups.get((source, target, apart), ()), axis)
+    steps = [Step(axes, source, target) for (source, target, _), axes in groups.items()]
     steps.sort(key=lambda step: _rank(step, order))
+    wrong: OrderError | None = None
+    for ordered in permutations(steps):
+        try:
+            _check_order(ordered, type, program)
+        except OrderError as error:
+            wrong = wrong or error
+        else:
+            return [*ordered]
+    raise wrong or AssertionError("placements: no order of no steps")
+
+
+def _apart(program: Program, axis: str, *places: Placement) -> str:
+    """The axes with which this one makes a step: alone where its ranks hold chunks, and by levels; "" for the rest."""
+    ends = {(place.dim, axis) for place in places if place.dim}
+    return axis if ends & program.zigzags else "inner" if ends & program.inner else ""
+
+
+def _check_order(steps: Iterable[Step], type: Type, program: Program) -> None:
+    """Raises OrderError where a step is not over the innermost axes of its dim."""
     for step in steps:
         after = step.applied(type, program)
         _check_innermost(step, type, after)
         type = after
-    return steps
 
 
 def _rank(step: Step, order: list[str]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from ..config.hf_names import show_names
 from ..config.schema import show
 from ..config.settings import Flow
 from ..syntax.source import Span
-from . import Attr, Bucket, Dim, Kind, Op, Param, Pipeline, Placement, Program, Region, StateAxes, Type, Value
+from . import Attr, Bucket, Claim, Dim, Kind, Op, Param, Pipeline, Placement, Program, Region, StateAxes, Type, Value
 
 
 def print_ir(program: Program) -> str:
@@ -27,10 +27,7 @@ def print_ir(program: Program) -> str:
         f"program {program.name} after {program.after}",
         *(f"axis {a.name} = {a.size} of {a.parent} {_location(a.span)}" for a in program.axes),
         *(f"dim {d.name} = {d.size}{_padding(d)} {_location(d.span)}" for d in program.dims),
-        *(
-            f"claim {c.rank} {c.dim} {'over' if c.split else 'whole'} {c.axis} {_location(c.span)}"
-            for c in program.claims
-        ),
+        *map(_claim, program.claims),
         *map(_param, program.params),
         *map(_state, program.state),
         *map(_bucket, program.buckets),
@@ -38,6 +35,16 @@ def print_ir(program: Program) -> str:
         *_region(program.region, ""),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _claim(it: Claim) -> str:
+    return f"claim {it.rank} {it.dim} {'over' if it.split else 'whole'} {it.axis}{how_claimed(it)} {_location(it.span)}"
+
+
+def how_claimed(it: Claim) -> str:
+    """The rest of a claim, for instance ` as zigzag via ring`; "" for most."""
+    words = {"as": "zigzag" if it.zigzag else "", "via": it.via, "within": it.within}
+    return "".join(f" {word} {said}" for word, said in words.items() if said)
 
 
 def _padding(dim: Dim) -> str:

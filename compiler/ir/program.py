@@ -1,6 +1,6 @@
 """A whole program: its mesh, dims, parameters and state, and the region that computes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property, wraps
 from math import prod
@@ -44,12 +44,20 @@ class Dim:
 
 @frozen
 class Claim:
-    """One dim's claim to work over one axis.  Lower `rank` goes first; `split` is false where the dim is too small."""
+    """One dim's claim to work over one axis.  Lower `rank` goes first; `split` is false where the dim is too small.
+
+    zigzag  whether rank r of n holds the chunks r and 2n - 1 - r of 2n, not the r-th part
+    via     how attention comes by the keys that other ranks hold: `gather`, `ring`, `ulysses`; "" where nothing is said
+    within  the kind of op that alone works so, and whose axis lies inside those of other claims; "" for all ops
+    """
 
     rank: int
     dim: str
     axis: str
     split: bool
+    zigzag: bool = False
+    via: str = ""
+    within: str = ""
     span: Span = written_at()
 
 
@@ -196,6 +204,20 @@ class Program:
         """Every op, at any depth, in order."""
         return tuple(walk(self.region.body))
 
+    @cached_property
+    def zigzags(self) -> frozenset[tuple[str, str]]:
+        """The dims and axes whose ranks hold two chunks each."""
+        return frozenset((claim.dim, claim.axis) for claim in self.claims if claim.zigzag)
+
+    @cached_property
+    def inner(self) -> frozenset[tuple[str, str]]:
+        """The dims and axes of claims within an op, which lie inside those of the others."""
+        return frozenset((claim.dim, claim.axis) for claim in self.claims if claim.within)
+
+    def zigzag_axes(self, dim: str, axes: Iterable[str]) -> tuple[str, ...]:
+        """Those of some axes whose ranks hold two chunks each of `dim`."""
+        return tuple(axis for axis in axes if (dim, axis) in self.zigzags)
+
     def operands(self, op: Op) -> tuple[Type, ...]:
         """The types of an op's operands."""
         return tuple(self.types[name] for name in op.inputs)
@@ -274,8 +296,11 @@ class Program:
         return prod(self.local_shape(type))
 
     def places(self, at: dict[str, Placement]) -> Places:
-        """Placements in mesh order, invariant ones omitted: the canonical form."""
-        return tuple((a.name, at[a.name]) for a in self.axes if at.get(a.name, INVARIANT) != INVARIANT)
+        """Placements in mesh order, invariant ones omitted, with their levels: the canonical form."""
+        found = ((a.name, at[a.name]) for a in self.axes if at.get(a.name, INVARIANT) != INVARIANT)
+        if not self.inner:
+            return tuple(found)
+        return tuple((axis, evolve(place, level=int((place.dim, axis) in self.inner))) for axis, place in found)
 
 
 def once(function: Callable[[Program], T]) -> Callable[[Program], T]:

@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 
 class Kind(Enum):
@@ -17,10 +17,14 @@ class Kind(Enum):
 
 @frozen
 class Placement:
-    """A value's placement on one mesh axis; `dim` is set for shards only."""
+    """A value's placement on one mesh axis; `dim` is set for shards only.
+
+    Axes that shard one dim nest in the mesh's order, those of a higher `level` inside the others.
+    """
 
     kind: Kind
     dim: str = ""
+    level: int = field(default=0, eq=False, repr=False)
 
     def __str__(self) -> str:
         return f"S({self.dim})" if self.kind is Kind.SHARDED else self.kind.value
@@ -32,9 +36,9 @@ PARTIAL = Placement(Kind.PARTIAL)
 MAXIMUM = Placement(Kind.MAXIMUM)
 
 
-def sharded(dim: str) -> Placement:
+def sharded(dim: str, level: int = 0) -> Placement:
     """The placement S(dim)."""
-    return Placement(Kind.SHARDED, dim)
+    return Placement(Kind.SHARDED, dim, level)
 
 
 Places = tuple[tuple[str, Placement], ...]
@@ -55,7 +59,8 @@ class Type:
 
     def axes_of(self, dim: str) -> tuple[str, ...]:
         """The axes that shard `dim`, outer first."""
-        return tuple(axis for axis, place in self.places if place == sharded(dim))
+        found = [(place.level, axis) for axis, place in self.places if place.dim == dim]
+        return tuple(axis for _, axis in (sorted(found, key=_level) if len(found) > 1 else found))
 
     def axes_in(self, kind: Kind) -> tuple[str, ...]:
         """The axes on which the placement is of `kind`."""
@@ -74,6 +79,10 @@ class Type:
     def differentiable(self) -> bool:
         """Whether gradients can flow: floating point, and no maximum."""
         return self.dtype in FLOATS and not self.axes_in(Kind.MAXIMUM)
+
+
+def _level(found: tuple[int, str]) -> int:
+    return found[0]
 
 
 MICROBATCHES = "microbatches"

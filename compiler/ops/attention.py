@@ -1,6 +1,6 @@
 """Rotary positions and attention.
 
-Non-goals: sharding the sequence inside attention, which is context parallelism.
+Queries may be those of a part of the sequence: each rank then has the keys, values and documents of all of it.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,8 @@ from typing import TypeVar
 from attrs import evolve
 
 from ..ir import BATCH, DATA_DIMS, SEQUENCE, Op, Placement, Program, Type
-from .call import Argument, Call, Group, Keyword, RotaryTable
+from ..ir.splits import held
+from .call import Argument, Call, Keyword, Positions, RotaryTable, part_of
 from .dropout import DRAWS, SITE, check_draws
 from .pointwise import same
 from .protocol import Attribute, OpDef, Operand, Range, Shape, TypingError, Vjp, takes
@@ -91,8 +92,19 @@ def _rotated(types: Sequence[Type], op: Op) -> list[Shape]:
     return same(types, op)
 
 
-def _sequence_and_last(types: Sequence[Type], op: Op) -> frozenset[str]:
-    return frozenset((SEQUENCE, types[0].dims[-1]))
+def _last(types: Sequence[Type], op: Op) -> frozenset[str]:
+    return frozenset(types[0].dims[-1:])
+
+
+def documents_whole(types: Sequence[Type], op: Op) -> dict[int, frozenset[str]]:
+    """Documents are those of the whole sequence."""
+    documents, _ = documents_and_draws(op, range(3, len(types)))
+    return dict.fromkeys(documents, frozenset((SEQUENCE,)))
+
+
+def _keys_whole(types: Sequence[Type], op: Op) -> dict[int, frozenset[str]]:
+    """Keys, values and documents are those of the whole sequence."""
+    return dict.fromkeys((1, 2), frozenset((SEQUENCE,))) | documents_whole(types, op)
 
 
 def _heads_alike(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> bool:
@@ -113,12 +125,40 @@ def _attention_saves(it: Local) -> Saved:
     if "dropout" in given or ("softcap" in given and not it.kernels):
         return _scores(it)
     row = ("logsumexp", it.elements() // it.program.size(it.types[0].dims[-1]) * it.wide)
-    if it.kernels:
-        return Saved(operands=(0, 1, 2), results=(0,), others=(row,))
-    window = 0 < window_of(it.op) < it.program.size(SEQUENCE)
-    masked = window or len(it.types) > 3
-    mask = (("mask", _pairs(it) * it.bytes() // it.elements()),) if masked else ()
-    return Saved(operands=(0, 1, 2), results=(0,), others=(*mask, row))
+    special = "softcap" in given or 0 < window_of(it.op) < it.program.size(SEQUENCE) or len(it.types) > 3
+    masks = 0 if it.kernels and special else _masks(it) * it.bytes() // it.elements()
+    others = (*((("mask", masks),) if masks else ()), row)
+    if _chunks(it) > 1:
+        return Saved(operands=(0, 1, 2), others=(("result of each chunk", it.bytes()), *others))
+    return Saved(operands=(0, 1, 2), results=(0,), others=others)
+
+
+def _chunks(it: Local) -> int:
+    """Of how many parts a rank's queries are, each a call on the keys that it can see; 1 where any key can be seen."""
+    q = it.types[0]
+    matters = dict(it.op.attrs)["mask"] == "causal" or 0 < window_of(it.op) < it.program.size(SEQUENCE)
+    return max(map(len, held(it.program, q, SEQUENCE))) if q.axes_of(SEQUENCE) and matters else 1
+
+
+def _masks(it: Local) -> int:
+    """The elements of the masks that torch's kernel is given for all chunks of a rank's queries, on the rank with most.
+
+    A window or documents make one, and so do keys before the first query, which the kernel for CPUs does not know.
+    """
+    size, window, causal = it.program.size(SEQUENCE), window_of(it.op), dict(it.op.attrs)["mask"] == "causal"
+    documents, _ = documents_and_draws(it.op, it.types[3:])
+    window = window if window < size else 0
+    if not it.types[0].axes_of(SEQUENCE):
+        return _pairs(it) if window or documents else 0
+
+    def of(start: int, stop: int) -> int:
+        first = max(start + 1 - window, 0) if window else 0
+        last = min(stop if causal else stop + window - 1, size) if causal or window else size
+        masked = window or documents or (causal and start and it.device == "cpu")
+        return (stop - start) * (last - first) if masked else 0
+
+    samples = it.program.elements(documents[0]) // size if documents else 1
+    return samples * max(sum(of(*run) for run in runs) for runs in held(it.program, it.types[0], SEQUENCE))
 
 
 def _scores(it: Local) -> Saved:
@@ -183,10 +223,10 @@ def _flash_backward(it: Local) -> int:
 
 
 def _pairs(it: Local) -> int:
-    """The elements of a mask: of all queries and keys, for each sample where there are documents."""
+    """The elements of a mask: of a rank's queries and all keys, for each sample where there are documents."""
     documents, _ = documents_and_draws(it.op, it.types[3:])
-    size = it.program.size(SEQUENCE)
-    return size * it.program.elements(documents[0]) if documents else size * size
+    queries = it.program.local_size(it.types[0], SEQUENCE)
+    return queries * (it.program.elements(documents[0]) if documents else it.program.size(SEQUENCE))
 
 
 def _turning(it: Local) -> int:
@@ -207,12 +247,12 @@ def _turned(it: Local, operand: int) -> int:
     return max(3 * it.widened(operand) * turned // size, it.bytes(operand))
 
 
-def _attention_call(it: Local) -> Call:
+def attention_call(it: Local) -> Call:
     """The order of dims, what differs from causal attention, and where weights are dropped the ranks' heads."""
     q, attrs = it.types[0], dict(it.op.attrs)
     documents, draws = documents_and_draws(it.op, range(3, len(it.types)))
-    axes = q.axes_of(attention_roles(it.types, it.op).heads) if draws else ()
-    letters = {BATCH: "b", SEQUENCE: "s", attention_roles(it.types, it.op).heads: "h", q.dims[-1]: "d"}
+    heads = attention_roles(it.types, it.op).heads
+    letters = {BATCH: "b", SEQUENCE: "s", heads: "h", q.dims[-1]: "d"}
     layout = "".join(letters[dim] for dim in q.dims)
     options: dict[str, Argument] = {"layout": layout} if layout != "bshd" else {}
     options |= {"causal": False} if attrs.pop("mask") == "full" else {}
@@ -220,7 +260,9 @@ def _attention_call(it: Local) -> Call:
     options |= attrs
     last = {"documents": documents, "draws": draws}
     options |= {name: Keyword(operands[0]) for name, operands in last.items() if operands}
-    return Call(options=options | ({"heads": Group(axes)} if axes else {}))
+    options |= {"heads": part_of(it, q, heads)} if draws and q.axes_of(heads) else {}
+    parts = q.axes_of(SEQUENCE)
+    return Call(options=options | ({"positions": Positions(SEQUENCE, parts)} if parts else {}))
 
 
 _ABOVE_0: Range = (lambda value: value > 0, "a number above 0, for instance 10000")
@@ -243,7 +285,7 @@ ROPE = OpDef(
     ),
     linear=((0,),),
     roles=rope_roles,
-    unsharded_dims=_sequence_and_last,
+    unsharded_dims=_last,
     vjp=Vjp(unread=(0,), workspace=_turning),
     function="rope",
     call=lambda it: Call((RotaryTable(),)),
@@ -295,11 +337,12 @@ ATTENTION = OpDef(
         evolve(SITE, default=0),
     ),
     roles=attention_roles,
-    unsharded_dims=_sequence_and_last,
+    unsharded_dims=_last,
+    whole_operands=_keys_whole,
     allows=_heads_alike,
     vjp=Vjp(result=True, workspace=partial(_attention_workspace, back=True)),
     function="attention",
-    call=_attention_call,
+    call=attention_call,
     stem="o",
     saves=_attention_saves,
     workspace=_attention_workspace,

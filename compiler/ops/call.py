@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import Factory, frozen
 
-from ..ir import Attr, Op
+from ..ir import Attr, Op, Type
 from .saved_tensors import Local
 
 
@@ -28,10 +28,18 @@ class Group:
 
 
 @frozen
-class Shards:
-    """Dims of the first operand with the axes that shard each: `{1: self.tp}`."""
+class Positions:
+    """The positions along a dim that this rank holds, where axes shard it: `self.positions`."""
 
-    axes: Mapping[str, tuple[str, ...]]
+    dim: str
+    axes: tuple[str, ...]
+
+
+@frozen
+class Shards:
+    """Dims of the first operand with the part of each that this rank holds: `{1: self.tp}`."""
+
+    parts: Mapping[str, Group | Positions]
 
 
 @frozen
@@ -46,7 +54,7 @@ class RotaryTable:
     """The table of rotary positions that the op rotates by."""
 
 
-Argument = Attr | Dims | Group | Shards | Keyword | RotaryTable
+Argument = Attr | Dims | Group | Shards | Positions | Keyword | RotaryTable
 
 
 @frozen
@@ -58,6 +66,13 @@ class Call:
 
 
 CallOf = Callable[[Local], Call]
+
+
+def part_of(it: Local, type: Type, dim: str) -> Group | Positions:
+    """The part of a dim that a rank holds: by the group that shards it where each of its ranks has one part."""
+    axes = type.axes_of(dim)
+    in_order = [axis.name for axis in it.program.axes if axis.name in axes] == [*axes]
+    return Group(axes) if in_order and not it.program.zigzag_axes(dim, axes) else Positions(dim, axes)
 
 
 def with_attributes(it: Local) -> Call:

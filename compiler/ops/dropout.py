@@ -10,7 +10,7 @@ Non-goals: that function (`runtime.ops.dropout`; the proof has one of its own).
 from collections.abc import Sequence
 
 from ..ir import BATCH, SEQUENCE, Op, Type
-from .call import Call, Dims, Shards
+from .call import Call, Dims, Shards, part_of
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
 from .saved_tensors import Local
 
@@ -45,7 +45,7 @@ def _forked(types: Sequence[Type], op: Op) -> list[Shape]:
 def _call(it: Local) -> Call:
     """The dim of samples, and the other dims of which this rank has a part."""
     type, (samples,) = it.types[0], it.types[1].dims
-    shards = {dim: type.axes_of(dim) for dim in type.dims if dim != samples and type.axes_of(dim)}
+    shards = {dim: part_of(it, type, dim) for dim in type.dims if dim != samples and type.axes_of(dim)}
     split = {"split": Shards(shards)} if shards else {}
     return Call(options={**dict(it.op.attrs), "batch": Dims((samples,)), **split})
 

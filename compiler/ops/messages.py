@@ -19,8 +19,7 @@ class Message:
     what     the name of the value that comes out, or that travels
     axes     the mesh axes of the group
     dtype    of the local tensor that goes in, as is its shape
-    hops     a dim of the program that has as many elements as there are calls; "" for one call.  Neighbours of the same
-             hops alternate
+    hops     how many calls there are, one after the other; 0 for one call.  Neighbours of as many hops alternate
     by       how many ranks further a rotate sends
     ragged   whether the first size is an even share, and ranks send more or less
     maximum  whether an all_reduce takes the maximum, not the sum
@@ -32,7 +31,7 @@ class Message:
     axes: tuple[str, ...]
     dtype: str
     shape: tuple[int, ...]
-    hops: str = ""
+    hops: int = 0
     by: int = 1
     ragged: bool = False
     maximum: bool = False

@@ -7,7 +7,7 @@ Non-goals: the entries themselves (one module per family beside this one).
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from ..ir import INVARIANT, PARTIAL, REPLICATED, Attr, Kind, Op, Placement, Program, Type, sharded
 from .call import CallOf, with_attributes
@@ -129,12 +129,18 @@ def takes(*names: str) -> tuple[Operand, ...]:
 Dims = Callable[[Sequence[Type], Op], frozenset[str]]
 Permutes = Callable[[Op, int], Sequence[int]]
 Joins = Callable[[Sequence[Type], Op], Mapping[str, tuple[str, ...]]]
+Unsharded = Callable[[Sequence[Type], Op], Mapping[int, frozenset[str]]]
 Allows = Callable[[Sequence[Type], Op, Sequence[Placement]], bool]
 
 
 def no_dims(types: Sequence[Type], op: Op) -> frozenset[str]:
     """None of them."""
     return frozenset()
+
+
+def no_operands(types: Sequence[Type], op: Op) -> Mapping[int, frozenset[str]]:
+    """None of them."""
+    return {}
 
 
 def no_sums(types: Sequence[Type], op: Op) -> Mapping[str, tuple[str, ...]]:
@@ -156,6 +162,7 @@ class OpDef:
     linear          groups of operands in each of which the op is jointly linear (they may be partial)
     roles           dims that mean something to the op, by what they mean
     unsharded_dims  dims that no axis may shard
+    whole_operands  operands that an axis leaves whole along some dims where it shards those of the others
     permutes        for an op that moves the positions along its dim `over`: where each of so many comes from
     joins           dims that others make up, concatenated: their sizes are the sums of these
     allows          whether operands that one axis shards so make sense together
@@ -173,6 +180,7 @@ class OpDef:
     views           whether the results lie in the first operand's memory
     communicates    the messages that each rank sends, in order
     user_visible    whether a plan may call it by its name
+    plan_name       the name by which a plan calls it, where that is not its own
     """
 
     name: str
@@ -184,6 +192,7 @@ class OpDef:
     linear: tuple[tuple[int, ...], ...] = ()
     roles: RolesOf | None = None
     unsharded_dims: Dims = no_dims
+    whole_operands: Unsharded = no_operands
     permutes: Permutes | None = None
     joins: Joins = no_sums
     allows: Allows = one_dim
@@ -201,6 +210,7 @@ class OpDef:
     views: Views = copied
     communicates: Communicates | None = None
     user_visible: bool = False
+    plan_name: str = Factory(lambda self: self.name, takes_self=True)
 
     def infer(self, program: Program, types: Sequence[Type], op: Op) -> tuple[Type, ...]:
         """The types of the results.  Raises TypingError where no rule allows the operands."""
@@ -265,8 +275,9 @@ class OpDef:
                 all(type.at(axis) in _replicated(type) for type in rest), axis, types, "mixes partial and not"
             )
             return [PARTIAL] * len(shapes)
-        for type in types:
-            held = [sharded(dim) for dim in type.dims if dim in split] or _replicated(type)
+        whole = self.whole_operands(types, op)
+        for i, type in enumerate(types):
+            held = [sharded(dim) for dim in type.dims if dim in split - whole.get(i, frozenset())] or _replicated(type)
             self._require(type.at(axis) in held, axis, types, "needs its operands sharded alike")
         if not split:
             return [REPLICATED] * len(shapes)

@@ -34,13 +34,16 @@ def _collective(it: Local) -> tuple[Message, ...]:
 
 
 def _coercion_call(it: Local) -> Call:
-    """The group of ranks, and the dims that are gathered or scattered."""
+    """The group of ranks, the dims that are gathered or scattered, and whether ranks hold two chunks each of them."""
     source, target = ends(it.op)
-    group = (Group(it.op.names("axes")),)
+    axes = it.op.names("axes")
+    group, zigzag = (Group(axes),), bool(it.program.zigzag_axes(source.dim or target.dim, axes))
+    chunks = {"zigzag": True} if zigzag else {}
     if source.dim and target.dim:
+        assert not zigzag, "emit: an exchange of chunks"
         return Call(group, {"dim_from": Dims((source.dim,)), "dim_to": Dims((target.dim,))})
     if dim := source.dim or target.dim:
-        return Call(group, {"dim": Dims((dim,))})
+        return Call(group, {"dim": Dims((dim,)), **chunks})
     return Call(group, {"op": "max"} if source.kind is Kind.MAXIMUM else {})
 
 

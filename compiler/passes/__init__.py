@@ -14,6 +14,7 @@ from ..ir import Program
 from ..syntax.source import Source
 from .bucket_params import fuse_buckets
 from .choose_layout import choose_layout
+from .choose_strategy import choose_strategy
 from .differentiate import differentiate
 from .flatten_sums import flatten_sums
 from .fuse_ops import fuse_ops
@@ -27,8 +28,17 @@ from .split_axes import factor_axes
 
 Pass = Callable[[Program], Program]
 
+
+def choose_strategies(program: Program) -> Program:
+    """`choose_strategy`, by what becomes of each."""
+    return choose_strategy(
+        program, lambda variant: [*passed(evolve(variant, after="choose_strategies"), PASS_NAMES[-1])][-1]
+    )
+
+
 PASSES: tuple[Pass, ...] = (
     validate,
+    choose_strategies,
     cut_stages,
     factor_axes,
     flatten_sums,

@@ -1,13 +1,13 @@
 """Puts the dim that collectives will gather or scatter outermost, so that they need no copies.
 
-Purpose: with sequence parallelism activations are [seq, batch, hidden], else [batch, seq, hidden].
+Purpose: with sequence or context parallelism activations are [seq, batch, hidden], else [batch, seq, hidden].
 Before: `propagate`.  Non-goals: the layout of parameters, which the plan's arrows give.
 """
 
 from attrs import evolve
 
 from ..ir import Arg, Enter, Op, Program, Region, Stmt, Type, Value
-from ..ops import TypingError
+from ..ops import OPS, TypingError
 from ..ops.builder import retyped
 
 
@@ -34,14 +34,24 @@ def _products_hold(program: Program) -> bool:
 
 
 def _moved(program: Program) -> set[str]:
-    """Input dims that share an axis with a dim of an earlier rule: they are gathered where that dim works."""
+    """Input dims that share an axis with a dim of an earlier rule, where that works, or that an op needs whole."""
     inputs = {dim for arg in program.region.args for dim in arg.value.type.dims}
-    return {
+    late = {
         late.dim
         for late in program.claims
         for early in program.claims
-        if late.axis == early.axis and early.rank < late.rank and late.dim in inputs
+        if late.axis == early.axis and early.rank < late.rank
     }
+    return inputs & (late | _needed_whole(program))
+
+
+def _needed_whole(program: Program) -> set[str]:
+    """The dims that an op works on over an axis, and needs whole of some of its operands."""
+    found = set[str]()
+    for op in program.ops:
+        whole = OPS[op.kind].whole_operands(program.operands(op), op)
+        found |= {item.partition(":")[2] for item in op.names("work")} & frozenset().union(*whole.values())
+    return found
 
 
 def _moved_first(type: Type, moved: set[str]) -> Type:

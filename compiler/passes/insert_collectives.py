@@ -7,7 +7,7 @@ Non-goals: backward (`differentiate` derives it), how a parameter gets from its 
 (`place_state`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from attrs import evolve
 
@@ -54,16 +54,22 @@ def _stored(type: Type, leaf: Type) -> Type:
     return evolve(type, places=tuple((axis, place) for axis, place in leaf.places if place.kind is Kind.SHARDED))
 
 
-def _wanted(program: Program, type: Type, work: Sequence[str]) -> Places:
-    """The placements that an op working on `work` wants of an operand of `type`."""
+def _wanted(program: Program, type: Type, work: Sequence[str], whole: Collection[str] = ()) -> Places:
+    """The placements that an op working on `work` wants of an operand of `type`, whose dims `whole` it needs whole."""
     at: dict[str, Placement] = {}
     for item in work:
         axis, _, dim = item.partition(":")
-        if dim in type.dims:
+        if dim in type.dims and dim not in whole:
             at[axis] = sharded(dim)
         elif type.dtype != "i64":
             at.setdefault(axis, REPLICATED)
     return program.places(at)
+
+
+def _wanted_of(program: Program, types: Sequence[Type], op: Op) -> list[Places]:
+    """The placements that an op wants of its operands."""
+    whole = OPS[op.kind].whole_operands(types, op)
+    return [_wanted(program, type, op.names("work"), whole.get(i, ())) for i, type in enumerate(types)]
 
 
 class _Wants:
@@ -71,21 +77,23 @@ class _Wants:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._of: dict[str, list[Op]] = {}
+        self._of: dict[str, list[Places]] = {}
         leaves = {op.outputs[0].name: op.inputs[0] for op in program.ops if op.kind == "leaf"}
         whole = slices(program.region)
         for op in program.ops:
-            for name in op.inputs if op.kind != "leaf" else ():
+            if op.kind == "leaf":
+                continue
+            for name, places in zip(op.inputs, _wanted_of(program, program.operands(op), op), strict=True):
                 source = whole.get(name, name)
-                self._of.setdefault(leaves.get(source, source), []).append(op)
+                self._of.setdefault(leaves.get(source, source), []).append(places)
 
-    def _places(self, name: str, type: Type) -> list[dict[str, Placement]]:
-        return [dict(_wanted(self._program, type, op.names("work"))) for op in self._of.get(name, [])]
+    def _places(self, name: str) -> list[dict[str, Placement]]:
+        return [dict(places) for places in self._of.get(name, [])]
 
     def leaf(self, param: Param) -> Type:
         """Sharded if a use works on one of its dims, else replicated if any use is; data dims never shard storage."""
         at: dict[str, Placement] = {}
-        for use in self._places(param.name, param.type):
+        for use in self._places(param.name):
             for axis, place in use.items():
                 stored = REPLICATED if place.dim in DATA_DIMS else place
                 if axis not in at or stored.kind is Kind.SHARDED:
@@ -94,7 +102,7 @@ class _Wants:
 
     def input(self, value: Value) -> Value:
         """Sharded where all uses want it so: inputs load at any placement for free."""
-        uses = self._places(value.name, value.type)
+        uses = self._places(value.name)
         at = {axis: place for use in uses[:1] for axis, place in use.items() if all(u.get(axis) == place for u in uses)}
         return evolve(value, type=evolve(value.type, places=self._program.places(at)))
 
@@ -162,8 +170,7 @@ class _Inserter(OpBuilder):
         elif op.kind == "add":
             self._sum(op)
         else:
-            inputs = tuple(self._want(name, op) for name in op.inputs)
-            self._place(evolve(op, inputs=inputs, attrs=tuple((k, v) for k, v in op.attrs if k != "work")))
+            self._place(evolve(self._fetched(op, op.inputs), attrs=tuple((k, v) for k, v in op.attrs if k != "work")))
 
     def _sum(self, op: Op) -> None:
         """Pending operands of one placement are added first and reduced once; a sum of nothing else stays pending."""
@@ -181,11 +188,12 @@ class _Inserter(OpBuilder):
                 terms.append(name)
             elif name == group[0]:
                 terms.append(self.write("add", group, name))  # pending itself
-        inputs = tuple(self._want(name, op) for name in terms)
-        self._place(evolve(op, inputs=inputs, attrs=()))
+        self._place(evolve(self._fetched(op, terms), attrs=()))
 
-    def _want(self, name: str, op: Op) -> str:
-        return self._fetch(name, _wanted(self.program, self.types[name], op.names("work")))
+    def _fetched(self, op: Op, operands: Sequence[str]) -> Op:
+        """The op with these operands, each placed as the op wants it."""
+        wants = _wanted_of(self.program, [self.types[name] for name in operands], op)
+        return evolve(op, inputs=tuple(map(self._fetch, operands, wants)))
 
     def _fetch(self, name: str, want: Places) -> str:
         """The name of `name` coerced to the placements `want`."""

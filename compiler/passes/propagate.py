@@ -4,18 +4,22 @@ Purpose: the rules of `shard`, in their order, become `work = ["dp:batch", "tp:h
 and an axis that is not named means invariant work.  Before: `factor_axes`.  Non-goals: types and coercions.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from attrs import evolve
 
+from ..analysis.context_parallel import GATHER, ULYSSES, attention_heads, heads_left
+from ..config.settings import ON
 from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, Type, map_ops
 from ..ops import OPS, OpDef, Roles, roles
+from ..ops.ring_attention import RING, around_ring
 from ..ops.user import module_and_function
 from ..syntax.diagnostics import Diagnostics, Note
 
 
 def propagate(program: Program) -> Program:
     """The program with `work` on every op but leaves.  Raises PlanError for rules that an op cannot follow."""
+    program = evolve(program, claims=(*program.claims, *_exchanges(program)))
     worker = _Worker(program, _made_of_data(program.region, {arg.value.name for arg in program.region.args}))
     region = map_ops(program.region, worker.op)
     worker.check()
@@ -32,10 +36,28 @@ def natural(program: Program, dims: Iterable[str]) -> list[str]:
     return work
 
 
-def first_claims(program: Program, axis: str, dims: set[str]) -> list[Claim]:
+def first_claims(program: Program, axis: str, dims: Collection[str]) -> list[Claim]:
     """The claims on `axis` of the first rule that names one of `dims`."""
-    claims = [claim for claim in program.claims if claim.axis == axis and claim.dim in dims]
+    claims = [claim for claim in program.claims if claim.axis == axis and claim.dim in dims and not claim.within]
     return [claim for claim in claims if claim.rank == min(c.rank for c in claims)]
+
+
+def _exchanges(program: Program) -> Iterator[Claim]:
+    """The claims of attention's heads over axes whose ranks exchange the sequence for them; of few, over the first."""
+    seen = set[tuple[str, str, str]]()
+    for op in program.ops:
+        dims = attention_heads(program, op)
+        for claim in program.claims if dims else ():
+            if claim.via != ULYSSES:
+                continue
+            parent = program.axis(claim.axis).parent
+            factors = [axis.name for axis in program.axes if axis.parent == parent]
+            filled = program.degree(tuple(factors[: factors.index(claim.axis) + 1]))
+            for dim in dims:
+                if (op.kind, dim, claim.axis) not in seen:
+                    seen.add((op.kind, dim, claim.axis))
+                    split = filled <= heads_left(program, dim)
+                    yield evolve(claim, dim=dim, split=split, via="", within=op.kind)
 
 
 def _made_of_data(region: Region, data: set[str]) -> set[str]:
@@ -64,7 +86,7 @@ class _Worker:
     def check(self) -> None:
         """Raises PlanError with all that was found, rules that no op follows among it."""
         for claim in self._program.claims:
-            if (claim.dim, claim.axis) not in self._followed:
+            if not claim.within and (claim.dim, claim.axis) not in self._followed:
                 axis = self._program.axis(claim.axis).parent
                 message = f"nothing works on `{claim.dim}` over `{axis}`"
                 help = "leave the rule out, or write it before those that come first wherever it could apply"
@@ -75,8 +97,39 @@ class _Worker:
         """The op with its work."""
         if op.kind == "leaf":
             return op
-        work = [f"{axis.name}:{dim}" for axis in self._program.axes for dim in self._on(op, axis.name)]
-        return evolve(op, attrs=(*op.attrs, ("work", tuple(work))))
+        work = tuple(f"{axis.name}:{dim}" for axis in self._program.axes for dim in self._on(op, axis.name))
+        op = self._around_ring(op, work)
+        return evolve(op, attrs=(*op.attrs, ("work", work)))
+
+    def _around_ring(self, op: Op, work: Sequence[str]) -> Op:
+        """An op with keys as the one whose keys go around a ring, where a rule says so."""
+        keys = roles(op, self._program.types).key_seq
+        over = [claim for claim in self._program.claims if keys == claim.dim and f"{claim.axis}:{keys}" in work]
+        ring = next((claim for claim in over if claim.via == RING), None)
+        if not ring:
+            return op
+        self._check_ring(op, ring, [claim for claim in over if claim is not ring])
+        return around_ring(op, ring.axis)
+
+    def _check_ring(self, op: Op, ring: Claim, others: Sequence[Claim]) -> None:
+        """Keys go around one axis, and are gathered over no other; a ring keeps no weights that could be dropped."""
+        for other in others if self._new("E0518", ring) else ():
+            one, two = (f"`{self._program.axis(claim.axis).parent}`" for claim in (ring, other))
+            both = other.via == RING
+            says = f"a ring goes over one axis, and `{ring.dim}` is `via ring` over {one} and over {two}"
+            says = says if both else f"keys that are gathered over {two} cannot go around a ring over {one}"
+            notes = [Note(ring.span, "the ring")]
+            help = f"write `{ring.dim} over {two.strip('`')} via {ULYSSES}`: heads are exchanged there"
+            self.found.error("E0518", says, other.span, notes=notes, help=help)
+        train = self._program.train
+        if train.compile == ON and self._new("E0412", ring):
+            notes = [Note(train.spans["compile"], "layers are compiled")]
+            help = f"write `via {GATHER}` or `via {ULYSSES}`, or leave `compile` out"
+            self.found.error("E0412", "a compiled layer sends no keys around a ring", ring.span, notes=notes, help=help)
+        if "dropout" in dict(op.attrs) and self._new("E0611", ring):
+            notes = [Note(ring.span, "the ring")]
+            help = "write `via gather`, or leave `dropout` out of attention"
+            self.found.error("E0611", "no ring keeps the weights that `dropout` drops", op.span, notes=notes, help=help)
 
     def _on(self, op: Op, axis: str) -> list[str]:
         operands = self._program.operands(op)
@@ -84,13 +137,17 @@ class _Worker:
         own = roles(op, self._program.types)
         linked = (own.heads, own.kv_heads) if own.heads else ()
         first = first_claims(self._program, axis, space)
+        heads = [claim for claim in self._program.claims if claim.axis == axis and claim.dim in linked]
+        inner = [claim for claim in heads if claim.within == op.kind]
         if any(claim.dim in linked for claim in first):  # query and key/value heads go together, whatever their ranks
-            first = [claim for claim in self._program.claims if claim.axis == axis and claim.dim in linked]
+            first = [claim for claim in heads if not claim.within]
+        elif inner:
+            first = inner
         if not first:
             return ["*"] if axis in self._data_axes and self._data.isdisjoint(op.inputs) else []
-        self._followed |= {(claim.dim, claim.axis) for claim in first}
+        self._followed |= {(own.key_seq if claim.within else claim.dim, claim.axis) for claim in first}
         split = [claim.dim for claim in first if claim.split]
-        if linked:
+        if linked and not inner:
             self._check_heads(op, linked, first, split)
         self._check(op, OPS[op.kind], operands, first, [dim for dim in split if dim not in linked[1:]])
         return split or ["*"]

@@ -8,6 +8,7 @@ Before: `resolve`.  Non-goals: dims that an axis does not divide at all (`valida
 
 from attrs import evolve
 
+from ..analysis.context_parallel import ULYSSES, attention_heads, heads_left
 from ..ir import STATES, Axis, Claim, Program, StateAxes
 
 
@@ -25,7 +26,10 @@ def factor_axes(program: Program) -> Program:
 
 
 def _factors(axis: Axis, program: Program) -> tuple[Axis, ...]:
-    claimed = {program.size(claim.dim) for claim in program.claims if claim.axis == axis.name}
+    claims = [claim for claim in program.claims if claim.axis == axis.name]
+    claimed = {program.size(claim.dim) for claim in claims}
+    if any(claim.via == ULYSSES for claim in claims):
+        claimed |= {heads_left(program, dim) for op in program.ops for dim in attention_heads(program, op)}
     ends = [*sorted(size for size in claimed if size < axis.size), axis.size]
     sizes = [size for start, end in zip([1, *ends], ends, strict=False) if (size := end // start) > 1]
     if len(sizes) < 2:

@@ -19,15 +19,16 @@ I, R, S, P, M = Kind.INVARIANT, Kind.REPLICATED, Kind.SHARDED, Kind.PARTIAL, Kin
 
 @frozen(slots=False)
 class SimulatedMesh:
-    """The axes of a mesh, outermost first, and the global sizes of dims."""
+    """The axes of a mesh, outermost first, the global sizes of dims, and whose ranks hold two chunks of what."""
 
     axes: dict[str, int]
     dims: dict[str, int]
+    zigzags: frozenset[tuple[str, str]] = frozenset()
 
     @classmethod
     def of(cls, program: Program) -> "SimulatedMesh":
         """The world of a program."""
-        return cls({a.name: a.size for a in program.axes}, {d.name: d.size for d in program.dims})
+        return cls({a.name: a.size for a in program.axes}, {d.name: d.size for d in program.dims}, program.zigzags)
 
     @cached_property
     def lead(self) -> tuple[int, ...]:
@@ -58,10 +59,44 @@ class SimulatedMesh:
     def spread(self, value: Tensor, type: Type) -> Tensor:
         """Each rank's part of a global value, [trials, 1 …, *dims], placed as `type`; a sum is all on rank 0."""
         array = value.onto(type.dims)
-        for i, (axis, size) in enumerate(self.axes.items()):
+        order = [*self.axes]
+        for axis in sorted(order, key=lambda axis: type.at(axis).level):
+            i, size, place = order.index(axis), self.axes[axis], type.at(axis)
             array = np.moveaxis(array, 1 + i, 0)[0]
-            array = np.moveaxis(_shares(array, type.at(axis), size, _from_end(type.dims, type.at(axis))), 0, 1 + i)
+            at = _from_end(type.dims, place)
+            shares = self._cut(array, place.dim, [axis], at) if place.kind is S else _shares(array, place, size)
+            array = np.moveaxis(shares, 0, 1 + i)
         return Tensor(type.dims, array, value.degree)
+
+    def _order(self, dim: str, axes: Sequence[str], size: int) -> list[Array] | None:
+        """The positions of `size` that each rank of a joint group holds; None where each holds one part, in order.
+
+        Of 2n chunks rank r of n holds r and 2n - 1 - r, in the order in which what is around them has them.
+        """
+        if not any((dim, axis) in self.zigzags for axis in axes):
+            return None
+        rows = [np.arange(size)]
+        for axis in axes:
+            ranks = self.axes[axis]
+            if (dim, axis) in self.zigzags:
+                chunks = [np.split(row, 2 * ranks) for row in rows]
+                rows = [np.concatenate([each[r], each[-1 - r]]) for each in chunks for r in range(ranks)]
+            else:
+                rows = [part for row in rows for part in np.split(row, ranks)]
+        return rows
+
+    def _cut(self, whole: Array, dim: str, axes: Sequence[str], at: int) -> Array:
+        """Each rank's part of `dim` of what is whole, [ranks, …]."""
+        order = self._order(dim, axes, whole.shape[at])
+        if order is None:
+            return np.stack(np.split(whole, prod(self.axes[axis] for axis in axes), axis=at))
+        return np.stack([np.take(whole, row, axis=at) for row in order])
+
+    def _joined(self, parts: Sequence[Array], dim: str, axes: Sequence[str], at: int) -> Array:
+        """The whole of which ranks hold these parts."""
+        whole = np.concatenate([*parts], axis=at)
+        order = self._order(dim, axes, whole.shape[at])
+        return whole if order is None else np.take(whole, np.argsort(np.concatenate(order)), axis=at)
 
     def coerced(
         self,
@@ -85,9 +120,37 @@ class SimulatedMesh:
         sizes = [self.axes[axis] for axis in axes]
         array = np.moveaxis(self._full(x, order), order, range(len(order)))
         parts = Tensor(x.dims, array.reshape(prod(sizes), *array.shape[len(sizes) :]), x.degree)
-        array = _changed(parts, source, target, n)
+        array = self._changed(parts, axes, source, target, n)
         array = np.moveaxis(array.reshape(*sizes, *array.shape[1:]), range(len(order)), order)
         return Tensor(x.dims, array, x.degree)
+
+    def _changed(self, x: Tensor, axes: Sequence[str], source: Placement, target: Placement, n: Numbers) -> Array:
+        """The parts of the ranks of a group, [ranks, …], after source → target."""
+        parts, ranks = x.array, len(x.array)
+        place = source if source.kind is S else target
+        dim, at = place.dim, _from_end(x.dims, place)
+        match source.kind, target.kind:
+            case (Kind.PARTIAL, Kind.INVARIANT):
+                return _everywhere(_sum(x, n), ranks)
+            case (Kind.PARTIAL, Kind.SHARDED):
+                return self._cut(_sum(x, n), dim, axes, at)
+            case (Kind.SHARDED, Kind.REPLICATED | Kind.INVARIANT):
+                return _everywhere(self._joined([*parts], dim, axes, at), ranks)
+            case (Kind.SHARDED, Kind.SHARDED):
+                whole = self._joined([*parts], dim, axes, at)
+                return self._cut(whole, target.dim, axes, _from_end(x.dims, target))
+            case (Kind.INVARIANT | Kind.REPLICATED, Kind.SHARDED):
+                return np.stack([self._cut(part, dim, axes, at)[i] for i, part in enumerate(parts)])
+            case (Kind.SHARDED, Kind.PARTIAL):
+                zero = np.zeros_like(parts[0])
+                rows = ([part if i == rank else zero for i in range(ranks)] for rank, part in enumerate(parts))
+                return np.stack([self._joined(row, dim, axes, at) for row in rows])
+            case (Kind.INVARIANT | Kind.REPLICATED, Kind.PARTIAL):
+                return np.concatenate([parts[:1], np.zeros_like(parts[1:])])
+            case (Kind.MAXIMUM, _):
+                return _everywhere(_largest(x, n), ranks)
+            case _:
+                return parts
 
     def among(self, axis: str, ranks: Sequence[int], dims: Dims) -> Array:
         """Whether a rank is one of some of an axis, for a value of `dims`: [1, *mesh axes, 1 …]."""
@@ -106,40 +169,11 @@ def _from_end(dims: Dims, place: Placement) -> int:
     return dims.index(place.dim) - len(dims) if place.kind is S else 0
 
 
-def _shares(array: Array, place: Placement, ranks: int, at: int) -> Array:
-    match place.kind:
-        case Kind.SHARDED:
-            return np.stack(np.split(array, ranks, axis=at))
-        case Kind.PARTIAL:
-            return np.stack([array, *[np.zeros_like(array)] * (ranks - 1)])
-        case _:
-            return np.broadcast_to(array, (ranks, *array.shape))
-
-
-def _changed(x: Tensor, source: Placement, target: Placement, n: Numbers) -> Array:
-    """The parts of the ranks of a group, [ranks, …], after source → target."""
-    parts, ranks = x.array, len(x.array)
-    match source.kind, target.kind:
-        case (Kind.PARTIAL, Kind.INVARIANT):
-            return _everywhere(_sum(x, n), ranks)
-        case (Kind.PARTIAL, Kind.SHARDED):
-            return np.stack(np.split(_sum(x, n), ranks, axis=_from_end(x.dims, target)))
-        case (Kind.SHARDED, Kind.REPLICATED | Kind.INVARIANT):
-            return _everywhere(np.concatenate(list(parts), axis=_from_end(x.dims, source)), ranks)
-        case (Kind.SHARDED, Kind.SHARDED):
-            whole = np.concatenate(list(parts), axis=_from_end(x.dims, source))
-            return np.stack(np.split(whole, ranks, axis=_from_end(x.dims, target)))
-        case (Kind.INVARIANT | Kind.REPLICATED, Kind.SHARDED):
-            at = _from_end(x.dims, target)
-            return np.stack([np.split(part, ranks, axis=at)[i] for i, part in enumerate(parts)])
-        case (Kind.SHARDED, Kind.PARTIAL):
-            return _padded(parts, _from_end(x.dims, source))
-        case (Kind.INVARIANT | Kind.REPLICATED, Kind.PARTIAL):
-            return np.concatenate([parts[:1], np.zeros_like(parts[1:])])
-        case (Kind.MAXIMUM, _):
-            return _everywhere(_largest(x, n), ranks)
-        case _:
-            return parts
+def _shares(array: Array, place: Placement, ranks: int) -> Array:
+    """What each rank holds of a value that is not sharded."""
+    if place.kind is P:
+        return np.stack([array, *[np.zeros_like(array)] * (ranks - 1)])
+    return np.broadcast_to(array, (ranks, *array.shape))
 
 
 def _everywhere(array: Array, ranks: int) -> Array:
@@ -156,10 +190,3 @@ def _sum(x: Tensor, n: Numbers) -> Array:
 def _largest(x: Tensor, n: Numbers) -> Array:
     parts, keys = np.broadcast_arrays(x.array, np.stack([n.rank(Tensor(x.dims, part)) for part in x.array]))
     return np.take_along_axis(parts, keys.argmax(axis=0)[None], axis=0)[0]
-
-
-def _padded(parts: Array, at: int) -> Array:
-    """Each rank's part in its place among zeros."""
-    zero = np.zeros_like(parts[0])
-    rows = [[part if i == rank else zero for i in range(len(parts))] for rank, part in enumerate(parts)]
-    return np.stack([np.concatenate(row, axis=at) for row in rows])

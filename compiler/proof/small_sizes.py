@@ -11,8 +11,9 @@ from attrs import evolve
 
 from ..analysis.bucket_layout import layout_of
 from ..config.settings import Cluster
-from ..ir import BATCH, MICROBATCHES, SEQUENCE, Bucket, Claim, Dim, Op, Program, walk_regions
+from ..ir import BATCH, MICROBATCHES, SEQUENCE, Bucket, Claim, Dim, Op, Program, map_ops, walk_regions
 from ..ops import OPS, roles
+from ..ops.attention import window_of
 from ..ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
 from .pipeline.shrink import covers, few_layers, few_microbatches, recut, shared
 
@@ -65,9 +66,26 @@ def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
         train=evolve(program.train, seq=dims[SEQUENCE], microbatch=batch, global_batch=global_batch),
         cluster=Cluster(),  # the plan's machines are for its own mesh
     )
+    if windows := _windows(program, dims[SEQUENCE]):
+        small = evolve(small, region=map_ops(small.region, lambda op: windows.get(op, op)))
     sizes = {bucket.dim: _flat(small, bucket) for bucket in program.buckets}
     small = evolve(small, dims=tuple(_with_size(dim, sizes.get(dim.name, dim.size)) for dim in small.dims))
     return recut(small, program, program.pipeline) if program.pipeline and program.pipeline.schedule else small
+
+
+def _windows(program: Program, seq: int) -> dict[Op, Op]:
+    """Ops with a window shorter than the sequence, with one of as large a share of a sequence of `seq`.
+
+    Where ranks have all of the sequence it is half of that at least, so that documents within it matter.
+    """
+    whole = program.size(SEQUENCE)
+    least = 2 if any(claim.dim == SEQUENCE and claim.split for claim in program.claims) else max(2, seq // 2)
+    found = {op: window_of(op) for op in program.ops if 0 < window_of(op) < whole}
+    shares = {op: float(min(max(least, round(window * seq / whole)), seq - 1)) for op, window in found.items()}
+    return {
+        op: evolve(op, attrs=tuple((key, share if key == "window" else said) for key, said in op.attrs))
+        for op, share in shares.items()
+    }
 
 
 def _with_size(dim: Dim, size: int) -> Dim:
@@ -141,7 +159,7 @@ class _Sizes:
 
     def _size(self, dim: Dim) -> int:
         claims = self._claims.get(dim.name, [])
-        unit = prod(self._axes[claim.axis] for claim in claims if claim.split)
+        unit = prod(self._axes[claim.axis] * (1 + claim.zigzag) for claim in claims if claim.split)
         if self._program.pipeline and dim.name in self._program.pipeline.dims:
             return self._layers(dim.name)
         if dim.name in self._shares:

@@ -8,11 +8,12 @@ from typing import Any
 
 from ..analysis.collective import Collective, Use
 from ..analysis.communication import collectives, places
+from ..analysis.context_parallel import costs, sequence_axes, strategy
 from ..analysis.link_traffic import crosses, sent, volumes, whole
 from ..analysis.memory import Account, Kept, PeakSnapshot, account, capacity, fits, place
 from ..analysis.stage_program import rank_program
-from ..config.units import amount
-from ..ir import MICROBATCHES, Program, base
+from ..config.units import amount, counted
+from ..ir import MICROBATCHES, Op, Program, base
 from ..syntax.diagnostics import CODES
 from .summary import axes_of, headline, launch, table
 
@@ -127,7 +128,7 @@ def explain_collectives(program: Program) -> str:
     if program.pipeline:
         program = rank_program(program, of_all.index(listed))
     uses = [rows for use in USES if (rows := list(_use(program, use, listed)))]
-    parts = [_tables(uses), "\n".join(table(list(_volumes(program, listed)))), FORMULA]
+    parts = [_tables(uses), *_strategies(program), "\n".join(table(list(_volumes(program, listed)))), FORMULA]
     return "\n\n".join((head, _traffic_verdict(program, listed), *parts))
 
 
@@ -190,7 +191,8 @@ def _where(program: Program, each: Collective) -> str:
     if each.chunk:
         stages = f"stage{'s' * (len(each.chunk) > 1)} {', '.join(map(str, each.chunk))}"
         return f"{'before' if each.use == 'parameters' else 'after'} {stages}"
-    layers = (_layers(program, loop, each.last) for loop in (*each.loops, *filter(None, [each.hops])))
+    layers = [_layers(program, loop, each.last) for loop in each.loops]
+    layers += [f"{each.times:,} hops"] if each.times > 1 else []
     return ", ".join(filter(None, (each.where, " x ".join(layers))))
 
 
@@ -215,6 +217,21 @@ def _calls(listed: Sequence[Collective]) -> int:
 
 def _sent(listed: Sequence[Collective]) -> int:
     return sum(map(sent, listed))
+
+
+def _strategies(program: Program) -> Iterator[str]:
+    """For each axis over which a sequence lies in attention, what a layer would send by each strategy."""
+    rows = ([*_costs(program, op, axis)] for op in program.ops for axis in sequence_axes(program, op))
+    yield from dict.fromkeys("\n".join(line.rstrip() for line in table(each)) for each in rows)
+
+
+def _costs(program: Program, op: Op, axis: str) -> Iterator[Row]:
+    own = strategy(program, op, axis)
+    yield f"keys over {axis}, a layer", "forward", "sent", "backward", "sent", "keys kept"
+    for each in costs(program, op, axis):
+        word = f"via {each.strategy}{', as the plan says' * (each.strategy == own)}"
+        (calls, sent_), (back, sent_back) = each.forward, each.backward
+        yield word, counted(calls, "call"), amount(sent_), counted(back, "call"), amount(sent_back), amount(each.kept)
 
 
 def _volumes(program: Program, listed: Sequence[Collective]) -> Iterator[Row]:

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 
+from ..analysis.context_parallel import ZIGZAG, query_axes
 from ..analysis.vocabulary import tables
 from ..config.units import counted
 from ..ir import STATES, Program
 from ..ops import OPS, roles
+from ..ops.attention import seen_pairs, window_of
 from ..syntax.diagnostics import Diagnostic, Note
 
 
@@ -18,6 +20,7 @@ def advice(program: Program) -> Iterator[Diagnostic]:
     yield from _never_at_peak(program)
     yield from _ids_out_of_reach(program)
     yield from _nothing_gathered(program)
+    yield from _unequal_parts(program)
 
 
 def _reserve_of_nothing(program: Program) -> Iterator[Diagnostic]:
@@ -77,6 +80,27 @@ def _long_interval(program: Program) -> Iterator[Diagnostic]:
             help = f"write `every(2, {name})`, which recomputes half of them, or `recompute = full`"
             message = f"`every({recompute.number}, {name})`: `{name}` has only {counted(layers, 'iteration')}"
             yield Diagnostic("W0903", message, span, f"recomputes {recomputed}", help=help)
+
+
+def _unequal_parts(program: Program) -> Iterator[Diagnostic]:
+    """Contiguous parts of a causal sequence, of which the last rank computes most; or a window, and chunks apart."""
+    for claim in program.claims:
+        ops = [op for op in program.ops if claim.axis in query_axes(program, op)]
+        if not ops or any(OPS[op.kind].get(op, "mask") != "causal" for op in ops):
+            continue
+        axis, seq = program.axis(claim.axis), program.size(claim.dim)
+        windows = [window_of(op) or seq for op in ops]
+        near = -(-max(windows) * axis.size // seq)
+        if not claim.zigzag and min(windows) >= seq:
+            pairs, part = seen_pairs(seq, causal=True), seq // axis.size
+            most = (pairs - seen_pairs(seq - part, causal=True)) * axis.size / pairs
+            message = f"the last rank of `{axis.parent}` computes {most:.1f} times as much attention as the mean"
+            help = f"write `{claim.dim} over {axis.parent} as {ZIGZAG}`"
+            yield Diagnostic("W0904", message, claim.span, "contiguous parts of a causal sequence", help=help)
+        elif claim.zigzag and near < axis.size - 1:
+            message = f"chunks apart need the keys of all {axis.size - 1} other ranks of `{axis.parent}`"
+            label = f"of contiguous parts, a window of {max(windows):,} tokens needs those of {near}"
+            yield Diagnostic("W0904", message, claim.span, label, help=f"leave `as {ZIGZAG}` out")
 
 
 def _never_at_peak(program: Program) -> Iterator[Diagnostic]:

@@ -90,6 +90,7 @@ CODES = {
     "E0515": "state over an axis without data",
     "E0516": "kinds of state over different axes",
     "E0517": "impossible stages or schedule",
+    "E0518": "a layout or strategy that does not apply",
     "E0519": "an override that does not say the order of axes",
     # ops
     "E0601": "a dim that an op needs unsharded",
@@ -102,6 +103,7 @@ CODES = {
     "E0607": "token ids and numbers confused",
     "E0608": "not one of the choices",
     "E0610": "not a fraction",
+    "E0611": "weights dropped around a ring",
     "E0613": "a product of two activations",
     # what the step computes
     "E0701": "a step that is not the single device's",
@@ -119,6 +121,7 @@ CODES = {
     "W0901": "a step that does not fit its GPU",
     "W0902": "attention can see the tokens it must predict",
     "W0903": "a recompute interval longer than the repeat",
+    "W0904": "ranks of a sequence with unequal work",
     "W0906": "per-microbatch gradient reduction has no effect with pipeline stages",
     "W0910": "a warm-up as long as the run",
     "W0911": "token ids that files cannot hold",

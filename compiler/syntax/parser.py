@@ -133,8 +133,9 @@ class _Builder(Transformer[Token, tree.Plan]):
         return tree.Setting(key, value, self._span(parts), pad)
 
     def rule(self, parts: Parts) -> tree.Rule:
-        dims, _, axes = parts
-        return tree.Rule(dims, axes, self._span([*dims, *axes]))
+        dims, _, axes, *how = parts
+        said = {str(word): name for word, name in zip(how[::2], how[1::2], strict=True)}
+        return tree.Rule(dims, axes, said.get("as"), said.get("via"), self._span([*dims, *axes, *how]))
 
     def stage(self, parts: Parts) -> tree.Rule:
         """A stage of ZeRO (Rajbhandari et al. 2020) is short for the kinds of state that it shares out."""
@@ -143,7 +144,8 @@ class _Builder(Transformer[Token, tree.Plan]):
         if stage.unit or stage.value not in STAGES:
             help = "write `zero 1 over dp`, with a stage from 0 to 3"
             raise wrong("E0406", "this is not a stage of ZeRO", span, help=help)
-        return tree.Rule(tuple(tree.Name(kind, span) for kind in STAGES[stage.value]), axes, span.to(axes[-1].span))
+        kinds = tuple(tree.Name(kind, span) for kind in STAGES[stage.value])
+        return tree.Rule(kinds, axes, None, None, span.to(axes[-1].span))
 
     def binary(self, parts: Parts) -> tree.Binary:
         left, op, right = parts

@@ -117,10 +117,12 @@ class Setting:
 
 @frozen
 class Rule:
-    """`batch over replica, dp`: the dims lie over the axes, outer axis first."""
+    """`seq over cp as zigzag via ring`: the dims lie over the axes, outer axis first."""
 
     dims: tuple[Name, ...]
     axes: tuple[Name, ...]
+    layout: Name | None
+    via: Name | None
     span: Span = _span()
 
 

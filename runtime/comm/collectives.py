@@ -4,6 +4,9 @@ I invariant, R replicated, S(dim) sharded, P partial.  The backward of `a → b`
 dual(I) = I, dual(R) = P, dual(S) = S, dual(P) = R.  (`replicate` and `all_reduce` are f and g of Megatron-LM,
 arXiv:1909.08053, section 3.)  On an axis of size 1 every coercion is the identity.
 
+A `zigzag` dim is sharded by an axis of n ranks in 2n pieces, of which rank r holds r and 2n − 1 − r.  A whole dim is in
+the order of its positions all the same.
+
 In a sanitized run the axes have a watch, which sees the operand and the result of each coercion (`debug.sanitize`).
 """
 
@@ -23,11 +26,12 @@ from torch.distributed import AllreduceOptions, ReduceOp
 from ..autograd.recompute import Around
 from . import functional_collectives
 from .mesh import Axis, End, Watch
+from .positions import chunks, from_ranks, to_ranks
 
 # The group's own methods: called once a layer and more, the functional ops of torch cost about twice the host time.
 # For the same reason shapes are lists, and options are made once.
 
-_NO_GRADIENTS = (None, None)  # of the dims
+_NO_GRADIENTS = (None,) * 4  # of the dims, and of whether they are zigzag
 _DUAL = {"I": "I", "R": "P", "S": "S", "P": "R"}  # the placement of a gradient
 _SAME = "IR"
 _MAXIMUM = AllreduceOptions()
@@ -56,9 +60,11 @@ def _maximum(x: Tensor, axis: Axis) -> Tensor:
     return out
 
 
-def _gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
+def _gather(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
     if dim != 0:
-        return _gather(x.movedim(dim, 0), axis, 0).movedim(0, dim).contiguous()
+        return _gather(x.movedim(dim, 0), axis, 0, zigzag).movedim(0, dim).contiguous()
+    if zigzag:
+        return _reordered(_gather(x, axis, 0, False), 0, from_ranks(axis.size))
     if is_compiling():
         return functional_collectives.gathered(x, axis)
     shape = list(x.shape)
@@ -68,9 +74,17 @@ def _gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
     return out
 
 
-def _scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
+def _reordered(x: Tensor, dim: int, order: tuple[int, ...]) -> Tensor:
+    """A copy with the pieces of a zigzag in this order."""
+    pieces = x.chunk(len(order), dim)
+    return torch.cat([pieces[piece] for piece in order], dim)
+
+
+def _scatter(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
     if dim != 0:
-        return _scatter(x.movedim(dim, 0), axis, 0).movedim(0, dim).contiguous()
+        return _scatter(x.movedim(dim, 0), axis, 0, zigzag).movedim(0, dim).contiguous()
+    if zigzag:
+        x = _reordered(x, 0, to_ranks(axis.size))
     if is_compiling():
         return functional_collectives.scattered(x, axis)
     shape = list(x.shape)
@@ -80,10 +94,12 @@ def _scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
     return out
 
 
-def _exchange(x: Tensor, axis: Axis, dim_from: int, dim_to: int) -> Tensor:
+def _exchange(x: Tensor, axis: Axis, dim_from: int, dim_to: int, zigzag_from: bool, zigzag_to: bool) -> Tensor:
+    x = _reordered(x, dim_to, to_ranks(axis.size)) if zigzag_to else x
     pieces: Tensor = cast(Any, x).unflatten(dim_to, (axis.size, -1)).movedim(dim_to, 0).contiguous()
     out = functional_collectives.exchanged(pieces, axis) if is_compiling() else _alltoall(pieces, axis)
-    return out.movedim(0, dim_from).flatten(dim_from, dim_from + 1)
+    out = out.movedim(0, dim_from).flatten(dim_from, dim_from + 1)
+    return _reordered(out, dim_from, from_ranks(axis.size)) if zigzag_from else out
 
 
 def _alltoall(pieces: Tensor, axis: Axis) -> Tensor:
@@ -92,22 +108,35 @@ def _alltoall(pieces: Tensor, axis: Axis) -> Tensor:
     return out
 
 
-def _exchange_back(x: Tensor, axis: Axis, dim_from: int, dim_to: int) -> Tensor:
-    return _exchange(x, axis, dim_to, dim_from)
+def _exchange_back(x: Tensor, axis: Axis, dim_from: int, dim_to: int, zigzag_from: bool, zigzag_to: bool) -> Tensor:
+    return _exchange(x, axis, dim_to, dim_from, zigzag_to, zigzag_from)
 
 
-def _slice(x: Tensor, axis: Axis, dim: int) -> Tensor:
+def _runs(size: int, axis: Axis) -> tuple[tuple[int, int], ...]:
+    """(start, length) of this rank's parts of a zigzag dim of `size`."""
+    return chunks(size, ((axis.size, axis.rank, True),))
+
+
+def _slice(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
+    if zigzag:
+        return torch.cat([x.narrow(dim, *run) for run in _runs(x.shape[dim], axis)], dim).contiguous()
     size = x.shape[dim] // axis.size
     # A copy: a view that autograd saves would keep the whole of x alive.
     return x.narrow(dim, axis.rank * size, size).clone(memory_format=torch.contiguous_format)
 
 
-def _pad(x: Tensor, axis: Axis, dim: int) -> Tensor:
+def _pad(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
     size = x.shape[dim]
     shape = list(x.shape)
     shape[dim] = size * axis.size
     padded = x.new_zeros(shape)
-    padded.narrow(dim, axis.rank * size, size).copy_(x)
+    if not zigzag:
+        padded.narrow(dim, axis.rank * size, size).copy_(x)
+        return padded
+    at = 0
+    for start, length in _runs(shape[dim], axis):
+        padded.narrow(dim, start, length).copy_(x.narrow(dim, at, length))
+        at += length
     return padded
 
 
@@ -190,39 +219,41 @@ def all_reduce(x: Tensor, axis: Axis, op: Literal["sum", "max"] = "sum") -> Tens
     return x if axis.size == 1 else _maximum(x, axis)
 
 
-def all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
+def all_gather(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Tensor:
     """S(dim) → R: all-gather forward, reduce-scatter backward."""
-    return x if axis.size == 1 else _all_gather_scatter(x, axis, dim)
+    return x if axis.size == 1 else _all_gather_scatter(x, axis, dim, zigzag)
 
 
-def reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
+def reduce_scatter(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Tensor:
     """P → S(dim): reduce-scatter forward, all-gather backward."""
-    return x if axis.size == 1 else _reduce_scatter_gather(x, axis, dim)
+    return x if axis.size == 1 else _reduce_scatter_gather(x, axis, dim, zigzag)
 
 
-def all_gather_invariant(x: Tensor, axis: Axis, dim: int) -> Tensor:
+def all_gather_invariant(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Tensor:
     """S(dim) → I: all-gather forward, this rank's slice backward."""
-    return x if axis.size == 1 else _all_gather_slice(x, axis, dim)
+    return x if axis.size == 1 else _all_gather_slice(x, axis, dim, zigzag)
 
 
-def shard(x: Tensor, axis: Axis, dim: int) -> Tensor:
+def shard(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Tensor:
     """I → S(dim): this rank's slice forward, all-gather backward."""
-    return x if axis.size == 1 else _shard(x, axis, dim)
+    return x if axis.size == 1 else _shard(x, axis, dim, zigzag)
 
 
-def take_shard(x: Tensor, axis: Axis, dim: int) -> Tensor:
+def take_shard(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Tensor:
     """R → S(dim): this rank's slice forward, padding with zeros backward."""
-    return x if axis.size == 1 else _take_shard(x, axis, dim)
+    return x if axis.size == 1 else _take_shard(x, axis, dim, zigzag)
 
 
-def pad_shard(x: Tensor, axis: Axis, dim: int) -> Tensor:
+def pad_shard(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Tensor:
     """S(dim) → P: padding with zeros forward, this rank's slice backward."""
-    return x if axis.size == 1 else _pad_shard(x, axis, dim)
+    return x if axis.size == 1 else _pad_shard(x, axis, dim, zigzag)
 
 
-def all_to_all(x: Tensor, axis: Axis, dim_from: int, dim_to: int) -> Tensor:
+def all_to_all(
+    x: Tensor, axis: Axis, dim_from: int, dim_to: int, zigzag_from: bool = False, zigzag_to: bool = False
+) -> Tensor:
     """S(dim_from) → S(dim_to): all-to-all, and the reverse backward."""
-    return x if axis.size == 1 else _swap_shards(x, axis, dim_from, dim_to)
+    return x if axis.size == 1 else _swap_shards(x, axis, dim_from, dim_to, zigzag_from, zigzag_to)
 
 
 def once(x: Tensor, axis: Axis) -> Tensor:
@@ -238,6 +269,19 @@ def invariant(x: Tensor, axis: Axis) -> Tensor:
 def once_replicated(x: Tensor, axis: Axis) -> Tensor:
     """R → P: zero but on rank 0, forward and backward."""
     return x if axis.size == 1 else _once_replicated(x, axis)
+
+
+def rotate(x: Tensor, to: Tensor, axis: Axis, by: int) -> Any:
+    """Begins to send x to the rank `by` further along the axis, and to receive as much into `to`; both are flat.
+
+    The result has `wait`, until which both tensors must live.  It is an all-to-all of which one part is not empty:
+    messages would need a group of their own.
+    """
+
+    def only(rank: int) -> list[int]:
+        return [x.numel() if each == rank % axis.size else 0 for each in range(axis.size)]
+
+    return axis.group.alltoall_base(to, x, only(axis.rank - by), only(axis.rank + by))
 
 
 def all_reduce_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tensor:
@@ -286,8 +330,8 @@ def _own_part(x: Tensor, axis: Axis) -> Tensor:
 class _Gathered:
     """The gathered tensor as backward sees it: gathered when its first consumer needs it, freed after its last."""
 
-    def __init__(self, packed: Any, around: Around, axis: Axis, dim: int) -> None:
-        self.packed, self.around, self.axis, self.dim = packed, around, axis, dim
+    def __init__(self, packed: Any, around: Around, axis: Axis, dim: int, zigzag: bool) -> None:
+        self.packed, self.around, self.axis, self.dim, self.zigzag = packed, around, axis, dim, zigzag
         self.line = axis.watch and axis.watch.here()
         self.consumers = 0
         self.waiting = 0
@@ -305,7 +349,7 @@ class _Gathered:
         return full
 
     def _regather(self) -> Tensor:
-        full = _gather(self.around.unpack(self.packed), self.axis, self.dim)
+        full = _gather(self.around.unpack(self.packed), self.axis, self.dim, self.zigzag)
         if self.axis.watch is not None:
             self.axis.watch.coerced(full, self.axis, self.line, "result in backward")
         return full
@@ -321,17 +365,17 @@ class _View(NamedTuple):
 
 
 @contextmanager
-def regather(x: Tensor, axis: Axis, dim: int) -> Generator[Tensor]:
+def regather(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Generator[Tensor]:
     """S(dim) → R as `all_gather`, but what autograd saves of it inside the block is only x.
 
     Backward gathers a second time, when the first consumer needs it, and frees after the last.
     """
-    full = all_gather(x, axis, dim)
+    full = all_gather(x, axis, dim, zigzag)
     if axis.size == 1:
         yield full
         return
     storage, around = full.untyped_storage().data_ptr(), Around()
-    gathered = _Gathered(around.pack(x.detach()), around, axis, dim)
+    gathered = _Gathered(around.pack(x.detach()), around, axis, dim, zigzag)
 
     def pack(saved: Tensor) -> Any:
         if saved.untyped_storage().data_ptr() != storage:

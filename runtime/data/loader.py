@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..comm.mesh import Mesh
+from ..comm.positions import Positions
 from ..errors import RunError, counted
 from ..ops.dropout import draws_of
 from .samples import Windows
@@ -155,10 +156,14 @@ def _mix(z: int) -> int:
 
 @dataclass(frozen=True)
 class Input:
-    """How a rank holds an input of a microbatch: its dims, of `batch` and `seq`, and the axes that split each."""
+    """How a rank holds an input of a microbatch: its dims, of `batch` and `seq`, and the axes that split each.
+
+    Axes in `zigzag` split `seq` as `Positions` says.
+    """
 
     dims: tuple[str, ...]
     split: Mapping[str, tuple[str, ...]]
+    zigzag: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -241,7 +246,8 @@ class Loader:
         rows = rows.reshape(self._microbatches, self._rows, *rows.shape[1:])
         if "seq" in layout.dims:
             axes = layout.split.get("seq", ())
-            rows = rows.chunk(self._mesh.size(*axes), dim=-1)[self._mesh.rank(*axes)]
+            positions = Positions(self._mesh, rows.shape[-1], *axes, zigzag=layout.zigzag)
+            rows = torch.cat([rows.narrow(-1, *run) for run in positions.chunks], -1)
             rows = rows.movedim(-1, 1 + layout.dims.index("seq")).contiguous()
         if self._mesh.device.type == "cuda":
             rows = rows.pin_memory()

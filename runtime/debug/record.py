@@ -49,9 +49,10 @@ class Recorder(TorchDispatchMode):
     The first line says whose record it is.  A collective's line says: `step`; `phase`, which is `train` or `evaluate`
     within functions that `of` wraps, and `loop` outside of them; `order`, counted over the run; `op`, `reduction`,
     `group` as global ranks; `shape` and `dtype` of the local tensor that goes in, or is received; of a message its
-    `peer` too, a global rank.  An op that no plan has appears under torch's own name.  A line with `calls` closes each
-    step and evaluation.  `first` steps were done before this run.  Rank 0 puts the program's plan.json beside, so that
-    the folder holds all that a comparison needs.
+    `peer` too, a global rank; of an all-to-all with parts of given sizes these as `splits`, [to each rank, from each].
+    An op that no plan has appears under torch's own name.  A line with `calls` closes each step and evaluation.
+    `first` steps were done before this run.  Rank 0 puts the program's plan.json beside, so that the folder holds all
+    that a comparison needs.
     """
 
     def __init__(self, folder: Path, plan: Plan, first: int) -> None:
@@ -90,19 +91,18 @@ class Recorder(TorchDispatchMode):
     def _record(self, name: str, arguments: Mapping[str, Any]) -> None:
         shape, dtype = _sent(arguments)
         op, group = _OPS.get(name, name), _group(arguments)
-        self._write(
-            {
-                "step": self._step,
-                "phase": self._phase,
-                "order": self._order,
-                "op": op,
-                "reduction": _reduction(arguments),
-                "group": group,
-                "shape": shape,
-                "dtype": dtype,
-            }
-            | ({"peer": group[arguments[_PEERS[op]]]} if op in _PEERS else {})
-        )
+        line: dict[str, Any] = {
+            "step": self._step,
+            "phase": self._phase,
+            "order": self._order,
+            "op": op,
+            "reduction": _reduction(arguments),
+            "group": group,
+            "shape": shape,
+            "dtype": dtype,
+        }
+        line |= {"peer": group[arguments[_PEERS[op]]]} if op in _PEERS else {}
+        self._write(line | _splits(name, arguments))
         self._order += 1
 
     def _write(self, line: Mapping[str, Any]) -> None:
@@ -139,6 +139,14 @@ def _reduction(arguments: Mapping[str, Any]) -> str:
     """`sum`, `max`, …; empty for what reduces nothing."""
     op = arguments.get("reduce_op", "")
     return op if isinstance(op, str) else cast(str, _c10d.ReduceOp.RedOpType(op.op()).name.lower())
+
+
+def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of an all-to-all's parts along dim 0, to each rank and from each; nothing where none are given."""
+    if name != "c10d::alltoall_base_":
+        return {}
+    splits: list[list[int]] = [list(arguments[f"{end}_split_sizes"]) for end in ("input", "output")]
+    return {"splits": splits} if any(splits) else {}
 
 
 def _group(arguments: Mapping[str, Any]) -> list[int]:

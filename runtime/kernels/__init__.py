@@ -5,7 +5,7 @@ Only a program that was compiled with kernels imports this package; the runtime 
 
 from .accumulate import Accumulate
 from .adamw import AdamW
-from .attention import Attention, Block, Blocks, Merge
+from .attention import Attention, Block, Blocks, Merge, RingAttention
 from .cross_entropy import CrossEntropy, LogitSoftmaxStats, rescale_to_global_max
 from .gates import GeluMul, SiluMul
 from .launching import Tile
@@ -31,6 +31,7 @@ __all__ = [
     "LogitSoftmaxStats",
     "Merge",
     "RMSNorm",
+    "RingAttention",
     "Rope",
     "RopePair",
     "SiluMul",

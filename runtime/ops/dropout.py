@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..comm.mesh import Axis
+from ..comm.positions import Positions
 from .counter_rng import happens, key_of, words
 
-_WHOLE: Mapping[int, Axis] = {}
+Split = Mapping[int, Axis | Positions]
+_WHOLE: Split = {}
 
 
 def draws_of(samples: Sequence[int], seed: int) -> Tensor:
@@ -31,13 +33,12 @@ def fork(draws: Tensor | None, count: int) -> Sequence[Tensor | None]:
     return words(draws, -torch.arange(1, count + 1, device=draws.device).unsqueeze(1)).unbind()  # sites are positive
 
 
-def dropout(
-    x: Tensor, draws: Tensor | None, p: float, site: int, batch: int, split: Mapping[int, Axis] = _WHOLE
-) -> Tensor:
+def dropout(x: Tensor, draws: Tensor | None, p: float, site: int, batch: int, split: Split = _WHOLE) -> Tensor:
     """x / (1 − p) with elements zeroed, each with probability p (arXiv:1207.0580); x itself without draws.
 
-    draws: [b], int64.  `site` counts the model's dropouts, from 1; `batch` is the dim of samples; `split` has the axes
-    over which dims of x are sharded, but for batch.  The others count as row-major, in the order in which they lie.
+    draws: [b], int64.  `site` counts the model's dropouts, from 1; `batch` is the dim of samples.  `split` has, of dims
+    but for batch that are sharded, the axis or the positions that x has.  Elements are numbered row-major, in the order
+    in which the dims lie.
     """
     return x if draws is None else cast(Any, _Dropout).apply(x, draws, p, site, batch, split)
 
@@ -46,9 +47,7 @@ class _Dropout(Function):
     """Linear and diagonal, so its own backward; nothing of x's size is saved."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, draws: Tensor, p: float, site: int, batch: int, split: Mapping[int, Axis]
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, draws: Tensor, p: float, site: int, batch: int, split: Split) -> Tensor:
         ctx.save_for_backward(draws)
         ctx.how = (p, site, batch, split)
         return _dropped(x, draws, p, site, batch, split)
@@ -59,19 +58,23 @@ class _Dropout(Function):
         return _dropped(grad_outputs[0], draws, *ctx.how), None, None, None, None, None
 
 
-def _dropped(x: Tensor, draws: Tensor, p: float, site: int, batch: int, split: Mapping[int, Axis]) -> Tensor:
+def _dropped(x: Tensor, draws: Tensor, p: float, site: int, batch: int, split: Split) -> Tensor:
     key = _along(words(draws, torch.full_like(draws, site)), batch, x.ndim)
     return (x * (1 / (1 - p))).masked_fill(happens(p, key, _index(x, batch, split)), 0)
 
 
-def _index(x: Tensor, batch: int, split: Mapping[int, Axis]) -> Tensor:
+def _index(x: Tensor, batch: int, split: Split) -> Tensor:
     """The global index in its sample of each element, int64; it has size 1 along `batch`."""
     index, stride = torch.zeros((), dtype=torch.int64, device=x.device), 1
     for dim in reversed([dim for dim in range(x.ndim) if dim != batch]):
-        size, axis = x.shape[dim], split.get(dim)
-        first, ranks = (axis.rank * size, axis.size) if axis else (0, 1)
-        index = index + _along(torch.arange(first, first + size, device=x.device) * stride, dim, x.ndim)
-        stride *= size * ranks
+        size, part = x.shape[dim], split.get(dim)
+        if isinstance(part, Positions):
+            places, size = part.indices(x.device), part.size
+        else:
+            first, ranks = (part.rank * size, part.size) if part else (0, 1)
+            places, size = torch.arange(first, first + size, device=x.device), size * ranks
+        index = index + _along(places * stride, dim, x.ndim)
+        stride *= size
     return index
 
 

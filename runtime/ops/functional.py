@@ -11,19 +11,17 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from ..comm.mesh import Axis, Mesh
+from ..comm.positions import Positions
 from .dropout import dropout as dropped
+from .plain_attention import wide
 
 exp, sigmoid, tanh = torch.exp, torch.sigmoid, torch.tanh
 
 _vector_norm: Callable[..., Tensor] = cast(Any, torch.linalg).vector_norm
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums: float64 for float64, else float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -38,7 +36,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: fl
 
 def mean_square(x: Tensor, dim: int | tuple[int, ...], size: int) -> Tensor:
     """Σ x² / size over some dims, float32 at least; of global size `size`, so P over an axis that shards them."""
-    return x.to(_wide(x.dtype)).square().sum(dim) / size
+    return x.to(wide(x.dtype)).square().sum(dim) / size
 
 
 def rms_scaled(x: Tensor, weight: Tensor, square: Tensor, eps: float) -> Tensor:
@@ -52,7 +50,7 @@ def rms_scaled(x: Tensor, weight: Tensor, square: Tensor, eps: float) -> Tensor:
 
 def mean(x: Tensor, dim: int | tuple[int, ...], size: int) -> Tensor:
     """Σ x / size over some dims of global size `size`, so P over an axis that shards them."""
-    return (x.sum(dim, dtype=_wide(x.dtype)) / size).to(x.dtype)
+    return (x.sum(dim, dtype=wide(x.dtype)) / size).to(x.dtype)
 
 
 def concat(*tensors: Tensor) -> Tensor:
@@ -93,22 +91,26 @@ def rope_frequencies(
     low: float = 1.0,
     high: float = 4.0,
     original: float = 8192.0,
+    positions: Positions | None = None,
 ) -> Tensor:
     """Cosines and signed sines of rotary positions, [2, seq, 1 × between, dim], for `rope` (arXiv:2104.09864).
 
-    `between` is the number of dims between seq and head_dim in the tensors to rotate.  `scaling` slows them down by
-    `factor`: linear all of them (arXiv:2306.15595); llama3 those that turn less than `low` times over `original`
-    positions, none that turn more than `high` times, and those between in part (arXiv:2407.21783, section 3.4.1).
+    `between` is the number of dims between seq and head_dim in the tensors to rotate.  With `positions` the table has
+    rows of these alone, [2, local, …].  `scaling` slows rotations down by `factor`: linear all of them
+    (arXiv:2306.15595); llama3 those that turn less than `low` times over `original` positions, none that turn more than
+    `high` times, and those between in part (arXiv:2407.21783, section 3.4.1).
     """
     frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=mesh.device) / dim)
     if scaling != "none":
         turns = original * frequency / (2 * math.pi)
         kept = ((turns - low) / (high - low)).clamp(0, 1) if scaling == "llama3" else 0.0
         frequency = frequency * (kept + (1 - kept) / factor)
-    angle = torch.arange(seq, dtype=torch.float64, device=mesh.device).outer(frequency)
+    assert positions is None or positions.size == seq, "rope: positions of another sequence"
+    places = torch.arange(seq, device=mesh.device) if positions is None else positions.indices(mesh.device)
+    angle = places.double().outer(frequency)
     sine = angle.sin()
     table = torch.stack([angle.cos().repeat(1, 2), torch.cat([-sine, sine], dim=1)])
-    return table.to(dtype).view(2, seq, *(1 for _ in range(between)), dim)
+    return table.to(dtype).view(2, len(places), *(1 for _ in range(between)), dim)
 
 
 def rope(x: Tensor, table: Tensor) -> Tensor:
@@ -134,6 +136,7 @@ def attention(
     dropout: float = 0.0,
     site: int = 0,
     heads: Axis | None = None,
+    positions: Positions | None = None,
 ) -> Tensor:
     """softmax(cap(q·kᵀ · scale) + mask)·v of [batch, seq, heads, head_dim], or as `layout` orders these.
 
@@ -141,43 +144,103 @@ def attention(
     away, 0 for all, with `causal` none ahead, and only those of its own document, by the ids `documents` [s, b] or
     [b, s].  scale is d^-1/2 by default; softcap c is c · tanh(x / c), 0 none.
 
+    With `positions`, q has queries of these alone, and k, v and documents are of all; so each chunk of a causal
+    sequence is a call on a prefix of the keys.
+
     With `draws`, a share `dropout` of the weights is dropped, as `dropout` drops; `heads` is the axis
     over which heads are sharded.  Then, and with a softcap, all weights are in memory: n · b · s² of them, several
     times over, and as many for backward.
 
     A window makes a mask of s² bytes, documents one of b · s² bytes, which each layer keeps for its backward; torch has
-    no flash attention with a mask.
+    no flash attention with a mask.  On CPUs and in graphs a prefix makes one too.
     """
     seq = layout.index("s")
+    window = window if window < k.shape[seq] else 0
+    if not softcap and draws is None:
+        fused = partial(_fused, k=k, v=v, seq=seq, documents=documents, causal=causal, window=window, scale=scale)
+        if positions is None:
+            return fused(q, 0, documents)
+        return by_chunks(fused, q, seq, documents, positions, causal or window > 0)
+    keys = torch.arange(k.shape[seq], device=q.device)
+    rows = keys if positions is None else positions.indices(q.device)
+    own = documents if positions is None or documents is None else documents.index_select(seq, rows)
+    split = {dim: part for dim, part in ((1, heads), (2, positions)) if part}
+    kept = partial(dropped, draws=draws, p=dropout, site=site, batch=0, split=split)
     q, k, v = q.movedim(seq, -2), k.movedim(seq, -2), v.movedim(seq, -2)
-    masked = documents is not None or 0 < window < q.shape[-2]
-    unfused = bool(softcap) or draws is not None
-    seen = _seen(q.shape[-2], causal, window, q.device) if masked or unfused else None
-    if seen is not None and documents is not None:
-        seen = seen & _alike(documents.movedim(seq, -1))
-    if unfused and seen is not None:
-        split = {1: heads} if heads else {}
-        kept = partial(dropped, draws=draws, p=dropout, site=site, batch=0, split=split)
-        out = _unfused(q, k, v, seen, scale, softcap, kept)
-    else:
-        gqa = q.shape[1] != k.shape[1]
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, is_causal=causal and not masked, scale=scale, enable_gqa=gqa
-        )
+    seen = _seen(rows, keys, causal, window, own, documents, seq)
+    return _unfused(q, k, v, seen, scale, softcap, kept).movedim(-2, seq)
+
+
+def by_chunks(
+    attend: Callable[[Tensor, int, Tensor | None], Tensor],
+    q: Tensor,
+    seq: int,
+    documents: Tensor | None,
+    positions: Positions,
+    places_matter: bool,
+) -> Tensor:
+    """`attend(queries, their first position, their documents)` for each chunk of q's positions, as one result.
+
+    One call does for all chunks where a mask asks for no positions.
+    """
+    if not places_matter:
+        own = None if documents is None else torch.cat([documents.narrow(seq, *run) for run in positions.chunks], seq)
+        return attend(q, 0, own)
+    outs: list[Tensor] = []
+    at = 0
+    for start, length in positions.chunks:
+        own = None if documents is None else documents.narrow(seq, start, length)
+        outs.append(attend(q.narrow(seq, at, length), start, own))
+        at += length
+    return outs[0] if len(outs) == 1 else torch.cat(outs, seq)
+
+
+def _fused(
+    q: Tensor,
+    start: int,
+    own: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    seq: int,
+    documents: Tensor | None,
+    causal: bool,
+    window: int,
+    scale: float | None,
+) -> Tensor:
+    """Attention by what torch has for it; the queries are those from `start` on, their documents `own`."""
+    size, stop = k.shape[seq], start + q.shape[seq]
+    first = max(start + 1 - window, 0) if window else 0
+    last = min(stop if causal else stop + window - 1, size) if causal or window else size
+    if last - first < size:
+        k, v = k.narrow(seq, first, last - first), v.narrow(seq, first, last - first)
+        documents = None if documents is None else documents.narrow(seq, first, last - first)
+    q, k, v = q.movedim(seq, -2), k.movedim(seq, -2), v.movedim(seq, -2)
+    mask: Tensor | None = None
+    aligned = q.is_cuda and not is_compiling()  # torch traces no bias that is a class of its own
+    if window or documents is not None or (causal and start and not aligned):
+        rows, keys = (torch.arange(*ends, device=q.device) for ends in ((start, stop), (first, last)))
+        mask = _seen(rows, keys, causal, window, own, documents, seq)
+    elif causal and start:
+        from torch.nn.attention import bias  # which loads sympy and more: on CUDA alone
+
+        mask = cast(Any, bias).causal_lower_right(q.shape[-2], last)
+    gqa = q.shape[1] != k.shape[1]
+    is_causal = causal and mask is None
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=gqa)
     return out.movedim(-2, seq)
 
 
-def _seen(size: int, causal: bool, window: int, device: torch.device) -> Tensor:
-    """Which keys each query sees: [size, size], true where it does."""
-    place = torch.arange(size, device=device)
-    ahead = place.unsqueeze(1) - place
+def _seen(
+    queries: Tensor, keys: Tensor, causal: bool, window: int, own: Tensor | None, theirs: Tensor | None, seq: int
+) -> Tensor:
+    """Which keys each query sees, by positions [q] and [k], and documents of both: [q, k] or [b, 1, q, k]."""
+    ahead = queries.unsqueeze(1) - keys
     seen = ahead >= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
-    return seen & (ahead.abs() < window) if window else seen
-
-
-def _alike(documents: Tensor) -> Tensor:
-    """Which tokens are of one document: [b, 1, s, s] from ids [b, s]."""
-    return documents[:, None, :, None] == documents[:, None, None, :]
+    seen = seen & (ahead.abs() < window) if window else seen
+    if own is None or theirs is None:
+        return seen
+    own, theirs = own.movedim(seq, -1), theirs.movedim(seq, -1)
+    return seen & (own[:, None, :, None] == theirs[:, None, None, :])
 
 
 def _unfused(
@@ -186,7 +249,7 @@ def _unfused(
     """Attention for which torch has no kernel: all scores in memory, in float32 at least; `kept` drops weights."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = (q @ k.mT).to(_wide(q.dtype)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = (q @ k.mT).to(wide(q.dtype)) * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = cap * torch.tanh(scores / cap) if cap else scores
     return kept(scores.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype)) @ v
 
@@ -204,7 +267,7 @@ def cross_entropy(
         peak = max_logit(logits, classes=classes)
         parts = local_softmax_stats(logits, peak, labels, classes=classes, smoothing=smoothing)
         return token_loss(*parts, labels, peak if z else None, z)
-    logits = logits[..., :classes].flatten(0, -2).to(_wide(logits.dtype))
+    logits = logits[..., :classes].flatten(0, -2).to(wide(logits.dtype))
     return F.cross_entropy(logits, labels.flatten().clamp(min=-1), ignore_index=-1, reduction="sum")
 
 
@@ -213,7 +276,7 @@ def max_logit(logits: Tensor, axis: Axis | None = None, classes: int | None = No
 
     Only the first `classes` columns of the full vocabulary are real, by default all; the rest is padding.
     """
-    return _real(logits, axis, classes).detach().amax(-1).to(_wide(logits.dtype))
+    return _real(logits, axis, classes).detach().amax(-1).to(wide(logits.dtype))
 
 
 def _real(logits: Tensor, axis: Axis | None, classes: int | None) -> Tensor:
@@ -291,7 +354,7 @@ def count_valid(labels: Tensor) -> Tensor:
 
 def sum_squares(*tensors: Tensor, once: Axis | None = None) -> Tensor:
     """Sum of squares of all elements, 0-dim, float32 at least; zero but on the first of the ranks of `once`."""
-    norms: list[Tensor] = [_vector_norm(tensor, dtype=_wide(tensor.dtype)) for tensor in tensors]
+    norms: list[Tensor] = [_vector_norm(tensor, dtype=wide(tensor.dtype)) for tensor in tensors]
     squares = torch.stack(norms).square().sum()
     return squares if once is None or once.rank == 0 else torch.zeros_like(squares)
 

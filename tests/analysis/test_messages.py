@@ -22,7 +22,7 @@ from scalec.compiler.config.units import amount
 from scalec.compiler.emit import emit
 from scalec.compiler.emit.plan_json import plan_json
 from scalec.compiler.emit.readback import check
-from scalec.compiler.ir import Dim, Op, Program, Region, base, walk
+from scalec.compiler.ir import Op, Program, Region, base, walk
 from scalec.compiler.ops import OPS, Message, messages
 from scalec.compiler.ops.protocol import Vjp
 from scalec.compiler.ops.saved_tensors import Local
@@ -77,15 +77,15 @@ def test_the_account_is_the_sum_of_what_ops_say(path: Path) -> None:
 def around(it: Local) -> tuple[Message, ...]:
     """Of [batch, seq, ffn]: what travels has a result's name."""
     shape, value = it.program.local_shape(it.types[0]), it.op.outputs[0].name
-    hop = Message("rotate", value, ("cp",), "f32", shape, hops="hops_cp")
-    return hop, evolve(hop, dtype="f64"), evolve(hop, hops="", by=2)
+    hop = Message("rotate", value, ("cp",), "f32", shape, hops=3)
+    return hop, evolve(hop, dtype="f64"), evolve(hop, hops=0, by=2)
 
 
 def back(it: Local) -> tuple[Message, ...]:
     """The operand by its name, and the gradient by that of the result."""
     shape, (gradient,), (operand,) = it.program.local_shape(it.types[0]), it.op.outputs, it.op.inputs
     assert it.wanted == (True,)
-    hop = Message("rotate", operand, ("cp",), "f32", shape, hops="hops_cp", by=3)
+    hop = Message("rotate", operand, ("cp",), "f32", shape, hops=3, by=3)
     return hop, evolve(hop, what=gradient.name, dtype="f64")
 
 
@@ -114,11 +114,7 @@ def ringed(monkeypatch: pytest.MonkeyPatch, every: int) -> Program:
     """3 microbatches of 5 layers, on 2 × 4 ranks."""
     monkeypatch.setitem(OPS, "ring", evolve(OPS["silu"], name="ring", communicates=around, vjp=Vjp(communicates=back)))
     program = plain()
-    return evolve(
-        program,
-        dims=(*program.dims, Dim("hops_cp", 3, span=program.dims[0].span)),
-        region=with_rings(program.region, every),
-    )
+    return evolve(program, region=with_rings(program.region, every))
 
 
 def plain() -> Program:
@@ -137,8 +133,8 @@ def test_a_ring_is_in_the_account(ringed: Program, every: int) -> None:
     found = [(it.hops, it.by, it.dtype, it.count, it.bytes, it.loops, it.use, it.where) for it in rotations(ringed)]
     around = (("microbatches", "layers"), "activations", "forward")
     assert found == [
-        ("hops_cp", 1, "f32", 3 * times, BYTES, *around),
-        ("hops_cp", 1, "f64", 3 * times, 2 * BYTES, *around),
+        ("hops", 1, "f32", 3 * times, BYTES, *around),
+        ("hops", 1, "f64", 3 * times, 2 * BYTES, *around),
         ("", 2, "f32", times, BYTES, *around),
     ]
     others = [it for it in collectives(ringed) if it.op != "rotate"]
@@ -148,7 +144,7 @@ def test_a_ring_is_in_the_account(ringed: Program, every: int) -> None:
 def test_the_gradient_of_a_ring_is_in_the_account(ringed: Program, every: int) -> None:
     operand, gradient = rotations(ringed, "backward")
     times = 3 * (5 if every == 1 else 3)
-    around = (("microbatches", "layers.1"), 3 * times, "hops_cp", 3, "activations")
+    around = (("microbatches", "layers.1"), 3 * times, "hops", 3, "activations")
     assert [(it.loops, it.count, base(it.hops), it.by, it.use) for it in (operand, gradient)] == [around] * 2
     assert operand.hops == gradient.hops != rotations(ringed)[0].hops
     assert (operand.dtype, gradient.dtype) == ("f32", "f64")
@@ -175,7 +171,7 @@ def test_a_ring_sends_all_that_goes_in(ringed: Program, every: int) -> None:
     (other,) = (line for line in explain_collectives(ringed).splitlines() if "f64" in line and "backward" in line)
     calls = 9 * (5 if every == 1 else 3)
     assert re.sub(" {2,}", " | ", line) == (
-        "rotate over cp, 4 ranks | forward, 3 microbatches x 5 layers x 3 hops_cp | "
+        "rotate over cp, 4 ranks | forward, 3 microbatches x 5 layers x 3 hops | "
         f"{calls} | 32 x f64 | {amount(calls * 2 * BYTES)} | within a node"
     )
     assert other.split()[-6:] == line.split()[-6:]
@@ -184,12 +180,19 @@ def test_a_ring_sends_all_that_goes_in(ringed: Program, every: int) -> None:
 def test_a_ring_is_in_the_plan_of_a_record(ringed: Program, every: int) -> None:
     source = Source("tiny.scale", zero_plans.plan_text("", 3, "dp = 2 cp = 4"))
     calls = expected(json.loads(plan_json(ringed, source, ringed, None, 0, {})), rank=5)
-    found = [each.call for each in calls["train"] if each.call.op == "rotate"]
-    one, other = (Call("rotate", "", (4, 5, 6, 7), (1, 4, HIDDEN), dtype) for dtype in ("f32", "f64"))
+    found = [each.call for each in calls["train"] if each.call.op == "all_to_all"]
+
+    def rotate(dtype: str, to: int, source: int) -> Call:
+        """By rank 1 of 4, all to one and all from one, by their places."""
+        splits = tuple(tuple(4 * HIDDEN * (i == place) for i in range(4)) for place in (to, source))
+        return Call("all_to_all", "", (4, 5, 6, 7), (1, 4, HIDDEN), dtype, splits=splits)
+
+    (one, other), last = (rotate(dtype, 2, 0) for dtype in ("f32", "f64")), rotate("f32", 3, 3)
+    back = [rotate(dtype, 0, 2) for dtype in ("f32", "f64")]
     layers = 5 if every == 1 else 3
-    forward, backward = [*[one, other] * 3, one] * layers, [one, other] * 3 * layers
+    forward, backward = [*[one, other] * 3, last] * layers, back * 3 * layers
     assert found == [*forward, *backward] * 3
-    assert [each.call for each in calls["evaluate"] if each.call.op == "rotate"] == forward * 3
+    assert [each.call for each in calls["evaluate"] if each.call.op == "all_to_all"] == forward * 3
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_a_call_has_every_attribute_of_its_op(kind: str) -> None:
     names = [attribute.name for attribute in OPS[kind].attributes]
     program = frame({}, {})
     op = Op(kind, ("x",), (), tuple((name, 0.5) for name in names), span=program.region.span)
-    context = Context(program, lambda name: Type("f32", ()), "_".join, str, lambda _: False, {})
+    context = Context(program, lambda name: Type("f32", ()), "_".join, lambda *at: repr(at), str, lambda _: False, {})
     text = express(op, [Expr("x", ATOM, ("x",))], context).text
     assert text == f"{OPS[kind].function}({', '.join(['x', *(f'{name}=0.5' for name in names)])})"
 
@@ -124,7 +124,9 @@ def test_ops_that_differ_in_an_attribute_are_written_otherwise(name: str) -> Non
     """An attribute that an expression drops would leave it as it is."""
     program = PLANS[name].program()
     known = program.types
-    given = Context(program, known.__getitem__, "_".join, lambda op: repr(op.attrs), lambda _: False, {})
+    given = Context(
+        program, known.__getitem__, "_".join, lambda *at: repr(at), lambda op: repr(op.attrs), lambda _: False, {}
+    )
     step = next(stmt for stmt in program.region.body if isinstance(stmt, Region))
     forward = next(stmt for stmt in step.body if isinstance(stmt, Region))
     for op in walk(forward.body):

@@ -15,7 +15,7 @@ from helpers.readback_plans import DIMS, KERNELS, LLAMA, LOSS, SMALL, START, pla
 from scalec.compiler.emit.expressions import ATOM, Context, Expr, express
 from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.train_py import train_py
-from scalec.compiler.ir import Op, Program, Region, walk
+from scalec.compiler.ir import SEQUENCE, Op, Program, Region, walk
 from scalec.compiler.ops import OPS
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
@@ -45,6 +45,8 @@ PLANS = {
     "whole vocabulary": plan(mesh="dp = 4", shard="batch over dp").replace("vocab = 64", "vocab = 61 pad 4"),
     "scaled rope": plan().replace("10000)", "10000, dims=4, scaling=linear, factor=2)"),
     **{name: SMALL[name] for name in SMALL if name.startswith("fused")},
+    "gather": plan(mesh="dp = 2  cp = 2", shard="batch over dp  seq over cp as zigzag"),
+    "ring": plan(mesh="dp = 2  cp = 2", shard="batch over dp  seq over cp as zigzag via ring"),
     "kernels": plan(
         LLAMA.replace("rmsnorm(x, norm2[hidden]", "layernorm(x, norm2[hidden], bias[hidden]"), options=KERNELS
     ),
@@ -57,6 +59,8 @@ KINDS = {
     ),
     "sharded norm": ("mean_square", "rms_scaled"),
     "masked": ("attention",),
+    "gather": ("attention", "coerce"),
+    "ring": ("ring_attention",),
     "padded": ("coerce", "embedding", "local_softmax_stats", "max_logit", "rmsnorm", "token_loss"),
     "whole vocabulary": ("cross_entropy",),
     "scaled rope": ("rope",),
@@ -99,6 +103,8 @@ def mutants(text: str) -> Iterator[str]:
                 yield from changed(tree, node, "value", value + 1)
             case ast.Name(id=name) if name.startswith("group"):
                 yield from changed(tree, node, "id", "other")
+            case ast.Name(id="held"):
+                yield from changed(tree, node, "id", "elsewhere")
             case ast.BinOp(op=ast.Div() | ast.Sub()):
                 yield from changed(tree, node, "op", ast.Mult())
             case ast.BinOp(op=ast.Mult() | ast.Add()):
@@ -142,6 +148,8 @@ class Emitter:
             names["other"] = context.axis(next((axis,) for axis in self.axes if (axis,) not in groups))
         if "table" in text:
             names["table"] = context.rotary(op)
+        if "held" in text or "elsewhere" in text:
+            names |= {"held": context.positions(SEQUENCE, ("cp",)), "elsewhere": context.positions(SEQUENCE, ("dp",))}
         for name, said in names.items():
             text = re.sub(rf"\b{name}\b", f"({said})", text)
         return evolve(made, text=ast.unparse(ast.parse(text)), binds=0)
@@ -154,7 +162,7 @@ def own_text(op: Op, count: int, context: Context, groups: list[tuple[str, ...]]
         groups.append(axes)
         return f"group{len(groups) - 1}"
 
-    named = evolve(context, axis=group, rotary=lambda op: "table", sizes={})
+    named = evolve(context, axis=group, positions=lambda *_: "held", rotary=lambda op: "table", sizes={})
     return express(op, [Expr(f"a{i}", ATOM, ()) for i in range(count)], named).text
 
 

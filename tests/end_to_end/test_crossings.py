@@ -4,8 +4,10 @@ Values that are alike are one level of a factor, and take turns where it occurs.
 Non-goals: more than four ranks, every value with every other (`test_numbers`, `test_pipelines`, which are long).
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from helpers.oracle import harness, matrix
 from helpers.oracle.all_pairs import Pair, all_pairs
 from helpers.oracle.plans import Case
 
-PROGRAMS, RANKS = 25, 4
+PROGRAMS, RANKS = 40, 4
 """At most so many, on at most so many ranks."""
 
 STAGED = {
@@ -31,7 +33,21 @@ SHARED = {
     "gradients": ("zero 1 over dp", "zero 2 over dp", "zero 1 over dp  bucket = 1KiB"),
     "parameters": [state for state in matrix.FACTORS["state"] if "zero 3" in state or "parameters" in state],
 }
-MESHES = {"dp": ({"dp": 3}, {"dp": 2}), "tp": ({"tp": 4}, {"tp": 2}), "both": ({"dp": 2, "tp": 2},)}
+CONTEXTS = (
+    {"cp": 2, "how": "as zigzag"},
+    {"cp": 2, "how": "as zigzag via ring"},
+    {"uly": 2},
+    {"cp": 2, "how": "via ring"},
+    {"cp": 2},
+)
+"""A sequence over an axis of its own, by each strategy and layout."""
+MESHES: Mapping[str, Sequence[dict[str, Any]]] = {
+    "dp": ({"dp": 3}, {"dp": 2}),
+    "tp": ({"tp": 4}, {"tp": 2}),
+    "both": ({"dp": 2, "tp": 2},),
+    "cp": CONTEXTS,
+    "cp and tp": CONTEXTS,
+}
 STAGES = ("[0, 2]", "[2, 0]", "")
 """Layers of the first stage and of the last, where there are two."""
 REPLICAS = Case(replicas=2, dp=2, optimizer="adamw", clip=0.05, state="zero 3 over replica, dp", recompute="full")
@@ -61,12 +77,12 @@ def _pairs(a: str, values: Sequence[Any], b: str, others: Sequence[Any]) -> set[
 
 
 IMPOSSIBLE: frozenset[Pair] = frozenset(
-    _pairs("schedule", tuple(STAGED), "mesh", ["both"])  # more than four ranks
+    _pairs("schedule", tuple(STAGED), "mesh", ["both", "cp and tp"])  # more than four ranks
     | _pairs("schedule", ("several in order", "down and up"), "layers", [2])
     | _pairs("mesh", ["tp"], "state", ("gradients", "parameters"))
-    | _pairs("mesh", ["tp"], "valid", ["silent_rank"])
-    | _pairs("mesh", ["dp"], "sp", [True])
-    | _pairs("mesh", ["dp"], "vocab", [False])
+    | _pairs("mesh", ["tp", "cp", "cp and tp"], "valid", ["silent_rank"])
+    | _pairs("mesh", ["dp", "cp"], "sp", [True])
+    | _pairs("mesh", ["dp", "cp"], "vocab", [False])
     | _pairs("microbatches", [1], "valid", ["silent_microbatch"])
     | _pairs("model", ["every"], "optimizer", ["groups"])  # which the reference has not
 )
@@ -84,14 +100,30 @@ def _cases() -> Iterator[Case]:
         case = {**row, "state": next_of(SHARED[row["state"]])}
         schedule, mesh = case.pop("schedule"), case.pop("mesh")
         if schedule == "none":
-            yield Case(**case, **next_of(MESHES[mesh]))
+            axes: dict[str, Any] = next_of(MESHES[mesh]) | ({"tp": 2} if mesh == "cp and tp" else {})
+            yield _shared(Case(**case, **axes))
         else:
             stages = next_of(STAGES) if row["layers"] == 2 else ""
-            case[mesh] = 2
-            yield possible(Case(**case, pp=2, schedule=next_of(STAGED[schedule]), stages=stages))
+            own: dict[str, Any] = next_of(CONTEXTS) if mesh == "cp" else {mesh: 2}
+            yield possible(_shared(Case(**case, **own, pp=2, schedule=next_of(STAGED[schedule]), stages=stages)))
 
 
-CASES = [*_cases(), REPLICAS]
+def _shared(case: Case) -> Case:
+    """The case with its state over all of its data axes."""
+    axes = [axis for axis in ("dp", "cp", "uly") if axis == "dp" or getattr(case, axis) > 1]
+    return replace(case, state=case.state.replace("over dp", f"over {', '.join(axes)}"))
+
+
+BOTH = (
+    Case(cp=2, uly=2, how="as zigzag via ring", kv=2, recompute="full", state="zero 3 over cp, uly", optimizer="adamw"),
+    Case(cp=2, uly=2, how="as zigzag", kv=4, microbatches=2, state="zero 1 over cp", clip=0.05),
+    Case(cp=4, how="as zigzag via ring", kv=1, gathered="regather", model="tied", optimizer="momentum"),
+    Case(uly=4, kv=2, microbatches=2, recompute="selective(attention, silu)", state="zero 2 over uly"),
+    Case(dp=2, tp=2, rules="batch over dp  vocab, ffn over tp  seq over tp", valid="silent_rank"),
+    Case(tp=2, sp=True, kv=4, microbatches=3, optimizer="groups", clip=0.05),
+)
+"""Two strategies together, more ranks, few heads of keys, and keys gathered where no heads lie."""
+CASES = [*_cases(), REPLICAS, *BOTH]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -106,6 +138,10 @@ def test_few_programs_have_every_pair() -> None:
     for a, b in combinations(FACTORS, 2):
         assert _pairs(a, FACTORS[a], b, FACTORS[b]) - IMPOSSIBLE <= {frozenset({(a, r[a]), (b, r[b])}) for r in ROWS}
     assert {case.schedule for case in CASES if case.pp > 1} == {*SCHEDULES}
-    assert {case.state for case in CASES} >= {state for alike in SHARED.values() for state in alike}
-    assert {(case.dp, case.tp) for case in CASES if case.pp == 1} == {(2, 1), (3, 1), (1, 2), (1, 4), (2, 2)}
-    assert {case.stages for case in CASES} == {*STAGES}
+    said = {re.sub("over dp, (cp|uly)(, uly)?", "over dp", case.state) for case in CASES}
+    assert said >= {state for alike in SHARED.values() for state in alike}
+    meshes = {(case.dp, case.cp, case.uly, case.tp, case.how) for case in CASES if case.pp == 1}
+    whole = {"dp": 1, "cp": 1, "uly": 1, "tp": 1, "how": ""}
+    assert meshes >= {tuple((whole | own).values()) for alike in ("dp", "tp", "both") for own in MESHES[alike]}
+    contexts = {(case.cp, case.uly, case.how) for case in CASES}
+    assert contexts >= {tuple(({"cp": 1, "uly": 1, "how": ""} | own).values()) for own in CONTEXTS}

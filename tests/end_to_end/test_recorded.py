@@ -32,6 +32,9 @@ CASES = [
     Case(dp=2, tp=2, sp=True, microbatches=2, recompute="full"),
     Case(dp=2, tp=2, sp=True, gathered="regather", recompute="selective(attention, silu, rmsnorm)"),
     Case(tp=4, kv=1, model="parallel"),
+    Case(cp=4, how="as zigzag via ring", kv=1, recompute="full", state="zero 3 over cp"),
+    Case(cp=2, uly=2, how="as zigzag via ring", kv=4, microbatches=2),
+    Case(cp=2, tp=2, sp=True, how="as zigzag", gathered="regather", clip=1.0),
     Case(tp=2, sp=True, model="every", recompute="full"),
     Case(dp=2, tp=2, sp=True, state="zero 1 over dp", precision="bf16"),
     Case(dp=2, tp=2, state="zero 1 over dp", precision="fp16  reduce = bf16"),
@@ -259,6 +262,17 @@ def test_what_is_not_a_record_of_the_plan_is_refused(name: str, whole: Path, tmp
     with pytest.raises(RecordError) as raised:
         compare(folder)
     assert says in str(raised.value)
+
+
+def test_sizes_of_parts_are_compared_with_the_plan_and_with_those_of_other_ranks(whole: Path, tmp_path: Path) -> None:
+    """Ranks that meet in a rotation each have their own: what one sends another is what that has from it."""
+    folder = shutil.copytree(whole, tmp_path / "recorded")
+    _replaced('"op": "all_reduce"', '"splits": [[1, 0], [0, 1]], "op": "all_reduce"')(folder)
+    found = compare(folder)
+    (difference,) = found.differences
+    assert difference.recorded is not None
+    assert difference.recorded.splits == ((1, 0), (0, 1))
+    assert found.disorder[0] == "ranks 0, 1 meet with different calls"
 
 
 def _cut(folder: Path, lines: int, extra: str = "") -> None:

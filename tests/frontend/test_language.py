@@ -129,12 +129,12 @@ OPERATORS = {
 
 HEADS = "q[hidden -> heads, head_dim], x @ k[hidden -> kv_heads, head_dim], x @ v[hidden -> kv_heads, head_dim]"
 WHOLE = {  # a use of each op that needs dims whole, these dims, and how the table calls them
-    "attention": (f"attention(x @ {HEADS}, mask=causal)", "seq head_dim", "`seq`, the last"),
+    "attention": (f"attention(x @ {HEADS}, mask=causal)", "head_dim", "the last; keys and values: `seq`"),
     "concat": ("concat(x @ a[hidden -> ffn], x @ b[hidden -> ffn], as=both)", "ffn both", "all that are joined"),
     "cross_entropy": ("cross_entropy(x @ a[hidden -> ffn], labels)", "ffn", "classes"),
     "layernorm": ("layernorm(x, a[hidden], eps)", "hidden", "the weight's"),
     "rmsnorm": ("rmsnorm(x, a[hidden], eps)", "hidden", "the weight's"),
-    "rope": ("rope(x @ a[hidden -> heads, head_dim], theta)", "seq head_dim", "`seq`, the last"),
+    "rope": ("rope(x @ a[hidden -> heads, head_dim], theta)", "head_dim", "the last"),
     "split": ("y, z = split(x @ a[hidden -> both], [ffn, ffn])", "ffn both", "all that are taken apart"),
     **{name: (written(name, "x"), "hidden", "`over`") for name in UNARY if goes_over_one(name)},
 }
@@ -234,7 +234,6 @@ def meaning(field: Field) -> str:
 
 
 MISSING = {  # what a plan cannot say yet, and how one would try
-    "Context parallelism: attention over a sharded sequence": "mesh { cp = 2 }  shard { seq over cp }",
     "Inputs besides tokens, labels and documents": "model m(tokens[batch, seq], image[batch, seq]) { }",
     "Tokenizers other than bytes": SECTIONS["train"].replace("[python_stdlib]", "[python_stdlib]  tokenizer = bpe"),
 }

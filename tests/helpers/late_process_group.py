@@ -99,6 +99,9 @@ class LateGroup:
         (x,) = tensors
         return self._begun("sum", x, x, lambda output, sent: self._group.allreduce([output.copy_(sent)]))
 
+    def alltoall_base(self, output: Tensor, sent: Tensor, received: list[int], parts: list[int]) -> _Late:
+        return self._begun("exchange", output, sent, lambda *ends: self._group.alltoall_base(*ends, received, parts))
+
     def _get_backend(self, device: torch.device) -> Any:
         return self._group._get_backend(device)
 

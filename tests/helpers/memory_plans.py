@@ -56,6 +56,12 @@ CASES = {
         SP, vocab=False, recompute="selective(attention, rmsnorm, silu, cross_entropy)", kernels="triton"
     ),
     "ops again": replace(SP, recompute="selective(attention, rmsnorm, silu)"),
+    "keys gathered": Case(cp=2, tp=2, sp=True, how="as zigzag"),
+    "keys gathered for contiguous parts": Case(cp=4, gathered="regather", kv=1),
+    "keys gathered, fused": Case(cp=2, how="as zigzag", kernels="triton", state="zero 1 over cp"),
+    "ring": Case(cp=4, how="as zigzag via ring", kv=1, state="zero 3 over cp"),
+    "ring, fused": Case(cp=2, tp=2, sp=True, how="via ring", kernels="triton"),
+    "heads exchanged": Case(uly=4, kv=2, microbatches=2),
     "ops and gathers again": replace(SP, recompute="selective(rmsnorm, silu)", gathered="regather"),
 }
 

@@ -6,6 +6,7 @@ Non-goals: running programs (`runs`).
 
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +37,10 @@ from scalec.testing.audit.mutants.faults import FAULTS
 
 Edits = Mapping[str, str]
 
+CONTEXT: dict[str, Any] = {"mesh": "dp = 2  cp = 2", "ranks": 2, "seq": 8}
+PARTS = "batch over dp  seq over cp"
+FULL, WINDOWS = (LLAMA.replace("mask=causal", mask) for mask in ("mask=full", "mask=causal, window=3"))
+PACKED = LLAMA.replace("attention(q, k, v,", "attention(q, k, v, documents,")
 TEXTS = {name: plan.text() for name, plan in PLANS.items()}
 TEXTS |= {
     "llama": PLANS["data, tensor, sequence"].text(),  # dp 2 × tp 2, two microbatches, no clipping
@@ -56,6 +61,15 @@ TEXTS |= {
         body=LLAMA.replace("head[hidden -> vocab]", "wte"),
         clip=0.1,
     ).text(),
+    "gathered": Plan(**CONTEXT, shard=f"{PARTS} as zigzag").text(),
+    "ring": Plan(**CONTEXT, shard=f"{PARTS} as zigzag via ring").text(),
+    "exchanged": Plan(**CONTEXT, shard=f"{PARTS} via ulysses").text(),
+    "windows": Plan(**CONTEXT, shard=PARTS, body=WINDOWS).text(),
+    "gathered, full": Plan(**CONTEXT, shard=f"{PARTS} as zigzag", body=FULL).text(),
+    "windows of a ring": Plan(**CONTEXT, shard=f"{PARTS} via ring", body=WINDOWS).text(),
+    "packed": Plan(**CONTEXT, shard=f"{PARTS} as zigzag", inputs=", documents[batch, seq]", body=PACKED)
+    .text()
+    .replace("[python_stdlib]", '[python_stdlib]  separator = "\\n"'),
     "padded": Plan(mesh="tp = 2", shard="vocab over tp", dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4")).text(),
     "vocabulary that does not divide": Plan(
         mesh="tp = 2", shard="vocab over tp", dims=DIMS.replace("vocab = 12", "vocab = 13")

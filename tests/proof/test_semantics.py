@@ -482,7 +482,8 @@ CASES = {
     ],
 }
 """For every kind but `coerce`, which is no function of one rank's operands, `fork`, any of distinct results,
-`loss_scale`, any number, `zeros`, which has no operands, and `vjp`, which is of all others that have gradients."""
+`loss_scale`, any number, `ring_attention`, of several ranks, `zeros`, which has no operands, and `vjp`, which is of all
+others that have gradients."""
 
 OF_PARTS = ("linear_softmax_stats", "logit_softmax_stats")
 """Ops whose first result, a maximum, has no gradient."""
@@ -502,7 +503,9 @@ WITH_VJP = [param for param in ALL if (entry := OPS[str(param.values[0])]).vjp a
 
 
 def test_every_op_has_a_meaning_and_stands_here() -> None:
-    assert set(CASES) | {"fork", "loss_scale", "vjp", "zeros"} == set(MEANINGS) == set(OPS) - {"coerce"}
+    assert (
+        set(CASES) | {"fork", "loss_scale", "ring_attention", "vjp", "zeros"} == set(MEANINGS) == set(OPS) - {"coerce"}
+    )
 
 
 def test_every_op_with_an_adjoint_has_gradients() -> None:

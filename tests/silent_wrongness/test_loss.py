@@ -4,9 +4,7 @@ Attention over a sharded sequence waits; the rest of a model over it does not.
 """
 
 import pytest
-from attrs import evolve
 
-from helpers.plan_table import PLANS
 from helpers.planted_defects import LABELS, TEXTS, Defect, parameters, refusal, results_of
 
 SEQUENCE = "batch and sequence"  # dp 2 × cp 2
@@ -138,13 +136,6 @@ def test_row_25_a_vocabulary_that_the_axis_does_not_divide() -> None:
     assert counted.types() == ""
     assert counted.values() >= {"loss"}
     assert "nothing in the IR does `max_logit(logits, self.tp, classes=12)`" in counted.emission()
-
-
-def test_row_31_attention_over_a_sharded_sequence_is_refused() -> None:
-    """Layouts of context parallelism were wrong without a causal mask or for odd lengths (pytorch#141429,
-    EasyContext#47, TensorRT-LLM PR #13821).  They wait; nothing of them can be written."""
-    assert refusal(evolve(PLANS["tensor"], shard="seq over tp").text()) == "E0601"
-    assert refusal(evolve(PLANS["sequence alone"], seq=5).text()) == "E0510"
 
 
 @pytest.mark.sample(8)

@@ -108,7 +108,7 @@ def test_a_plan() -> None:
     assert parse(text) == (
         Use(String("x.scale", NOWHERE), (dims,), NOWHERE),
         Model(name("m"), inputs, (*inits, repeat), NOWHERE),
-        Section(name("shard"), None, (Rule(ab, xy, NOWHERE),), NOWHERE),
+        Section(name("shard"), None, (Rule(ab, xy, None, None, NOWHERE),), NOWHERE),
     )
 
 

@@ -13,7 +13,7 @@ from attrs import define, frozen
 
 from ...ir import PRECISIONS, Op, Program, Type
 from ...ops import OPS, roles
-from ...ops.call import Argument, Dims, Group, Keyword, RotaryTable, Shards
+from ...ops.call import Argument, Dims, Group, Keyword, Positions, RotaryTable, Shards
 from ...ops.saved_tensors import Local
 from ..imports import function_of
 from ..naming import DTYPES
@@ -48,12 +48,15 @@ class Calls:
         if "theta" not in attrs:
             return None
         type = self.types[op.inputs[0]]
-        seq, width = (self.program.local_size(type, dim) for dim in (positions, type.dims[-1]))
+        width, axes = self.program.local_size(type, type.dims[-1]), type.axes_of(positions)
         theta, dims = attrs.pop("theta"), round(float(str(attrs.pop("dims", width))))
         between = type.dims[::-1].index(positions) - 1
         said = ", ".join(f"{key}={value!r}" for key, value in {"theta": theta, "between": between, **attrs}.items())
         dtype = DTYPES[PRECISIONS[self.program.train.precision]]
-        return self.machine.spec(f"rope_frequencies({seq}, {dims}, {said}, mesh=mesh, dtype={dtype})")
+        said += f", positions={positions_of(self.program, positions, axes)}" if axes else ""
+        return self.machine.spec(
+            f"rope_frequencies({self.program.size(positions)}, {dims}, {said}, mesh=mesh, dtype={dtype})"
+        )
 
 
 @define
@@ -202,9 +205,13 @@ class _Reader:
                 return [first[i] for i in _indices(said, len(first))] == [(name,) for name in names]
             case Group(axes):
                 return said is self._group(axes)
-            case Shards(axes):
-                groups = {first[i]: group for i, group in cast(dict[int, object], said).items()}
-                return groups == {(dim,): self._group(over) for dim, over in axes.items()}
+            case Positions(dim, axes):
+                return said is self.machine.spec(positions_of(self.it.program, dim, axes))
+            case Shards(parts):
+                given = cast(dict[int, object], said)
+                found = {first[i]: i for i in given}
+                same = {*found} == {(dim,) for dim in parts} and len(found) == len(given)
+                return same and all(self._means(given[found[dim,]], part) for dim, part in parts.items())
             case Keyword(operand):
                 return said is self.operands[operand]
             case RotaryTable():
@@ -214,6 +221,13 @@ class _Reader:
 
     def _group(self, axes: Sequence[str]) -> object:
         return self.machine.spec(f"mesh.axis({', '.join(map(repr, axes))})")
+
+
+def positions_of(program: Program, dim: str, axes: Sequence[str]) -> str:
+    """The expression for the positions along a dim that a rank holds where axes shard it, outermost first."""
+    chunked = tuple(axis for axis in axes if (dim, axis) in program.zigzags)
+    zigzag = f", zigzag={chunked!r}" if chunked else ""
+    return f"Positions(mesh, {program.size(dim)}, {', '.join(map(repr, axes))}{zigzag})"
 
 
 def _flattened(shape: Shape, start: int, end: int = -1) -> Shape:

@@ -8,6 +8,7 @@ Non-goals: stages of a pipeline (`stages`), and the step around the model (`step
 import ast
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 from attrs import evolve
@@ -16,11 +17,12 @@ from ...analysis.bucket_layout import stored_as_matrix
 from ...analysis.param_uses import leaves
 from ...ir import FLOATS, INVARIANT, REPLICATED, Arg, Enter, Op, Param, Program, Region, Stmt, base, uses
 from ...ir.placements import ends
+from ...ops import OPS
 from ...ops.dropout import are_draws
 from ..expressions import ATOM, Context, Expr, express
 from ..loop_hooks import repeat_of
 from .buckets import LayerMoves, Repeats
-from .calls import Calls, Shape
+from .calls import Calls, Shape, positions_of
 from .compare import compare, demand_known
 from .machine import Machine
 from .recompute import Twins
@@ -47,7 +49,10 @@ class Forward:
         self.done: set[str] = set()  # the ops, by their first results
         self.values: dict[str, object] = {}
         self._calls = Calls(machine, program, self._types, self._shape)
-        self._context = Context(program, self._types.__getitem__, _axis, lambda op: TABLE, self._is_matrix, {})
+        positions = partial(positions_of, program)
+        self._context = Context(
+            program, self._types.__getitem__, _axis, positions, lambda op: TABLE, self._is_matrix, {}
+        )
 
     def compare(self, model: Instance, given: Sequence[str]) -> None:
         """Runs the model on the inputs of these names, and compares it with the forward block."""
@@ -127,7 +132,7 @@ class Forward:
             return
         last = log[-1]
         assert isinstance(last, Event), f"emit: {op.kind} is no call"
-        if not whole and (op.kind in self._selected() or self._twins.count[self._twins.of(results[0])]):
+        if not whole and (OPS[op.kind].plan_name in self._selected() or self._twins.count[self._twins.of(results[0])]):
             log[-1] = evolve(last, block=True)
         parts = [value] if len(results) == 1 else self._machine.parts(last.node, value, len(results))
         self.values |= dict(zip(results, parts, strict=True))

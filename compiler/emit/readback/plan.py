@@ -80,7 +80,9 @@ def _inputs(program: Program) -> str:
     for arg in program.microbatches.args:
         type = arg.value.type
         split = {dim: type.axes_of(dim) for dim in type.dims if type.axes_of(dim)}
-        found[base(arg.value.name)] = f"Input({type.dims!r}, {split!r})"
+        chunked = [axis for dim, axes in split.items() for axis in axes if (dim, axis) in program.zigzags]
+        zigzag = f", zigzag={tuple(chunked)!r}" if chunked else ""
+        found[base(arg.value.name)] = f"Input({type.dims!r}, {split!r}{zigzag})"
     return f"{{{', '.join(f'{name!r}: {text}' for name, text in found.items())}}}"
 
 

@@ -72,7 +72,8 @@ class Staged:
         """One rank of the stages' axis, and dims of other sizes; stages of the same sizes share what is known of it."""
         key, whole = tuple(sizes.items()), self.machine.world
         if key not in self.worlds:
-            self.worlds[key] = SimulatedMesh(whole.axes | {self.pipeline.axis: 1}, whole.dims | sizes)
+            axes = whole.axes | {self.pipeline.axis: 1}
+            self.worlds[key] = SimulatedMesh(axes, whole.dims | sizes, whole.zigzags)
         return self.worlds[key]
 
     @cached_property

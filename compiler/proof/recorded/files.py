@@ -26,6 +26,7 @@ class Call:
     group      as global ranks
     shape      of the local tensor that goes in, as is its dtype; or of what is received
     peer       the global rank at a message's other end
+    splits     of an all-to-all whose parts are not equal: their sizes, to each rank of the group and from each
     """
 
     op: str
@@ -34,6 +35,7 @@ class Call:
     shape: tuple[int, ...]
     dtype: str
     peer: int | None = None
+    splits: tuple[tuple[int, ...], ...] | None = None
 
     def __str__(self) -> str:
         """For instance `all_reduce (max) of f32[128, 8] over ranks 0, 1`, or `send of f32[128, 8] to rank 1`."""
@@ -42,7 +44,8 @@ class Call:
                 f"{self.op} of {self.dtype}{list(self.shape)} {'to' if self.op == 'send' else 'from'} rank {self.peer}"
             )
         reduction = f" ({self.reduction})" if self.reduction else ""
-        return f"{self.op}{reduction} of {self.dtype}{list(self.shape)} over {ranks(self.group)}"
+        parts = f", {' + '.join(map(str, self.splits[0]))} to each" if self.splits else ""
+        return f"{self.op}{reduction} of {self.dtype}{list(self.shape)} over {ranks(self.group)}{parts}"
 
 
 @frozen
@@ -168,4 +171,5 @@ def _stretches(lines: Sequence[dict[str, Any]]) -> Iterator[Stretch]:
 def _call(line: dict[str, Any]) -> Call:
     dtype = NAMES.get(str(line["dtype"]), str(line["dtype"]))
     group, shape = tuple(line["group"]), tuple(line["shape"])
-    return Call(line["op"], line["reduction"], group, shape, dtype, line.get("peer"))
+    splits = tuple(tuple(sizes) for sizes in line["splits"]) if "splits" in line else None
+    return Call(line["op"], line["reduction"], group, shape, dtype, line.get("peer"), splits)

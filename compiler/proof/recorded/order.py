@@ -9,6 +9,8 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from attrs import evolve
+
 from .files import Call, Record, Stretch, ranks
 
 
@@ -24,7 +26,7 @@ def disorder(records: Sequence[Record]) -> tuple[str, ...]:
         group = _meeting(calls, at, rank)
         if not group:
             continue
-        if len({_essence(calls[peer][at[peer]][1]) for peer in group}) > 1:
+        if not _alike([calls[peer][at[peer]][1] for peer in group]):
             return (f"{ranks(group)} meet with different calls", *_waiting(calls, at, group))
         for peer in group:
             at[peer] += 1
@@ -62,9 +64,17 @@ def _meeting(calls: Sequence[Sequence[tuple[Stretch, Call]]], at: Sequence[int],
     return group if all(there) else ()
 
 
-def _essence(call: Call) -> Call | str:
-    """The part of a call that must be equal on all ranks; with torch's other ops only the root may send."""
-    return call.op if "::" in call.op else call
+def _alike(calls: Sequence[Call]) -> bool:
+    """Whether the ranks of a group, in its order, make one call; with torch's other ops only the root may send.
+
+    Of parts that are not equal each rank has from another one as much as that sends it.
+    """
+    if any("::" in call.op for call in calls):
+        return len({call.op for call in calls}) == 1
+    if len({evolve(call, splits=None) for call in calls}) > 1:
+        return False
+    splits = [call.splits for call in calls if call.splits]
+    return not splits or [*zip(*(to for to, _ in splits), strict=True)] == [received for _, received in splits]
 
 
 def _waiting(calls: Sequence[Sequence[tuple[Stretch, Call]]], at: Sequence[int], ranks: Sequence[int]) -> list[str]:

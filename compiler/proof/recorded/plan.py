@@ -5,7 +5,7 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...analysis.communication import MESSAGES
 from ...analysis.stage_buckets import needed
@@ -91,6 +91,7 @@ def _in_order(
 ) -> Iterator[Expected]:
     """A list from its first to its last, those in loops as often as these layer."""
     calls = [_call(each, plan, rank) for each in listed]
+    layers = layers | {each["hops"]: range(each["times"]) for each in listed if each.get("hops")}
     loops = [(i, (*each["loops"], *_hops(each))) for i, each in enumerate(listed) if each["ranks"] > 1]
     for i, layer in _unrolled(loops, layers, ()):
         around = layer[: len(layer) - len(_hops(listed[i]))]
@@ -111,7 +112,16 @@ def _call(each: dict[str, Any], plan: dict[str, Any], rank: int) -> Expected:
     if among := each.get("among"):
         group = tuple(group[int(place)] for place in among)
     call = Call(each["op"], reduction, group, tuple(each["shape"]), each["dtype"], peer)
+    if each["op"] == "rotate":
+        call = evolve(call, op="all_to_all", splits=_rotated(group.index(rank), len(group), each))
     return Expected(call, each["where"], each["value"], each["line"])
+
+
+def _rotated(place: int, ranks: int, each: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The sizes of what a rank sends to each rank of its group, and has from each, where all goes to one."""
+    by, whole = each.get("by", 1), prod(each["shape"])
+    to, source = (place + by) % ranks, (place - by) % ranks
+    return tuple(whole * (i == to) for i in range(ranks)), tuple(whole * (i == source) for i in range(ranks))
 
 
 LayerIndex = tuple[tuple[int, range], ...]
@@ -126,7 +136,7 @@ def _unrolled(
         if not loop:
             yield from ((i, layer) for i, _ in inside)
             continue
-        body, own = [(i, loops[1:]) for i, loops in inside], layers[loop[0].partition(".")[0]]
+        body, own = [(i, loops[1:]) for i, loops in inside], layers.get(loop[0]) or layers[loop[0].partition(".")[0]]
         for index in range(len(own)):
             yield from _unrolled(body, layers, (*layer, (index, own)))
 

@@ -1,7 +1,10 @@
 """Rotary positions, and softmax attention with key/value heads that serve several query heads."""
 
 import numpy as np
+from attrs import evolve
 
+from ...ir import PARTIAL, REPLICATED, SEQUENCE, sharded
+from ...ir.placements import Step
 from ...ops.attention import attention_roles, documents_and_draws, rope_roles
 from ..tensors import Array, Dims, Tensor
 from .call import Call, Semantics
@@ -93,14 +96,17 @@ class _Softmax:
         window = self.c.number("window")
         seen = seen & (np.abs(ahead) < window) if window else seen
         near = self.n.constant(seen.astype(int), (self.at, KEY))
-        alike = [self._alike(each) for each in self.documents]
+        alike = [self._alike(each, queries) for each in self.documents]
         return self.n.product(alike[0].dims, near, *alike) if alike else near
 
-    def _alike(self, documents: Tensor) -> Tensor:
-        """One where two tokens are of one document, else zero."""
+    def _alike(self, documents: Tensor, queries: Array) -> Tensor:
+        """One where a query's token and a key's are of one document, else zero; documents are those of all keys."""
         rows = tuple(dim for dim in documents.dims if dim != self.at)
         ids = documents.onto((*rows, self.at))
-        alike = ids[..., :, None] == ids[..., None, :]
+        at = queries.reshape(*queries.shape[:-1], *(1 for _ in rows), -1)
+        lead = np.broadcast_shapes(ids.shape[:-1], at.shape[:-1])
+        own = np.take_along_axis(*(np.broadcast_to(x, (*lead, x.shape[-1])) for x in (ids, at)), axis=-1)
+        alike = own[..., :, None] == ids[..., None, :]
         return self.n.constant(alike.astype(int), (*rows, self.at, KEY))
 
     def result(self) -> Tensor:
@@ -121,6 +127,23 @@ class _Softmax:
         return Tensor(self.own, grad.array, grad.degree)
 
 
+def _gathered(c: Call) -> Call:
+    """The call with the keys and values of all ranks of its ring."""
+    types, args = [*c.types], [*c.args]
+    for i in (1, 2):
+        step = Step(c.op.names("ring"), sharded(SEQUENCE), REPLICATED)
+        args[i] = c.world.coerced(c.args[i], step.axes, step.source, step.target, c.numbers)
+        types[i] = step.applied(c.types[i], c.program)
+    return evolve(c, args=args, types=types)
+
+
+def _ring_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    """Of keys and values: the sums over the ranks, of which each has its part."""
+    dq, *others = _Softmax(_gathered(c)).gradients(grads[0], c.results[0])
+    scatter = (c.op.names("ring"), PARTIAL, sharded(SEQUENCE), c.numbers)
+    return [dq, *(c.world.coerced(each, *scatter) for each in others), *(None for _ in c.args[3:])]
+
+
 def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     return [*_Softmax(c).gradients(grads[0], c.results[0]), *(None for _ in c.args[3:])]
 
@@ -128,4 +151,5 @@ def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 MEANINGS = {
     "rope": Semantics(lambda c: [_rotated(c, c.args[0], 1)], lambda c, grads: [_rotated(c, grads[0], -1)]),
     "attention": Semantics(lambda c: [_Softmax(c).result()], _gradients),
+    "ring_attention": Semantics(lambda c: [_Softmax(_gathered(c)).result()], _ring_gradients),
 }

@@ -16,11 +16,15 @@ BINDERS = ("=", "~", "over")
 
 @frozen
 class Word:
-    """A word or comment, with the line ends before it and its column in the source, counted from 0."""
+    """A word or comment, with the line ends before it and its column in the source, counted from 0.
+
+    It `goes_on` with its entry where it is `as` or `via`, before a name.
+    """
 
     text: str
     line_ends: int
     column: int
+    goes_on: bool = False
 
     @property
     def is_comment(self) -> bool:
@@ -105,7 +109,7 @@ def read(text: str) -> list[Word]:
         if token.isspace():
             line_ends = token.count("\n")
         else:
-            words.append(Word(token.rstrip(), line_ends, (token.column or 1) - 1))
+            words.append(Word(token.rstrip(), line_ends, (token.column or 1) - 1, token.type in ("AS", "VIA")))
             line_ends = 0
     return words
 
@@ -161,6 +165,8 @@ def _begins(before: Word | None, word: Word, after: Word | None, bound: bool) ->
         return False
     if before is None or before.text == "{":
         return True
+    if word.goes_on or before.goes_on:
+        return False
     if before.text == "}":
         return word.text != "else"
     postfix = after is not None and after.is_number  # as in `vocab = 50257 pad 128`

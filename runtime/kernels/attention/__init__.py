@@ -1,7 +1,8 @@
-"""Flash attention: forward, backward, and the merge of partial results."""
+"""Flash attention: forward, backward, the merge of partial results, and a ring of ranks."""
 
 from .merge import Merge
 from .op import Attention, Choice, backend
+from .ring import RingAttention
 from .tiles import Block, Blocks
 
-__all__ = ["Attention", "Block", "Blocks", "Choice", "Merge", "backend"]
+__all__ = ["Attention", "Block", "Blocks", "Choice", "Merge", "RingAttention", "backend"]

@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...ops.plain_attention import Saved, Setting, sizes
 from .. import launching
-from .layouts import Saved, Setting, padded, sizes, strides, unit
+from .layouts import constants, operand_strides, padded, strides, unit
 from .tiles import (
     LOG2E,
     PRECISION,
@@ -164,22 +165,27 @@ def queries_kernel(
 
 
 def backward(
-    saved: Saved, g_out: Tensor, g_lse: Tensor | None, how: Setting, blocks: Blocks
+    saved: Saved,
+    g_out: Tensor,
+    g_lse: Tensor | None,
+    how: Setting,
+    blocks: Blocks,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, each as it is shaped, in its dtype."""
+    """Gradients of q, k and v, each as it is shaped, in `dtype`, by default its own."""
     q, k, v, q_ids, k_ids, out, lse = saved
     q, k, v, g_out = (unit(each) for each in (q, k, v, g_out))
     batch, queries, heads = sizes(q, how.seq)
     _, keys, kv_heads = sizes(k, how.seq)
-    g_q, g_k, g_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    g_q, g_k, g_v = (each.new_empty(each.shape, dtype=dtype) for each in (q, k, v))
     given = (q, k, v, q_ids, k_ids, g_out, lse, delta(out, g_out, g_lse, how.seq))
-    lie = (*how.operand_strides(q, k, v, q_ids, k_ids), *strides(g_out, how.seq))
+    lie = (*operand_strides(q, k, v, q_ids, k_ids, how.seq), *strides(g_out, how.seq))
     rest = (heads, queries, keys, how.shift, how.scale)
-    constants = how.constants(q, k, q_ids)
+    compiled_for = constants(how, q, k, q_ids)
     grid = (batch * kv_heads * launching.blocks(keys, blocks.keys.keys),)
     args = (*given, g_k, g_v, *lie, *strides(g_k, how.seq), *rest)
-    launching.launch(keys_kernel, grid, *args, **constants, **blocks.keys.options())
+    launching.launch(keys_kernel, grid, *args, **compiled_for, **blocks.keys.options())
     grid = (batch * heads * launching.blocks(queries, blocks.queries.queries),)
     args = (*given, g_q, *lie, *strides(g_q, how.seq), *rest)
-    launching.launch(queries_kernel, grid, *args, **constants, **blocks.queries.options())
+    launching.launch(queries_kernel, grid, *args, **compiled_for, **blocks.queries.options())
     return g_q, g_k, g_v

@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...ops.plain_attention import Setting, sizes
 from .. import launching
-from .layouts import Setting, sizes, strides, unit
+from .layouts import constants, operand_strides, strides, unit
 from .tiles import LOG2E, PRECISION, Block, load_ids, load_tile, logits, near, place, seen, span, store_row, store_tile
 
 
@@ -60,20 +61,27 @@ def forward_kernel(
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, q_ids: Tensor | None, k_ids: Tensor | None, how: Setting, block: Block
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_ids: Tensor | None,
+    k_ids: Tensor | None,
+    how: Setting,
+    block: Block,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The result, which lies as q is shaped, and its log-sum-exp, float32 [b, n, s]."""
+    """The result in `dtype`, by default q's, as q is shaped, and its log-sum-exp, float32 [b, n, s]."""
     q, k, v = (unit(each) for each in (q, k, v))
     batch, queries, heads = sizes(q, how.seq)
-    out = q.new_empty(q.shape)
+    out = q.new_empty(q.shape, dtype=dtype)
     lse = q.new_empty((batch, heads, queries), dtype=torch.float32)
     launching.launch(
         forward_kernel,
         (batch * heads * launching.blocks(queries, block.queries),),
         *(q, k, v, q_ids, k_ids, out, lse),
-        *(*how.operand_strides(q, k, v, q_ids, k_ids), *strides(out, how.seq)),
+        *(*operand_strides(q, k, v, q_ids, k_ids, how.seq), *strides(out, how.seq)),
         *(heads, queries, k.shape[how.seq], how.shift, how.scale),
-        **how.constants(q, k, q_ids),
+        **constants(how, q, k, q_ids),
         **block.options(),
     )
     return out, lse

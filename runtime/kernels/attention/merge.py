@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ...comm.functional_collectives import distinct
+from ...ops.plain_attention import across, sizes
 from .. import launching
 from ..launching import Tile
-from .layouts import across, padded, sizes, strides, unit
+from .layouts import padded, strides, unit
 from .tiles import load_row, load_tile, place, store_row, store_tile
 
 _Gradients = tuple[Tensor, Tensor, Tensor, Tensor]

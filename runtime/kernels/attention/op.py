@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ...comm.mesh import Axis
-from ...ops import functional
+from ...comm.positions import Positions
+from ...ops import functional, plain_attention
+from ...ops.plain_attention import Saved, Setting
 from .. import launching
-from . import backward, forward, plain
-from .layouts import Saved, Setting
+from . import backward, forward
 from .tiles import Blocks
 
 
@@ -76,7 +77,7 @@ class _Attend(Function):
     ) -> tuple[Tensor, Tensor]:
         k_ids = q_ids if k_ids is None else k_ids
         given = (q, k, v, q_ids, k_ids, how)
-        out, lse = forward.forward(*given, blocks.forward) if blocks else plain.forward(*given)
+        out, lse = forward.forward(*given, blocks.forward) if blocks else plain_attention.forward(*given)
         ctx.save_for_backward(q, k, v, q_ids, k_ids, out, lse)
         ctx.how, ctx.blocks = how, blocks
         ctx.set_materialize_grads(False)
@@ -90,7 +91,7 @@ class _Attend(Function):
         if ctx.blocks:
             gradients = backward.backward(saved, g_out, g_lse, ctx.how, ctx.blocks)
         else:
-            gradients = plain.backward(saved, g_out, g_lse, ctx.how)
+            gradients = plain_attention.backward(saved, g_out, g_lse, ctx.how)
         return *gradients, None, None, None, None
 
 
@@ -119,16 +120,23 @@ class Attention:
         dropout: float = 0.0,
         site: int = 0,
         heads: Axis | None = None,
+        positions: Positions | None = None,
     ) -> Tensor:
         """As `scalec.runtime.attention`."""
         seq = layout.index("s")
-        window = window if window < q.shape[seq] else 0
+        window = window if window < k.shape[seq] else 0
         special = bool(window or softcap) or documents is not None
         choice = backend(self, self.blocks, q, k, v, special=special, drops=draws is not None)
         if choice.backend == "torch":
-            options = (scale, softcap, documents, draws, dropout, site, heads)
+            options = (scale, softcap, documents, draws, dropout, site, heads, positions)
             return functional.attention(q, k, v, layout, causal, window, *options)
-        return self.partial(q, k, v, seq, causal, window, scale, softcap, documents, documents)[0]
+
+        def part(q: Tensor, start: int, own: Tensor | None) -> Tensor:
+            return self.partial(q, k, v, seq, causal, window, scale, softcap, own, documents, start)[0]
+
+        if positions is None:
+            return part(q, 0, documents)
+        return functional.by_chunks(part, q, seq, documents, positions, causal or window > 0)
 
     def partial(
         self,

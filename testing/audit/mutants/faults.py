@@ -125,7 +125,7 @@ def _counted_first(c: Call) -> list[Tensor]:
 class _AllFirst(SimulatedMesh):
     """Ranks that each take their part of the dim `whole` for the first part."""
 
-    whole: str
+    whole: str = ""
 
     def indices(self, type: Type, dim: str) -> Array:
         found = super().indices(type, dim)
@@ -134,7 +134,16 @@ class _AllFirst(SimulatedMesh):
 
 def _as_first(c: Call) -> list[Tensor]:
     """The op, on ranks that each take their part of a dim for the first."""
-    world, kind = _AllFirst(c.world.axes, c.world.dims, str(c.op.get("part of"))), str(c.op.get("op"))
+    kind, dim = str(c.op.get("op")), str(c.op.get("part of"))
+    world = _AllFirst(c.world.axes, c.world.dims, c.world.zigzags, dim)
+    return MEANINGS[kind].value(evolve(c, world=world, op=evolve(c.op, kind=kind)))
+
+
+def _in_rank_order(c: Call) -> list[Tensor]:
+    """The op, on ranks that hold one part each where they hold two chunks."""
+    world, kind = evolve(c.world, zigzags=frozenset[tuple[str, str]]()), str(c.op.get("op"))
+    if kind == "coerce":
+        return [world.coerced(c.args[0], c.op.names("axes"), *ends(c.op), c.numbers)]
     return MEANINGS[kind].value(evolve(c, world=world, op=evolve(c.op, kind=kind)))
 
 
@@ -156,5 +165,6 @@ FAULTS = {
     "counted_all": Semantics(_counted_all),
     "counted_first": Semantics(_counted_first),
     "as_first": Semantics(_as_first),
+    "in_rank_order": Semantics(_in_rank_order),
 }
 """By the kind of an op in a mutant."""

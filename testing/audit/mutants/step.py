@@ -6,9 +6,10 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from ....compiler.ir import INVARIANT, MICROBATCHES, PARTIAL, Kind, Op, Program, Type, defs, sharded
+from ....compiler.ir import INVARIANT, MICROBATCHES, PARTIAL, SEQUENCE, Kind, Op, Program, Type, defs, sharded
+from ....compiler.ir.placements import ends
 from ....compiler.ops import VJPS
-from ....compiler.ops.attention import head_dims
+from ....compiler.ops.attention import head_dims, window_of
 from ....compiler.syntax.source import Span
 from .edits import Edit, aside, before, instead, ops, replaced, then, wide, with_input
 
@@ -158,6 +159,18 @@ def _positions(program: Program) -> Found:
                 yield words, op.span, replaced(program, op, first)
 
 
+def _rank_order(program: Program) -> Found:
+    """Chunks of a sequence that are taken, or put together, as if each rank held one part."""
+    for op in program.ops:
+        types = [program.types[name] for name in op.inputs]
+        moved = [place.dim for place in ends(op) if place.dim] if op.kind == "coerce" else []
+        over = {*((dim, axis) for dim in moved for axis in op.names("axes"))}
+        over |= {(dim, axis) for dim, type in _indexed(program, op, types) for axis in type.axes_of(dim)}
+        if any(program.axis(axis).size > 1 for _, axis in over & program.zigzags):
+            taken = instead(op, "in_rank_order", **dict(op.attrs), op=op.kind)
+            yield f"{op.kind} of {op.inputs[0]}: chunks taken for parts", op.span, replaced(program, op, taken)
+
+
 def _indexed(program: Program, backward: Op, operands: list[Type]) -> list[tuple[str, Type]]:
     """The dims along which it matters to an op which part a rank holds, with the type of what it holds."""
     op, types = VJPS.forward(backward, operands)
@@ -172,10 +185,14 @@ def _indexed(program: Program, backward: Op, operands: list[Type]) -> list[tuple
         case "rescale_to_global_max" if op is backward:
             classes, axes = str(op.get("classes")), types[0].axes_in(Kind.MAXIMUM)
             return [(classes, Type(types[0].dtype, (classes,), tuple((axis, sharded(classes)) for axis in axes)))]
-        case "attention":
+        case "attention" | "ring_attention":
             q, k = types[:2]
             drops = "dropout" in dict(op.attrs)
-            return [(heads, q) for heads, few in [head_dims(q, k)] if program.size(few) > 1 or drops]
+            matters = op.get("mask") == "causal" or window_of(op) > 0
+            by_heads = [(heads, q) for heads, few in [head_dims(q, k)] if program.size(few) > 1 or drops]
+            return by_heads + [(SEQUENCE, q)] * matters
+        case "rope" | "rope_pair":
+            return [(SEQUENCE, types[0])]
         case "dropout":
             return [(dim, types[0]) for dim in types[0].dims if dim != "batch"]
         case _:
@@ -192,4 +209,5 @@ FAMILIES: dict[str, Edit] = {
     "another parameter's gradient": _others_gradient,
     "another rank's gradient": _others_shard,
     "part taken for the first": _positions,
+    "chunks taken for parts": _rank_order,
 }

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from helpers.kernels.cases import PRECISIONS, Precision, check_against, moved, randn
+from helpers.kernels.cases import PRECISIONS, Precision, check_against, check_equal, moved, randn
 from scalec.runtime.kernels import Tile
-from scalec.runtime.kernels.attention import Attention, Block, Blocks, Merge
+from scalec.runtime.kernels.attention import Attention, Block, Blocks, Merge, RingAttention
+from scalec.runtime.ops.plain_attention import Setting
+from scalec.runtime.ops.ring_attention import PLAIN
 
 SMALL = Blocks(*(Block(queries=16, keys=16, warps=4, stages=1) for _ in range(3)))
 UNEVEN = Blocks(Block(32, 16, warps=4, stages=1), Block(16, 32, warps=4, stages=1), Block(32, 16, warps=4, stages=1))
@@ -177,6 +179,27 @@ def case_parts_of_the_keys_merge_to_the_whole(device: str) -> None:
     for precision in PRECISIONS[device]:
         _check_ring(0, 0, precision, device)
         _check_ring(1, 20, precision, device)
+
+
+def _check_ring_backend(precision: Precision, device: str) -> None:
+    q, k, v, g_out = (randn(1, 20, 2, 16, precision=precision, device=device, seed=i).detach() for i in range(4))
+    how = Setting(seq=1, scale=0.25, back=8, forth=0, shift=4)
+    ours, theirs = RingAttention({16: SMALL}).backend(q, k, v), PLAIN
+    assert ours is not theirs
+    out, lse = theirs.forward(q, k, v, None, None, how, dtype=torch.float32)
+    results: list[tuple[Tensor, ...]] = [ours.forward(q, k, v, None, None, how, dtype=torch.float32), (out, lse)]
+    for each in (ours, theirs):
+        results.append(each.backward((q, k, v, None, None, out, lse), g_out, None, how, dtype=torch.float32))
+    for one, other in (results[:2], results[2:]):
+        for actual, expected in zip(one, other, strict=True):
+            assert actual.dtype == expected.dtype == torch.float32
+            check_equal(actual.to(precision.dtype), expected.double().cpu(), precision)
+
+
+def case_calls_of_a_ring_give_float32(device: str) -> None:
+    """By the kernels as by plain torch, whatever the element type of queries, keys and values."""
+    for precision in PRECISIONS[device]:
+        _check_ring_backend(precision, device)
 
 
 def _check_merge(queries: int, dim: int, seq: int, precision: Precision, device: str) -> None:

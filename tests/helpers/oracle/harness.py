@@ -178,7 +178,12 @@ def local_batch(plan: Any, *inputs: Tensor) -> Batch:
         rows = rows.view(plan.microbatches, -1, *rows.shape[1:])
         for dim, at in (("batch", 1), ("seq", 2)):
             for axis in layout.split.get(dim, ()):
-                rows = rows.chunk(plan.mesh[axis], at)[coordinates[axis]]
+                ranks, rank = plan.mesh[axis], coordinates[axis]
+                if axis in layout.zigzag:
+                    chunks = rows.chunk(2 * ranks, at)
+                    rows = torch.cat([chunks[rank], chunks[-1 - rank]], at)
+                else:
+                    rows = rows.chunk(ranks, at)[rank]
         return (rows.transpose(1, 2) if layout.dims == ("seq", "batch") else rows).contiguous()
 
     return Batch(**{name: local(rows, name) for name, rows in zip(plan.inputs, inputs, strict=True)})

@@ -85,11 +85,14 @@ class Case:
     schedule: str = "1f1b"
     stages: str = ""  # layers of each stage, where the plan says
     layers: int = 2
+    cp: int = 1
+    how: str = ""  # what the rule of the sequence over cp says besides
+    uly: int = 1  # an axis over which attention exchanges the sequence for heads
 
     @property
     def ranks(self) -> int:
         """The size of the mesh."""
-        return self.pp * self.replicas * self.dp * self.tp
+        return self.pp * self.replicas * self.dp * self.cp * self.uly * self.tp
 
     @property
     def rows(self) -> int:
@@ -137,7 +140,7 @@ def plan_text(case: Case) -> str:
   repeat layers {{{EVERY if c.every else LAYER + (PARALLEL if c.parallel else SEQUENTIAL)}  }}
   loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ {head}, labels{options})
 }}
-mesh  {{ {_outer(case)} dp = {case.dp}  tp = {case.tp} }}
+mesh  {{ {_outer(case)} dp = {case.dp}  {_contexts(case)} tp = {case.tp} }}
 shard {{ {case.rules or _rules(case)} }}
 state {{ {case.state} }}
 {_pipeline(case)}
@@ -171,7 +174,14 @@ def _rules(case: Case) -> str:
     batch = "replica, dp" if case.replicas > 1 else "dp"
     vocab, seq = "vocab, " if case.vocab else "", "  seq over tp" if case.sp else ""
     layers = "  layers over pp" if case.pp > 1 else ""
-    return f"batch over {batch}  {vocab}heads, kv_heads, ffn over tp{seq}{layers}"
+    context = f"seq over cp {case.how}  " if case.cp > 1 else ""
+    context += "seq over uly via ulysses  " if case.uly > 1 else ""
+    return f"batch over {batch}  {context}{vocab}heads, kv_heads, ffn over tp{seq}{layers}"
+
+
+def _contexts(case: Case) -> str:
+    sizes = {"cp": case.cp, "uly": case.uly}
+    return "  ".join(f"{axis} = {size}" for axis, size in sizes.items() if size > 1)
 
 
 def _outer(case: Case) -> str:

@@ -35,7 +35,7 @@ from scalec.runtime import (
 
 Coercion = Callable[[Tensor, Axis], Tensor]
 
-# (forward, placement before, placement after); sharded dims are of local size 2, others of 4 × ranks
+# (forward, placement before, placement after); Z is S with a zigzag
 TABLE: dict[str, tuple[Coercion, str, str]] = {
     "replicate": (replicate, "I", "R"),
     "all_reduce": (all_reduce, "P", "I"),
@@ -49,25 +49,50 @@ TABLE: dict[str, tuple[Coercion, str, str]] = {
     "pad_shard": (lambda x, axis: pad_shard(x, axis, dim=2), "S2", "P"),
     "all_to_all 0 1": (lambda x, axis: all_to_all(x, axis, dim_from=0, dim_to=1), "S0", "S1"),
     "all_to_all 2 0": (lambda x, axis: all_to_all(x, axis, dim_from=2, dim_to=0), "S2", "S0"),
+    "all_gather 0, zigzag": (lambda x, axis: all_gather(x, axis, dim=0, zigzag=True), "Z0", "R"),
+    "all_gather 1, zigzag": (lambda x, axis: all_gather(x, axis, dim=1, zigzag=True), "Z1", "R"),
+    "reduce_scatter 0, zigzag": (lambda x, axis: reduce_scatter(x, axis, dim=0, zigzag=True), "P", "Z0"),
+    "reduce_scatter 1, zigzag": (lambda x, axis: reduce_scatter(x, axis, dim=1, zigzag=True), "P", "Z1"),
+    "all_gather_invariant, zigzag": (lambda x, axis: all_gather_invariant(x, axis, dim=1, zigzag=True), "Z1", "I"),
+    "shard, zigzag": (lambda x, axis: shard(x, axis, dim=1, zigzag=True), "I", "Z1"),
+    "take_shard, zigzag": (lambda x, axis: take_shard(x, axis, dim=0, zigzag=True), "R", "Z0"),
+    "pad_shard, zigzag": (lambda x, axis: pad_shard(x, axis, dim=1, zigzag=True), "Z1", "P"),
+    "all_to_all 0 2, from zigzag": (lambda x, axis: all_to_all(x, axis, 0, 2, zigzag_from=True), "Z0", "S2"),
+    "all_to_all 1 0, from zigzag": (lambda x, axis: all_to_all(x, axis, 1, 0, zigzag_from=True), "Z1", "S0"),
+    "all_to_all 2 1, to zigzag": (lambda x, axis: all_to_all(x, axis, 2, 1, zigzag_to=True), "S2", "Z1"),
+    "all_to_all 1 0, both zigzag": (lambda x, axis: all_to_all(x, axis, 1, 0, True, True), "Z1", "Z0"),
     "once": (once, "I", "P"),
     "invariant": (invariant, "R", "I"),
     "once_replicated": (once_replicated, "R", "P"),
 }
-DUAL = {"I": "I", "R": "P", "P": "R", "S0": "S0", "S1": "S1", "S2": "S2"}
-GLOBAL = (24, 12, 12)
+DUAL = {"R": "P", "P": "R"}
+"""Of the others, each is its own."""
+GLOBAL = (24, 24, 24)
+
+
+def _held(size: int, ranks: int, rank: int) -> list[int]:
+    """A rank's positions where a zigzag cuts `size`."""
+    each = size // (2 * ranks)
+    return [at for at in range(size) if at // each == rank] + [
+        at for at in range(size) if at // each == 2 * ranks - 1 - rank
+    ]
 
 
 def _value(placement: str, axis: Axis, seed: int) -> Tensor:
     """A random value with this placement: this rank's part."""
     own = seed * 100 + (axis.rank + 1 if placement == "P" else 0)
     whole = torch.randn(GLOBAL, dtype=torch.float64, generator=torch.Generator().manual_seed(own))
+    if placement[0] == "Z":
+        return whole.index_select(dim := int(placement[1]), torch.tensor(_held(GLOBAL[dim], axis.size, axis.rank)))
     return whole.chunk(axis.size, int(placement[1]))[axis.rank] if placement[0] == "S" else whole
 
 
 def _meaning(x: Tensor, placement: str, axis: Axis) -> Tensor:
     """The global value that the ranks' parts stand for."""
-    if placement[0] == "S":
-        return all_gather(x, axis, dim=int(placement[1]))
+    if placement[0] in "SZ":
+        whole = all_gather(x, axis, dim := int(placement[1]))
+        held = [at for rank in range(axis.size) for at in _held(GLOBAL[dim], axis.size, rank)]
+        return whole if placement[0] == "S" else torch.empty_like(whole).index_copy(dim, torch.tensor(held), whole)
     return all_reduce_(x.clone(), axis) if placement == "P" else x
 
 
@@ -82,12 +107,13 @@ def _check(name: str) -> None:
     x = _value(before, axis, 1).requires_grad_()
     y = coercion(x, axis)
     assert torch.allclose(_meaning(y.detach(), after, axis), _meaning(x.detach(), before, axis)), "another value"
-    g = _value(DUAL[after], axis, 2)
+    g = _value(DUAL.get(after, after), axis, 2)
     y.backward(g)
     assert x.grad is not None
     assert x.grad.shape == x.shape
     assert _inner(g, y.detach(), after, axis) == pytest.approx(_inner(x.grad, x.detach(), before, axis), rel=1e-12)
-    assert torch.allclose(_meaning(x.grad, DUAL[before], axis), _meaning(g, DUAL[after], axis)), "another gradient"
+    expected = _meaning(g, DUAL.get(after, after), axis)
+    assert torch.allclose(_meaning(x.grad, DUAL.get(before, before), axis), expected), "another gradient"
 
 
 def _check_all() -> None:
@@ -101,6 +127,29 @@ def _check_all() -> None:
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_every_coercion_keeps_the_value_and_is_adjoint_to_its_backward(world: int) -> None:
     run_ranks(world, _check_all)
+
+
+def _check_graphs() -> None:
+    """In a graph, each is as it is outside of one."""
+    axis = Mesh({"tp": 2}).axis("tp")
+    for name in GRAPHS:
+        coercion, before, after = TABLE[name]
+        torch.compiler.reset()  # pyright: ignore[reportUnknownMemberType]
+        graph = torch.compile(lambda x: coercion(x, axis), backend="aot_eager", fullgraph=True)  # noqa: B023
+        g, results = _value(DUAL.get(after, after), axis, 2), []
+        for run in (coercion, lambda x, _: graph(x)):  # noqa: B023
+            x = _value(before, axis, 1).requires_grad_()
+            y = run(x, axis)
+            results.append((y.detach(), *torch.autograd.grad(y, x, g)))
+        torch.testing.assert_close(*results, rtol=0, atol=0, msg=lambda text: f"{name}: {text}")  # noqa: B023
+
+
+GRAPHS = [f"{name}, zigzag" for name in ("all_gather 1", "reduce_scatter 0", "shard", "pad_shard")]
+GRAPHS.append("all_to_all 0 2, from zigzag")
+
+
+def test_zigzags_are_the_same_in_a_graph() -> None:
+    run_ranks(2, _check_graphs, functional=True)
 
 
 def test_on_one_rank_every_coercion_is_the_identity() -> None:
@@ -129,6 +178,11 @@ def _taken_gradient(parameter: Tensor) -> Tensor:
 
 def _compare_regather() -> None:
     axis = Mesh({"tp": 2}).axis("tp")
+    for zigzag in (False, True):
+        _compare_gathered(axis, zigzag)
+
+
+def _compare_gathered(axis: Axis, zigzag: bool) -> None:
     torch.manual_seed(axis.rank)
     x, w, u = (torch.randn(4, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
 
@@ -136,9 +190,9 @@ def _compare_regather() -> None:
         views = a[2:].unflatten(1, (2, 2)).transpose(1, 2).flatten(1)
         return (linear(a, w).exp()[2:] * linear(a[1:], u)[1:] * views).sum()
 
-    use(all_gather(x, axis, dim=0)).backward()
+    use(all_gather(x, axis, dim=0, zigzag=zigzag)).backward()
     expected = [_taken_gradient(p) for p in (x, w, u)]
-    with CommDebugMode() as forward, regather(x, axis, dim=0) as full:
+    with CommDebugMode() as forward, regather(x, axis, dim=0, zigzag=zigzag) as full:
         loss = use(full)
     assert _counts(forward) == {"_allgather_base_": 1}
     for _ in range(3):

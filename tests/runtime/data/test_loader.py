@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.forked_ranks import run_ranks
-from scalec.runtime import Batch, Input, Loader, Mesh, RunError
+from scalec.runtime import Batch, Input, Loader, Mesh, Positions, RunError
 from scalec.runtime.data.loader import Stream, find_files, shuffled, split_files
 from scalec.runtime.data.samples import Windows
 
@@ -92,6 +93,29 @@ def test_a_step_holds_the_same_rows_on_any_mesh(tmp_path: Path) -> None:
     halves = [torch.cat([blocks[dp], blocks[dp + 1]], dim=2) for dp in (0, 2)]
     assert torch.equal(torch.cat(halves, dim=1), alone.tokens)
     assert [tokens.shape for tokens, _ in alone.microbatches()] == [(BATCH // 2, SEQ)] * 2
+
+
+def _parts(files: list[str], split: tuple[str, ...], zigzag: tuple[str, ...]) -> tuple[list[list[int]], Any]:
+    """This rank's tokens of the first step, and what its `Positions` say."""
+    mesh = Mesh({"cp": 2, "tp": 2})
+    layout = Input(("seq", "batch"), {"seq": split}, zigzag)
+    loader = Loader(Stream(files, torch.uint8, 17), PLAIN, {"tokens": layout, "labels": layout}, mesh, 2, 1, 256, 0)
+    return loader.batch(0).tokens[0].T.tolist(), Positions(mesh, 16, *split, zigzag=zigzag).chunks
+
+
+@pytest.mark.parametrize(("split", "first"), [(("cp", "tp"), [0, 1, 2, 3]), (("tp", "cp"), [0, 1, 6, 7])])
+def test_a_sequence_is_cut_by_nested_axes(split: tuple[str, ...], first: list[int], tmp_path: Path) -> None:
+    """The first axis is the outermost, and cp a zigzag."""
+    layout = Input(("seq", "batch"), {})
+    stream = Stream(files := _write(tmp_path, [17 * 4]), torch.uint8, 17)
+    alone = Loader(stream, PLAIN, {"tokens": layout, "labels": layout}, Mesh({}), 2, 1, 256, seed=0).batch(0)
+    rows = alone.tokens[0].T
+    ranks = run_ranks(4, _parts, files, split, ("cp",))
+    held = [[at for start, length in chunks for at in range(start, start + length)] for _, chunks in ranks]
+    assert held[0] == first
+    for (tokens, _), mine in zip(ranks, held, strict=True):
+        assert tokens == rows[:, mine].tolist()
+    assert sorted(at for mine in held for at in mine) == list(range(16))
 
 
 def test_some_files_are_held_out_and_moving_them_changes_nothing() -> None:

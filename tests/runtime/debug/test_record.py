@@ -127,21 +127,25 @@ def _by_other_means(folder: Path) -> list[tuple[Any, ...]]:
             functional.wait_tensor(made)
         dist.all_reduce(x, dist.ReduceOp.MAX)
         dist.all_to_all_single(torch.empty_like(x), x)
+        parts = [4, 0] if dist.get_rank() else [0, 4]
+        dist.all_to_all_single(torch.empty_like(x), x, parts, parts)
         dist.broadcast(x, 0)
 
-    fields = ("op", "reduction", "group", "shape", "dtype")
+    fields = ("op", "reduction", "group", "shape", "dtype", "splits")
     return [tuple(line.get(name) for name in fields) for line in _recorded(folder, step)]
 
 
 def test_calls_by_other_means_than_the_coercions_are_seen(tmp_path: Path) -> None:
     both, f32 = [0, 1], "float32"
-    for calls in run_ranks(2, _by_other_means, tmp_path, functional=True):
+    for rank, calls in enumerate(run_ranks(2, _by_other_means, tmp_path, functional=True)):
+        parts = [4, 0] if rank else [0, 4]
         assert calls[:-1] == [
-            ("all_reduce", "max", both, [4, 2], f32),
-            ("all_gather", "", both, [4, 2], f32),
-            ("reduce_scatter", "sum", both, [4, 2], f32),
-            ("all_to_all", "", both, [4, 2], f32),
-            ("all_reduce", "max", both, [4, 2], f32),
-            ("all_to_all", "", both, [4, 2], f32),
-            ("c10d::broadcast_", "", both, [4, 2], f32),
+            ("all_reduce", "max", both, [4, 2], f32, None),
+            ("all_gather", "", both, [4, 2], f32, None),
+            ("reduce_scatter", "sum", both, [4, 2], f32, None),
+            ("all_to_all", "", both, [4, 2], f32, None),
+            ("all_reduce", "max", both, [4, 2], f32, None),
+            ("all_to_all", "", both, [4, 2], f32, None),
+            ("all_to_all", "", both, [4, 2], f32, [parts, parts]),
+            ("c10d::broadcast_", "", both, [4, 2], f32, None),
         ]

@@ -188,7 +188,7 @@ def _conjugate(tp: Axis, x: Tensor) -> None:
     a.sum().backward()
 
 
-def _wrong_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
+def _wrong_gather(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
     return _odd(torch.cat([x, x]))
 
 

@@ -12,17 +12,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from helpers.forked_ranks import run_ranks
-from scalec.runtime import Axis, Input, Loader, Mesh, attention, dropout, fork
+from helpers.ranks_alone import axis_at, positions_at
+from scalec.runtime import Input, Loader, Mesh, attention, dropout, fork
 from scalec.runtime.data.loader import Stream
 from scalec.runtime.data.samples import Windows
 from scalec.runtime.ops.dropout import draws_of
 
 DRAWS = draws_of(range(6), seed=0)
-
-
-def rank(index: int, size: int) -> Axis:
-    """An axis as one of its ranks sees it; dropout communicates nothing."""
-    return Axis("axis", size, index, None)
 
 
 def kept(*shape: int, draws: Tensor = DRAWS, p: float = 0.5, site: int = 1) -> Tensor:
@@ -50,9 +46,21 @@ def test_parts_of_ranks_are_parts_of_the_whole() -> None:
         for j in range(4):
             for k in range(3):
                 box = (slice(4 * i, 4 * i + 4), slice(2 * k, 2 * k + 2), slice(None), slice(3 * j, 3 * j + 3))
-                split = {0: rank(i, 2), 3: rank(j, 4)}
+                split = {0: axis_at(i, 2), 3: axis_at(j, 4)}
                 part = dropout(x[box], DRAWS[2 * k : 2 * k + 2], 0.3, site=2, batch=1, split=split)
                 assert torch.equal(part, whole[box])
+
+
+@pytest.mark.parametrize("zigzag", [False, True])
+def test_positions_drop_what_they_drop_of_the_whole(zigzag: bool) -> None:
+    x = torch.randn(8, 6, 12)
+    whole = dropout(x, DRAWS, 0.3, site=2, batch=1)
+    for i in range(2):
+        for j in range(3):
+            places = positions_at(12, j, 3, zigzag)
+            held = places.indices(torch.device("cpu"))
+            part = dropout(x[4 * i : 4 * i + 4, :, held], DRAWS, 0.3, 2, 1, {0: axis_at(i, 2), 2: places})
+            assert torch.equal(part, whole[4 * i : 4 * i + 4, :, held])
 
 
 def test_where_samples_lie_does_not_matter() -> None:
@@ -76,8 +84,10 @@ def test_sites_samples_repetitions_and_seeds_drop_apart() -> None:
 def test_far_indices_are_told_apart() -> None:
     """Of samples of 2^60 elements, the parts of the first and of the last ranks."""
     x, size = torch.ones(6, 2, 2, 1 << 10), 1 << 25
-    parts = [dropout(x, DRAWS, 0.5, 1, 0, {1: rank(i, size), 3: rank(j, size)}) for i in (0, size - 1) for j in (0, 1)]
-    parts.append(dropout(x, DRAWS, 0.5, 1, 0, {1: rank(size - 1, size), 3: rank(size - 1, size)}))
+    parts = [
+        dropout(x, DRAWS, 0.5, 1, 0, {1: axis_at(i, size), 3: axis_at(j, size)}) for i in (0, size - 1) for j in (0, 1)
+    ]
+    parts.append(dropout(x, DRAWS, 0.5, 1, 0, {1: axis_at(size - 1, size), 3: axis_at(size - 1, size)}))
     rows = torch.stack(parts).flatten(1) - 1
     assert (rows @ rows.T / rows.shape[1] - torch.eye(len(rows))).abs().max() < 0.05
 
@@ -125,8 +135,8 @@ def test_bits_stay_as_they_are() -> None:
 @pytest.mark.gpu
 def test_a_gpu_drops_what_a_cpu_drops() -> None:
     x = torch.randn(6, 100, 30, dtype=torch.float64)
-    cpu = dropout(x, DRAWS, 0.3, 2, batch=0, split={2: rank(3, 1 << 30)})
-    gpu = dropout(x.cuda(), DRAWS.cuda(), 0.3, 2, batch=0, split={2: rank(3, 1 << 30)})
+    cpu = dropout(x, DRAWS, 0.3, 2, batch=0, split={2: axis_at(3, 1 << 30)})
+    gpu = dropout(x.cuda(), DRAWS.cuda(), 0.3, 2, batch=0, split={2: axis_at(3, 1 << 30)})
     torch.testing.assert_close(gpu.cpu(), cpu, rtol=0, atol=0)
 
 
@@ -149,7 +159,9 @@ def test_attention_drops_weights() -> None:
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     for i in range(2):
         mine, few = slice(2 * i, 2 * i + 2), slice(i, i + 1)
-        part = attention(q[:, :, mine], k[:, :, few], v[:, :, few], draws=DRAWS, dropout=0.3, site=2, heads=rank(i, 2))
+        part = attention(
+            q[:, :, mine], k[:, :, few], v[:, :, few], draws=DRAWS, dropout=0.3, site=2, heads=axis_at(i, 2)
+        )
         torch.testing.assert_close(part, want[:, :, mine], rtol=1e-12, atol=1e-12)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from helpers.forked_ranks import run_ranks
+from helpers.ranks_alone import positions_at
 from scalec.runtime import (
     Mesh,
     all_reduce,
@@ -160,6 +161,12 @@ def test_rope_rotates_halves_by_position() -> None:
     torch.testing.assert_close(rope(x, table), torch.cat([turned.real, turned.imag], -1), atol=1e-5, rtol=0)
     batch_first = rope_frequencies(6, HIDDEN, theta=100.0, between=1, mesh=Mesh({}), dtype=torch.float64)
     assert torch.equal(rope(x.transpose(0, 1), batch_first), rope(x, table).transpose(0, 1))
+
+
+def test_a_rank_s_rope_table_has_its_positions() -> None:
+    whole = rope_frequencies(8, HIDDEN, theta=100.0, between=2, mesh=Mesh({}))
+    own = rope_frequencies(8, HIDDEN, 100.0, 2, Mesh({}), positions=positions_at(8, 0, 2, zigzag=True))
+    assert torch.equal(own, whole[:, [0, 1, 6, 7]])
 
 
 def _plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,27 +1,61 @@
 """Attention in plain torch, in chunks of queries: the kernels' twin, which saves the same tensors.
 
-In float64 for float64, else in float32, whatever q, k and v are in.  Letters of dims: b samples, h heads of keys, g
-heads of queries for each, q queries, k keys, d.
+In float64 for float64, else in float32, whatever q, k and v are in.  Tensors are [s, b, n, d] with seq 0, [b, s, n, d]
+with seq 1; rows of numbers are [b, n, s].  Letters of dims: b samples, h heads of keys, g heads of queries for each, q
+queries, k keys, d.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .layouts import Saved, Setting, sizes
-
 _QUERIES = 256
 """How many queries have their scores in memory at a time."""
 
+Saved = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor]
+"""Saved for backward: q, k, v, the documents of queries and of keys, the result and its log-sum-exp."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The query of row r stands at r + shift among the keys, and sees from `back` behind that to `forth` ahead.
+
+    back or forth -1 is no limit, cap 0 none.
+    """
+
+    seq: int
+    scale: float
+    back: int
+    forth: int
+    cap: float = 0.0
+    shift: int = 0
+
+
+def sizes(x: Tensor, seq: int) -> tuple[int, int, int]:
+    """Batch, sequence and heads."""
+    return x.shape[1 - seq], x.shape[seq], x.shape[2]
+
+
+def across(rows: Tensor, seq: int) -> Tensor:
+    """Rows [b, n, s] as a factor of tensors that lie in the layout."""
+    return rows.movedim(-1, seq).unsqueeze(-1)
+
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, q_ids: Tensor | None, k_ids: Tensor | None, how: Setting
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_ids: Tensor | None,
+    k_ids: Tensor | None,
+    how: Setting,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The result, which lies as q is shaped, and its log-sum-exp, float32 at least, [b, n, s]."""
+    """The result in `dtype`, by default q's, as q is shaped, and its log-sum-exp, float32 at least, [b, n, s]."""
     batch, queries, heads = sizes(q, how.seq)
-    out = q.new_empty(q.shape)
-    lse = q.new_empty((batch, heads, queries), dtype=_wide(q.dtype))
+    out = q.new_empty(q.shape, dtype=dtype)
+    lse = q.new_empty((batch, heads, queries), dtype=wide(q.dtype))
     q_heads, k_heads, v_heads = _queries(q, k, how), _keys(k, how), _keys(v, how)
     out_heads, lse_heads = _queries(out, k, how), lse.view(*q_heads.shape[:-1])
     for rows, columns, pairs in _parts(q, k, q_ids, k_ids, how):
@@ -32,14 +66,16 @@ def forward(
     return out, lse
 
 
-def backward(saved: Saved, g_out: Tensor, g_lse: Tensor | None, how: Setting) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, each as it is shaped, in its dtype."""
+def backward(
+    saved: Saved, g_out: Tensor, g_lse: Tensor | None, how: Setting, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, each as it is shaped, in `dtype`, by default its own."""
     q, k, v, q_ids, k_ids, out, lse = saved
     q_heads, k_heads, v_heads, g_heads = _queries(q, k, how), _keys(k, how), _keys(v, how), _queries(g_out, k, how)
     lse_heads = lse.view(*q_heads.shape[:-1])
     delta = (_widened(g_heads) * _queries(out, k, how)).sum(-1)
     delta = delta if g_lse is None else delta - g_lse.view(delta.shape)
-    g_q, g_k, g_v = (torch.zeros(each.shape, dtype=_wide(q.dtype), device=q.device) for each in (q, k, v))
+    g_q, g_k, g_v = (torch.zeros(each.shape, dtype=wide(q.dtype), device=q.device) for each in (q, k, v))
     for rows, columns, pairs in _parts(q, k, q_ids, k_ids, how):
         q_part, g_part = _widened(q_heads[..., rows, :]), _widened(g_heads[..., rows, :])
         k_part, v_part = _widened(k_heads[..., columns, :]), _widened(v_heads[..., columns, :])
@@ -51,15 +87,16 @@ def backward(saved: Saved, g_out: Tensor, g_lse: Tensor | None, how: Setting) ->
         g_scores = g_scores * (1 - (scores / how.cap).square()) if how.cap else g_scores
         _keys(g_k, how)[..., columns, :] += torch.einsum("bhgqk,bhgqd->bhkd", g_scores, q_part)
         _queries(g_q, k, how)[..., rows, :] = torch.einsum("bhgqk,bhkd->bhgqd", g_scores, k_part)
-    return g_q.to(q.dtype), g_k.to(k.dtype), g_v.to(v.dtype)
+    return g_q.to(dtype or q.dtype), g_k.to(dtype or k.dtype), g_v.to(dtype or v.dtype)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which sums are kept: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _widened(x: Tensor) -> Tensor:
-    return x.to(_wide(x.dtype))
+    return x.to(wide(x.dtype))
 
 
 def _keys(x: Tensor, how: Setting) -> Tensor:

@@ -1,0 +1,117 @@
+"""Attention over a sequence whose keys and values pass from rank to rank (Ring Attention, Liu et al. 2023).
+
+Each rank has the queries, keys and values of its own part of the sequence.  At each hop it attends to the keys that it
+has, and sends them on; results are merged by their log-sum-exp.  Backward sends keys once more, and their gradients
+with them, and these one hop further, home.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from attrs import evolve
+
+from ..ir import SEQUENCE, Op, Program, Type
+from .attention import ATTENTION, attention_call, attention_roles, documents_and_draws, documents_whole, window_of
+from .call import Argument, Call, Group, Positions
+from .messages import Message
+from .protocol import Attribute, TypingError
+from .saved_tensors import Local, Saved
+
+RING = "ring"
+"""The attribute with the axis that keys go around, and the word of claims that ask for it."""
+
+
+def around_ring(op: Op, axis: str) -> Op:
+    """Attention whose keys go around this axis."""
+    return evolve(op, kind=RING_ATTENTION.name, attrs=(*op.attrs, (RING, (axis,))))
+
+
+def _typed(program: Program, types: Sequence[Type], op: Op) -> Sequence[Type]:
+    """As attention of a sequence that the ring's axis alone shards, once values are placed."""
+    placed = any(type.places for type in types)
+    for type in types[:3] if placed else ():
+        if type.axes_of(SEQUENCE) != op.names(RING):
+            raise TypingError(f"{op.kind} takes `{SEQUENCE}` over {', '.join(op.names(RING))} alone")
+    return evolve(RING_ATTENTION, typing=None).infer(program, types, op)
+
+
+def hops(ranks: int, positions: int, window: int, causal: bool, zigzag: bool) -> int:
+    """How often keys are sent on: until the rank furthest behind that some query sees has been heard of."""
+    if window != 1 and (not window or not causal or zigzag):
+        return ranks - 1
+    return min(ranks - 1, -(-(window - 1) * ranks // positions))
+
+
+def _hops(it: Local) -> int:
+    (axis,) = it.op.names(RING)
+    zigzag = bool(it.program.zigzag_axes(SEQUENCE, (axis,)))
+    ranks, causal = it.program.axis(axis).size, dict(it.op.attrs)["mask"] == "causal"
+    return hops(ranks, it.program.size(SEQUENCE), window_of(it.op), causal, zigzag)
+
+
+def _rotate(it: Local, what: str, dtype: str, count: int = 0, by: int = 1) -> Message:
+    """Keys and values, or their gradients, as one flat buffer."""
+    return Message("rotate", what, it.op.names(RING), dtype, (2 * it.elements(1),), hops=count, by=by)
+
+
+def _forward(it: Local) -> tuple[Message, ...]:
+    count = _hops(it)
+    return (_rotate(it, it.op.outputs[0].name, it.types[1].dtype, count),) if count else ()
+
+
+def _backward(it: Local) -> tuple[Message, ...]:
+    """Keys and their gradients by turns, and then the gradients alone, back to where they belong."""
+    ranks, count = it.program.degree(it.op.names(RING)), _hops(it)
+    q, k, _ = (value.name for value in it.op.outputs)
+    wide = "f64" if it.types[1].dtype == "f64" else "f32"
+    home = 1 if count == ranks - 1 else -count
+    turns = _rotate(it, q, it.types[1].dtype, count), _rotate(it, k, wide, count)
+    return (*turns, _rotate(it, k, wide, by=home)) if count else ()
+
+
+def _saves(it: Local) -> Saved:
+    """Queries, keys and values of this rank, the result, and a number for each of its rows."""
+    row = it.elements() // it.program.size(it.types[0].dims[-1]) * it.wide
+    return Saved(operands=tuple(range(len(it.types))), results=(0,), others=(("logsumexp", row),))
+
+
+def _workspace(it: Local, back: bool = False) -> int:
+    """Two buffers of keys and values and the sum of results; backward three of gradients, and those of one call."""
+    keys, call = 4 * it.bytes(1), it.widened()
+    return keys + 8 * it.widened(1) + it.widened() + call if back else keys + it.widened() + call
+
+
+def _call(it: Local) -> Call:
+    """As attention's, with the axis, and which positions ranks hold where that is not the part of their place."""
+    (axis,) = it.op.names(RING)
+    documents, _ = documents_and_draws(it.op, range(3, len(it.types)))
+    options: dict[str, Argument] = {key: said for key, said in attention_call(it).options.items() if key != RING}
+    chunked = bool(it.program.zigzag_axes(SEQUENCE, (axis,)))
+    options |= {"zigzag": True} if chunked else {}
+    if documents:
+        options |= {"positions": Positions(SEQUENCE, (axis,))}
+    else:
+        options.pop("positions", None)
+    return Call((Group((axis,)),), options)
+
+
+RING_ATTENTION = evolve(
+    ATTENTION,
+    name="ring_attention",
+    doc="attention, of which each rank of `ring` has a part of the queries, keys and values: the keys go around.",
+    attributes=(
+        *(each for each in ATTENTION.attributes if each.name not in ("dropout", "site")),
+        Attribute(RING, kinds=(tuple,), implied=True),
+    ),
+    typing=_typed,
+    whole_operands=documents_whole,
+    vjp=evolve(ATTENTION.vjp, workspace=partial(_workspace, back=True), communicates=_backward),
+    communicates=_forward,
+    function="ring_attention",
+    call=_call,
+    saves=_saves,
+    workspace=_workspace,
+    roles=attention_roles,
+    user_visible=False,
+    plan_name=ATTENTION.name,
+)

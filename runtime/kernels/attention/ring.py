@@ -1,0 +1,53 @@
+"""Attention around a ring of ranks, each call by the kernels where they serve it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from ...comm.mesh import Axis
+from ...comm.positions import Positions
+from ...ops.ring_attention import PLAIN, Backend, ring_attention
+from .. import launching
+from . import backward, forward
+from .op import Attention
+from .tiles import Blocks
+
+
+@dataclass(frozen=True)
+class RingAttention:
+    """`scalec.runtime.ring_attention` by the kernels of `Attention`, with the same blocks; in plain torch without.
+
+    Results of hops and gradients are float32 until the last hop, as are those that kernels give.
+    """
+
+    blocks: Mapping[int, Blocks]
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        axis: Axis,
+        layout: str = "bshd",
+        causal: bool = True,
+        window: int = 0,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        documents: Tensor | None = None,
+        positions: Positions | None = None,
+        zigzag: bool = False,
+    ) -> Tensor:
+        """As `scalec.runtime.ring_attention`."""
+        if axis.size == 1:
+            return Attention(self.blocks)(q, k, v, layout, causal, window, scale, softcap, documents)
+        options = (layout, causal, window, scale, softcap, documents, positions, zigzag)
+        return ring_attention(q, k, v, axis, *options, backend=self.backend(q, k, v))
+
+    def backend(self, q: Tensor, k: Tensor, v: Tensor) -> Backend:
+        """What computes each call of a ring."""
+        blocks = launching.tile_for(self, self.blocks, q.shape[-1], q, k, v)
+        if blocks is None:
+            return PLAIN
+        return Backend(partial(forward.forward, block=blocks.forward), partial(backward.backward, blocks=blocks))

@@ -1,0 +1,254 @@
+"""Attention over a sequence that an axis shards: keys and values go around the ring of its ranks (arXiv:2310.01889).
+
+On hop i rank r has the keys of rank r − i, while those of the next hop are under way.  Results of hops are merged by
+their log-sum-exp; backward needs only the final one, since each pair's weight is exp(score − log-sum-exp).
+
+On n ranks, with h hops after the first, every rank begins these calls in this order:
+
+forward   h rotations of keys and values by 1
+backward  h times: a rotation of keys and values by 1, one of gradients by 1; then one of gradients by −h
+
+Without a window h is n − 1.  With one it is that of the furthest keys that any rank sees: 0 for a window of 1; for a
+causal sequence in contiguous parts of c positions min(n − 1, ⌈(window − 1) / c⌉); else n − 1.  A rotation sends a flat
+tensor, k and then v or their gradients, as long as both together; gradients in float32, or float64 for float64.  Where
+h is 0 there is no call.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import inf
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.compiler import is_compiling
+
+from ..comm.collectives import rotate
+from ..comm.mesh import Axis
+from ..comm.positions import Positions, chunks
+from . import plain_attention
+from .functional import attention
+from .plain_attention import Setting, across, sizes, wide
+
+Chunks = tuple[tuple[int, int], ...]
+
+
+class Backend(NamedTuple):
+    """Forward and backward of attention to some keys, as `plain_attention` has them."""
+
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+class Call(NamedTuple):
+    """Some of a rank's queries against some of the keys that it has: of each the first, and how many.
+
+    shift: how far the first query is behind the first key.  masked: whether the mask hides any of the pairs.
+    """
+
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    shift: int
+    masked: bool
+
+
+PLAIN = Backend(plain_attention.forward, plain_attention.backward)
+
+
+def ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    axis: Axis,
+    layout: str = "bshd",
+    causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    documents: Tensor | None = None,
+    positions: Positions | None = None,
+    zigzag: bool = False,
+    backend: Backend = PLAIN,
+) -> Tensor:
+    """`attention` where q, k and v have this rank's part of a sequence that `axis` shards, contiguous or `zigzag`.
+
+    `documents` are those of the whole sequence; `positions`, if given, are this rank's.  Saves q, k, v, the result and
+    its log-sum-exp, all of this rank's part.  Not for graphs.
+    """
+    if axis.size == 1:
+        return attention(q, k, v, layout, causal, window, scale, softcap, documents)
+    assert not is_compiling(), "ring_attention: a ring cannot be in a graph"
+    seq = layout.index("s")
+    size = q.shape[seq] * axis.size
+    parts = tuple(chunks(size, ((axis.size, rank, zigzag),)) for rank in range(axis.size))
+    assert positions is None or positions.chunks == parts[axis.rank], "ring_attention: positions of another rank"
+    assert documents is None or documents.shape[seq] == size, "ring_attention: documents of a part"
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    how = _Ring(axis, parts, causal, window if window < size else 0, Setting(seq, factor, -1, -1, softcap), backend)
+    return cast(Any, _RingAttention).apply(q, k, v, documents, how)
+
+
+@cache
+def calls(own: Chunks, theirs: Chunks, causal: bool, window: int) -> tuple[Call, ...]:
+    """The calls for queries at `own` positions and keys at `theirs`, one for each two chunks that see each other.
+
+    Neighbours of which the mask hides nothing are one, as are a rank's own where it only hides what is ahead.
+    """
+    if own == theirs and causal and not window:
+        whole = (0, sum(length for _, length in own))
+        return (Call(whole, whole, 0, True),)
+    least, most = 0 if causal else 1 - window if window else -inf, window - 1 if window else inf
+    found: list[Call] = []
+    for columns, first_key in _numbered(theirs):
+        for rows, first in _numbered(own):
+            shift = first - first_key
+            nearest, furthest = shift - columns[1] + 1, shift + rows[1] - 1
+            if furthest >= least and nearest <= most:
+                found.append(Call(rows, columns, shift, nearest < least or furthest > most))
+    return tuple(_joined(_joined(found)))
+
+
+def _numbered(runs: Chunks) -> Iterator[tuple[tuple[int, int], int]]:
+    """Of each run where it is among a rank's positions, and its first position."""
+    at = 0
+    for start, length in runs:
+        yield (at, length), start
+        at += length
+
+
+def _joined(found: Sequence[Call]) -> list[Call]:
+    """Calls one after another, neighbours without a mask as one."""
+    done: list[Call] = []
+    for call in found:
+        last = done[-1] if done else call
+        if not last.masked and not call.masked:
+            if last.columns == call.columns and sum(last.rows) == call.rows[0]:
+                call = done.pop()._replace(rows=(last.rows[0], last.rows[1] + call.rows[1]))
+            elif last.rows == call.rows and sum(last.columns) == call.columns[0]:
+                call = done.pop()._replace(columns=(last.columns[0], last.columns[1] + call.columns[1]))
+        done.append(call)
+    return done
+
+
+@cache
+def hops(parts: tuple[Chunks, ...], causal: bool, window: int) -> int:
+    """The last hop that brings any rank keys that its queries see."""
+    ranks = range(len(parts))
+    return next(hop for hop in reversed(ranks) if any(calls(parts[r], parts[r - hop], causal, window) for r in ranks))
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """A ring as this rank goes through it.  parts: each rank's positions; how: of a call without a mask."""
+
+    axis: Axis
+    parts: tuple[Chunks, ...]
+    causal: bool
+    window: int
+    how: Setting
+    backend: Backend
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The result, in q's dtype, and its log-sum-exp."""
+        batch, queries, heads = sizes(q, self.how.seq)
+        out = q.new_zeros(q.shape, dtype=wide(q.dtype))
+        lse = out.new_full((batch, heads, queries), -torch.inf)
+        for hop, (keys, values) in enumerate(self._around(k, v)):
+            for call, ids, how in self._calls(hop, documents):
+                given = (self._rows(q, call.rows), self._rows(keys, call.columns), self._rows(values, call.columns))
+                part = self.backend.forward(*given, *ids, how, dtype=out.dtype)
+                _merge(self._rows(out, call.rows), lse.narrow(-1, *call.rows), *part, how.seq)
+        return out.to(q.dtype), lse
+
+    def backward(self, saved: Sequence[Tensor], documents: Tensor | None, g_out: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of q, k and v, in their dtypes."""
+        q, k, v, out, lse = saved
+        last = hops(self.parts, self.causal, self.window)
+        g_q = q.new_zeros(q.shape, dtype=wide(q.dtype))
+        sent = arriving = g_q.new_empty(0)
+        work: Any = None
+        for hop, (keys, values) in enumerate(self._around(k, v)):
+            flat = g_q.new_zeros(k.numel() + v.numel())
+            g_k, g_v = _unpacked(flat, k, v)
+            for call, ids, how in self._calls(hop, documents):
+                rows, columns = call.rows, call.columns
+                given = (self._rows(q, rows), self._rows(keys, columns), self._rows(values, columns), *ids)
+                results = (self._rows(out, rows), lse.narrow(-1, *rows).contiguous())
+                part = self.backend.backward((*given, *results), self._rows(g_out, rows), None, how, dtype=g_q.dtype)
+                for total, of, more in zip((g_q, g_k, g_v), (rows, columns, columns), part, strict=True):
+                    self._rows(total, of).add_(more)
+            if hop:
+                work.wait()
+                flat += arriving
+            sent = flat
+            if last:
+                arriving = torch.empty_like(sent)
+                work = rotate(sent, arriving, self.axis, 1 if hop < last else -last)
+        if last:
+            work.wait()
+            sent = arriving
+        return tuple(total.to(x.dtype) for total, x in zip((g_q, *_unpacked(sent, k, v)), (q, k, v), strict=True))
+
+    def _around(self, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The keys and values of each hop; those of the next are under way until it is asked for."""
+        last = hops(self.parts, self.causal, self.window)
+        here = torch.cat([k.flatten(), v.flatten()])
+        there = torch.empty_like(here) if last else here
+        for hop in range(last + 1):
+            work = rotate(here, there, self.axis, 1) if hop < last else None
+            yield _unpacked(here, k, v)
+            if work is not None:
+                work.wait()
+            here, there = there, here
+
+    def _calls(
+        self, hop: int, documents: Tensor | None
+    ) -> Iterator[tuple[Call, tuple[Tensor | None, Tensor | None], Setting]]:
+        """The calls of a hop, each with documents of its queries and keys, and its setting."""
+        own, theirs = self.parts[self.axis.rank], self.parts[self.axis.rank - hop]
+        back = self.window - 1
+        limited = replace(self.how, back=back, forth=0 if self.causal else back)
+        q_ids, k_ids = (self._documents(documents, part) for part in (own, theirs))
+        for call in calls(own, theirs, self.causal, self.window):
+            ids = (
+                None if q_ids is None else self._rows(q_ids, call.rows),
+                None if k_ids is None else self._rows(k_ids, call.columns),
+            )
+            yield call, ids, replace(limited, shift=call.shift) if call.masked else self.how
+
+    def _documents(self, documents: Tensor | None, part: Chunks) -> Tensor | None:
+        return None if documents is None else torch.cat([self._rows(documents, run) for run in part], self.how.seq)
+
+    def _rows(self, x: Tensor, run: tuple[int, int]) -> Tensor:
+        return x.narrow(self.how.seq, *run)
+
+
+class _RingAttention(Function):
+    """Saves what attention saves, of this rank's part."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, ring: _Ring) -> Tensor:
+        out, lse = ring.forward(q, k, v, documents)
+        ctx.save_for_backward(q, k, v, out, lse, documents)
+        ctx.ring = ring
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        *saved, documents = ctx.saved_tensors
+        return *ctx.ring.backward(saved, documents, grad_outputs[0]), None, None
+
+
+def _unpacked(flat: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """A flat tensor's parts as k and v are shaped."""
+    return flat[: k.numel()].view(k.shape), flat[k.numel() :].view(v.shape)
+
+
+def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor, seq: int) -> None:
+    """Attention to further keys into that to some, in place (arXiv:2205.14135)."""
+    both = lse.logaddexp(more_lse)
+    finite = both.masked_fill(both == -torch.inf, 0)
+    out.mul_(across((lse - finite).exp(), seq)).addcmul_(more, across((more_lse - finite).exp(), seq))
+    lse.copy_(both)
