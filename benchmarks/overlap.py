@@ -110,7 +110,7 @@ class Link:
 
     def __init__(self, latency: float, bandwidth: float, at_once: bool = False) -> None:
         self.timeline = Timeline()
-        self._latency, self._bandwidth, self._at_once = latency, bandwidth, at_once
+        self.latency, self._bandwidth, self._at_once = latency, bandwidth, at_once
         self._free = 0.0  # when it is done with all that was begun
 
     def _allgather_base(self, whole: Tensor, part: Tensor) -> "Work":
@@ -121,6 +121,10 @@ class Link:
     def _reduce_scatter_base(self, part: Tensor, whole: Tensor) -> "Work":
         return self._begin("reduce", whole, trips=1)
 
+    def alltoall_base(self, out: Tensor, whole: Tensor, *_: Any) -> "Work":
+        out.copy_(whole)
+        return self._begin("rotate", whole, trips=1)
+
     def allreduce(self, tensors: list[Tensor], *_: Any) -> "Work":
         return self._begin("reduce", tensors[0], trips=2)
 
@@ -128,7 +132,7 @@ class Link:
         now = perf_counter()
         start = max(now, self._free)
         moved = trips * whole.nbytes * (RANKS - 1) / RANKS  # in a ring
-        self._free = start + trips * self._latency + moved / self._bandwidth
+        self._free = start + trips * self.latency + moved / self._bandwidth
         collective = Collective(kind, whole.nbytes, now, Span(start, self._free))
         self.timeline.collectives.append(collective)
         work = Work(self._free, self.timeline.waits)

@@ -11,8 +11,9 @@ from attrs import frozen
 
 from ..analysis.recompute import is_recomputed, recomputes_region
 from ..config.settings import ON
-from ..ir import Op, Program, Region, base
+from ..ir import Op, Program, Region, Stmt, base
 from .forward import Body
+from .line_writer import reads
 from .module import Frame, Module
 from .naming import WIDTH, class_name, shape
 from .staged_forward import StagedBody
@@ -61,5 +62,12 @@ def recomputed_values(program: Program, region: Region) -> set[str]:
     if recomputes_region(program, region):
         return set()
     inner = [recomputed_values(program, stmt) for stmt in region.body if isinstance(stmt, Region)]
+    read = {name for stmt in region.body if not _moves(stmt) for name in reads((stmt,))}  # a coercion saves nothing
+    read |= {end.name for end in region.yields}
     own = [stmt for stmt in region.body if isinstance(stmt, Op) and is_recomputed(program, stmt)]
+    own = [op for op in own if op.outputs[0].name in read]
     return {op.outputs[0].name for op in own}.union(*inner)
+
+
+def _moves(stmt: Stmt) -> bool:
+    return isinstance(stmt, Op) and stmt.kind == "coerce"

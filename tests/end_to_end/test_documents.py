@@ -23,6 +23,10 @@ CASES = (
     Case(dp=2, tp=2, sp=True, microbatches=2),
     Case(dp=2, tp=2, sp=True, microbatches=2, gathered="regather"),
     Case(tp=4, kv=2),
+    Case(cp=2, how="as zigzag", microbatches=2),
+    Case(cp=4, how="as zigzag via ring", kv=1),
+    Case(cp=2, how="via ring", gathered="regather", recompute="full"),
+    Case(uly=2, tp=2, sp=True, kv=4),
 )
 
 
@@ -40,6 +44,26 @@ def test_a_sequence_of_documents_is_each_of_them_alone(case: Case, tmp_path: Pat
     for name, expected in gradients.items():
         error, scale = (step.gradients[name] - expected).abs().max().item(), expected.abs().max().item()
         assert error <= 1e-10 * scale, f"gradient of {name}: off by {error:.3g}, the largest element is {scale:.3g}"
+
+
+@pytest.mark.parametrize("how", ["", "as zigzag", "via ring", "as zigzag via ring"])
+@pytest.mark.parametrize("window", [2, 5])
+def test_windows_of_documents_are_the_same_over_ranks(how: str, window: int, tmp_path: Path) -> None:
+    """A window beside documents, and a cap of scores: over ranks as on one."""
+    found = [_windowed(case, window, tmp_path) for case in (Case(microbatches=2), Case(cp=2, how=how, microbatches=2))]
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-10, abs=0)
+    for name, expected in found[0][1].items():
+        torch.testing.assert_close(found[1][1][name], expected, rtol=0, atol=1e-10 * expected.abs().max().item())
+
+
+def _windowed(case: Case, window: int, folder: Path) -> tuple[float, Tensors]:
+    """Loss and gradients of a step whose attention has a window and a cap."""
+    text = _plan(case).replace("mask=causal", f"mask=causal, window={window}, softcap=2")
+    module = harness.imported(harness.written(text, folder / str(case)) / "train.py")
+    given = Windows(separator=SEPARATOR).given(_windows(case.rows, case.config.vocab), [0] * case.rows, 32, seed=0)
+    batch = tuple(given[name] for name in module.PLAN.inputs)
+    (step,) = harness.run(case, module, reference.initial(case.config), [batch], LR)
+    return step.loss, step.gradients
 
 
 def _plan(case: Case) -> str:

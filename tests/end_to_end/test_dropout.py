@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from helpers.launched import run_file
 from helpers.oracle import harness
-from helpers.oracle.plans import ROWS, SEQ, Case
+from helpers.oracle.plans import ROWS, SEQ, Case, context_rules, contexts
 from helpers.oracle.reference import Step, Tensors
 
 LR, STEPS, TOLERANCE = 0.1, 2, 1e-10
@@ -52,13 +52,17 @@ CASES = [
     Case(tp=4, sp=True, microbatches=4, gathered="regather"),
     Case(dp=2, tp=2, sp=True, microbatches=2, recompute="full"),
     Case(dp=2, tp=2, microbatches=2, recompute="selective(attention, dropout, tanh)"),
+    Case(cp=2, how="as zigzag", microbatches=4),
+    Case(uly=2, tp=2, sp=True, microbatches=4),
+    Case(cp=2, tp=2, sp=True, how="as zigzag", microbatches=4, recompute="full"),
 ]
 
 
 def _plan(case: Case) -> str:
+    rules = f"batch over dp  {context_rules(case)}  vocab, heads, kv_heads, ffn over tp"
     return f"""{MODEL}
-mesh  {{ dp = {case.dp}  tp = {case.tp} }}
-shard {{ batch over dp  vocab, heads, kv_heads, ffn over tp  {"seq over tp" if case.sp else ""} }}
+mesh  {{ dp = {case.dp}  {contexts(case)}  tp = {case.tp} }}
+shard {{ {rules}  {"seq over tp" if case.sp else ""} }}
 train {{
   seq = {SEQ}  global_batch = {case.rows}  microbatch = {ROWS}  steps = {STEPS}  precision = fp64
   gathered = {case.gathered}  recompute = {case.recompute}

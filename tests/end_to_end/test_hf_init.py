@@ -26,6 +26,7 @@ KINDS = {  # how state is shared out → the model, the mesh, its data-parallel 
     "zero_2": ("llama", "dp = 2  tp = 1", 2, 2, "state { zero 2 over dp }"),
     "zero_3": ("qwen3", "dp = 2  tp = 2", 2, 4, "state { zero 3 over dp }"),
     "optimizer_over": ("gpt2", "dp = 2  tp = 1", 2, 2, "state { optimizer over dp }"),
+    "ring": ("gpt2", "dp = 1  cp = 2  tp = 2", 1, 4, "state { zero 3 over cp }"),  # positions are learned
     "pipeline": ("gpt2", "pp = 2  dp = 1  tp = 1", 1, 2, "pipeline { schedule = 1f1b }"),  # tied over stages
     "pipeline_shared": (
         "llama_tied",

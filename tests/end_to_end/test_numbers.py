@@ -56,7 +56,24 @@ FUSED = (
     Case(dp=2, tp=2, sp=True, kernels="triton", model="every", microbatches=2, state="zero 3 over dp"),
     Case(tp=2, vocab=False, kernels="triton", z=0.01, recompute="selective(cross_entropy, rmsnorm, rope)"),
 )
-CASES = [*(Case(**case) for case in all_pairs(FACTORS, matrix.IMPOSSIBLE)), *MORE, *SHARED, *FUSED]
+LAYOUTS = ("", "as zigzag", "via ring", "as zigzag via ring")
+CONTEXT = (
+    *(
+        Case(dp=2, cp=2, tp=2, sp=True, how=how, state="zero 3 over dp, cp", optimizer="adamw", clip=0.05)
+        for how in LAYOUTS
+    ),
+    *(Case(dp=2, cp=4, how=how, gathered="regather", recompute="full", kv=1, model="parallel") for how in LAYOUTS),
+    *(
+        Case(dp=2, cp=4, how=how, kernels="triton", model="every", valid="silent_rank", microbatches=2)
+        for how in LAYOUTS
+    ),
+    *(Case(cp=2, uly=2, how=how, kv=4, microbatches=2, state="zero 2 over cp, uly", model="tied") for how in LAYOUTS),
+    *(Case(pp=2, cp=2, tp=2, sp=True, how=how, microbatches=3, state="zero 1 over cp", layers=4) for how in LAYOUTS),
+    *(Case(cp=2, uly=2, tp=2, sp=True, how=how, kv=2, recompute="selective(attention, silu)") for how in LAYOUTS[::2]),
+    Case(dp=2, uly=4, kv=2, gathered="regather", optimizer="groups", clip=0.05, state="zero 1 over dp, uly"),
+    Case(dp=2, uly=2, tp=2, sp=True, kv=1, kernels="triton", state="zero 3 over dp, uly", recompute="full"),
+)
+CASES = [*(Case(**case) for case in all_pairs(FACTORS, matrix.IMPOSSIBLE)), *MORE, *SHARED, *FUSED, *CONTEXT]
 
 
 def _close(name: str, got: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:

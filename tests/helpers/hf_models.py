@@ -122,13 +122,14 @@ def model(name: str, dtype: torch.dtype) -> Any:
 
 
 def plan(saved: Path, mesh: str, dp: int, precision: str = "fp64") -> str:
-    """The plan of a saved model on a mesh, with sequence parallelism wherever tp is more than 1."""
+    """The plan of a saved model on a mesh, with sequence parallelism wherever tp is more than 1, and a ring over cp."""
     config = load(saved / "config.json")
     text = import_config(config).split("\nmesh {")[0]
     kv = "kv_heads, " if "kv_heads" in text else ""
+    ring = "seq over cp as zigzag via ring  " if "cp =" in mesh else ""
     return f"""{text}
 mesh {{ {mesh} }}
-shard {{ batch over dp  vocab, heads, {kv}ffn over tp  seq over tp }}
+shard {{ batch over dp  {ring}vocab, heads, {kv}ffn over tp  seq over tp }}
 train {{
   seq = {SEQ}  global_batch = {ROWS}  microbatch = {ROWS // dp // 2}  steps = 2  precision = {precision}
   optimizer sgd {{ lr = 0.1 }}

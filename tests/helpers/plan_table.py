@@ -34,6 +34,19 @@ PLANS = {
     "data, tensor": Plan(mesh="dp = 2  tp = 2", shard=ALL_OVER_TP, ranks=2),
     "data, tensor, sequence": DP_TP,
     "tensor outside of data": Plan(mesh="tp = 2  dp = 2", shard=WITH_SEQ, ranks=2),
+    "keys gathered": Plan(
+        mesh="dp = 2  cp = 2  tp = 2",
+        shard=f"batch over dp  seq over cp as zigzag  {NO_DP}  seq over tp",
+        ranks=2,
+        seq=8,
+        state="zero 1 over dp, cp",
+    ),
+    "keys around a ring": Plan(
+        mesh="dp = 2  cp = 2  uly = 2",
+        shard="batch over dp  seq over cp as zigzag via ring  seq over uly via ulysses",
+        ranks=2,
+        seq=8,
+    ),
     "axes of size 1": Plan(mesh="dp = 1  tp = 1", shard=WITH_SEQ),
     "three axes": Plan(
         mesh="replica = 2  dp = 2  tp = 2", shard=WITH_SEQ.replace("over dp", "over replica, dp"), ranks=4

@@ -92,6 +92,7 @@ EXPECTED = {
     "another parameter's gradient": ("d_w_gate.2 and d_w_up.2 exchanged", Fate.VALUES),
     "another rank's gradient": ("g_matrices.1 of two ranks along tp exchanged", Fate.VALUES),
     "part taken for the first": ("embedding: every rank's part of vocab taken for the first", Fate.VALUES),
+    "chunks taken for parts": ("rope of _y: chunks taken for parts", Fate.VALUES),
     "seen across documents": ("_o made across documents", Fate.VALUES),
     "documents of another rank": ("d_q made by the documents of another rank of dp", Fate.VALUES),
     "another dropout's draws": ("d_q made as another dropout is", Fate.VALUES),
@@ -116,6 +117,7 @@ ELSEWHERE = {
     "another dropout's draws": "dropout",
     "another rank's draws": "dropout",
     "loss scale": "fp16",
+    "chunks taken for parts": "keys gathered",
     "draws not drawn anew": "dropout",
     **dict.fromkeys(
         (

@@ -28,6 +28,7 @@ MESHES = {  # each with its data-parallel degree and its ranks; 4 are more than 
     "one": ("dp = 1  tp = 1", 1, 1),
     "dp_2_tp_2": ("dp = 2  tp = 2", 2, 4),
     "tp_4": ("dp = 1  tp = 4", 1, 4),
+    "cp_2_tp_2": ("dp = 1  cp = 2  tp = 2", 1, 4),
 }
 TOLERANCE = 1e-9
 ZERO = 1e-15  # a bias of keys has no gradient where positions are learned: scores of a query change alike

@@ -140,7 +140,7 @@ def plan_text(case: Case) -> str:
   repeat layers {{{EVERY if c.every else LAYER + (PARALLEL if c.parallel else SEQUENTIAL)}  }}
   loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ {head}, labels{options})
 }}
-mesh  {{ {_outer(case)} dp = {case.dp}  {_contexts(case)} tp = {case.tp} }}
+mesh  {{ {_outer(case)} dp = {case.dp}  {contexts(case)} tp = {case.tp} }}
 shard {{ {case.rules or _rules(case)} }}
 state {{ {case.state} }}
 {_pipeline(case)}
@@ -174,12 +174,17 @@ def _rules(case: Case) -> str:
     batch = "replica, dp" if case.replicas > 1 else "dp"
     vocab, seq = "vocab, " if case.vocab else "", "  seq over tp" if case.sp else ""
     layers = "  layers over pp" if case.pp > 1 else ""
-    context = f"seq over cp {case.how}  " if case.cp > 1 else ""
-    context += "seq over uly via ulysses  " if case.uly > 1 else ""
-    return f"batch over {batch}  {context}{vocab}heads, kv_heads, ffn over tp{seq}{layers}"
+    return f"batch over {batch}  {context_rules(case)}{vocab}heads, kv_heads, ffn over tp{seq}{layers}"
 
 
-def _contexts(case: Case) -> str:
+def context_rules(case: Case) -> str:
+    """How the sequence lies over axes of its own."""
+    rules = f"seq over cp {case.how}  " if case.cp > 1 else ""
+    return rules + ("seq over uly via ulysses  " if case.uly > 1 else "")
+
+
+def contexts(case: Case) -> str:
+    """Those axes."""
     sizes = {"cp": case.cp, "uly": case.uly}
     return "  ".join(f"{axis} = {size}" for axis, size in sizes.items() if size > 1)
 
