@@ -65,7 +65,7 @@ def recomputed_values(program: Program, region: Region) -> set[str]:
     read = {name for stmt in region.body if not _moves(stmt) for name in reads((stmt,))}  # a coercion saves nothing
     read |= {end.name for end in region.yields}
     own = [stmt for stmt in region.body if isinstance(stmt, Op) and is_recomputed(program, stmt)]
-    own = [op for op in own if op.outputs[0].name in read]
+    own = [op for op in own if not _moves(op) or op.outputs[0].name in read]
     return {op.outputs[0].name for op in own}.union(*inner)
 
 

@@ -27,10 +27,27 @@ def _same_memory(program: Program, op: Op) -> bool:
 def _collective(it: Local) -> tuple[Message, ...]:
     """The table's, if the change of placement needs one; of a stack of flat buffers, that of all together."""
     op, (source,), among = it.op, it.types, tuple(map(int, it.op.names("among")))
-    shape, is_maximum = it.program.local_shape(source), ends(op)[0].kind is Kind.MAXIMUM
+    is_maximum = ends(op)[0].kind is Kind.MAXIMUM
     collective, result, axes = coercion_of(op).collective, op.outputs[0].name, op.names("axes")
-    made = Message(collective, result, axes, source.dtype, shape, maximum=is_maximum, among=among)
+    made = Message(collective, result, axes, source.dtype, _sent(it), maximum=is_maximum, among=among)
     return (made,) if collective else ()
+
+
+def _sent(it: Local) -> tuple[int, ...]:
+    """The shape in which the runtime sends: an exchange in pieces, a gather or a scatter with its dim first.
+
+    Flat buffers are sent as they are.
+    """
+    (source, target), (type,) = ends(it.op), it.types
+    shape, moved = it.program.local_shape(type), target.dim or source.dim
+    if not moved or moved in {bucket.dim for bucket in it.program.buckets}:
+        return shape
+    at = type.dims.index(moved)
+    before, size, after = shape[:at], shape[at], shape[at + 1 :]
+    if source.dim and target.dim:
+        ranks = it.program.degree(it.op.names("axes"))
+        return (ranks, *before, size // ranks, *after)
+    return (size, *before, *after)
 
 
 def _coercion_call(it: Local) -> Call:

@@ -47,8 +47,11 @@ def _exchanges(program: Program) -> Iterator[Claim]:
     seen = set[tuple[str, str, str]]()
     for op in program.ops:
         dims = attention_heads(program, op)
+        everywhere = {
+            claim.axis for claim in program.claims if claim.dim in dims
+        }  # heads lie there without an exchange
         for claim in program.claims if dims else ():
-            if claim.via != ULYSSES:
+            if claim.via != ULYSSES or claim.axis in everywhere:
                 continue
             parent = program.axis(claim.axis).parent
             factors = [axis.name for axis in program.axes if axis.parent == parent]

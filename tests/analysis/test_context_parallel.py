@@ -69,6 +69,17 @@ def test_an_exchange() -> None:
     assert sent(found) == {("all_to_all", "uly", "forward"): 4, ("all_to_all", "uly", "backward"): 4}
 
 
+def test_shapes_are_those_that_are_sent() -> None:
+    """An exchange in as many pieces as there are ranks, a gather with its dim first: as a record has them."""
+    found = [
+        each for each in collectives(program("seq over uly via ulysses", mesh="uly = 4")) if each.where == "forward"
+    ]
+    shapes = {(each.op, each.axes): each.shape for each in found if each.use == "activations"}
+    part, few = SEQ // 4, SEQ // 2  # of keys, gathered over the inner factor before they are exchanged over the outer
+    assert shapes["all_gather", ("uly_1",)] == (part, 4, 2, WIDTH)
+    assert shapes["all_to_all", ("uly_0",)] == (2, 4, few, 1, WIDTH)
+
+
 def test_few_heads_of_keys_are_gathered_first() -> None:
     """Of 2 for 4 ranks, by the factor that they leave; then exchanged."""
     found = sent(program("seq over uly via ulysses", mesh="uly = 4"))
@@ -82,6 +93,12 @@ def test_sequence_parallelism_within() -> None:
     found = sent(program(rule, mesh="cp = 2  tp = 2"))
     assert found["all_gather", "cp", "forward"] == found["reduce_scatter", "cp", "backward"] == 2
     assert not any(axes not in ("cp", "tp") for _, axes, _ in found)
+
+
+@pytest.mark.parametrize("how", ["", "as zigzag", "via gather", "via ring", "via ulysses", "via auto"])
+def test_where_heads_lie_over_the_axis_a_strategy_says_nothing(how: str) -> None:
+    rule = "vocab, heads, kv_heads, ffn over tp  seq over tp"
+    assert sent(program(f"{rule} {how}", mesh="tp = 2")) == sent(program(rule, mesh="tp = 2"))
 
 
 def test_parameters_are_reduced_over_it_as_over_data() -> None:
