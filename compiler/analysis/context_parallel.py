@@ -9,7 +9,7 @@ from math import prod
 from attrs import frozen
 
 from ..ir import BATCH, ITEM_BYTES, Op, Program
-from ..ops import roles
+from ..ops import OPS, roles
 from ..ops.attention import window_of
 from ..ops.ring_attention import RING, hops
 
@@ -70,13 +70,10 @@ def strategy(program: Program, op: Op, axis: str) -> str:
 def costs(program: Program, op: Op, axis: str) -> tuple[Cost, ...]:
     """What each strategy would send over an axis of the plan, as rings send it, the rest of the plan as it is."""
     at = _Attention(program, op, axis)
-    again = bool(program.train.recompute.word in ("full", "every") or _selected(program))
-    gather = at.gather(again or program.train.gathered == "regather")
-    return (gather, at.ring(again), *at.exchange(again))
-
-
-def _selected(program: Program) -> bool:
-    return "attention" in program.train.recompute.names
+    recompute = program.train.recompute
+    layer = recompute.word in ("full", "every")  # of which this is a layer that backward recomputes
+    ring = layer or (recompute.word == "selective" and OPS[op.kind].plan_name in recompute.names)
+    return (at.gather(layer or program.train.gathered == "regather"), at.ring(ring), *at.exchange(layer))
 
 
 class _Attention:
@@ -96,24 +93,29 @@ class _Attention:
         self.keys, self.queries = 2 * each * self.kv_heads, each * self.heads
         self.wide = max(4, ITEM_BYTES[types[0].dtype]) / ITEM_BYTES[types[0].dtype]
 
-    def gather(self, again: bool) -> Cost:
+    def gather(self, recomputed: bool) -> Cost:
         """Keys and values each."""
         moved = (self.ranks - 1) * self.keys
-        return Cost(GATHER, (2, moved), (2 + 2 * again, moved * (1 + again)), self.keys * (1 if again else self.ranks))
+        return Cost(
+            GATHER,
+            (2, moved),
+            (2 + 2 * recomputed, moved * (1 + recomputed)),
+            self.keys * (1 if recomputed else self.ranks),
+        )
 
-    def ring(self, again: bool) -> Cost:
+    def ring(self, recomputed: bool) -> Cost:
         """Both as one."""
         count = hops(self.ranks, self.positions, window_of(self.op), self.op.get("mask") == "causal", self.zigzag)
-        home = count + (count > 0)
-        back = count * self.keys + int(home * self.keys * self.wide)
+        gradients = count + (count > 0)
+        back = count * self.keys + int(gradients * self.keys * self.wide)
         return Cost(
             RING,
             (count, count * self.keys),
-            (count * (1 + again) + home, back + again * count * self.keys),
+            (count * (1 + recomputed) + gradients, back + recomputed * count * self.keys),
             self.keys,
         )
 
-    def exchange(self, again: bool) -> Iterator[Cost]:
+    def exchange(self, recomputed: bool) -> Iterator[Cost]:
         """Queries and the result, and keys and values, of which few are gathered first; none where heads do not fit."""
         ranks, few = self.ranks, min(self.kv_heads, self.ranks)
         if self.heads % ranks or self.kv_heads % few or ranks % few:
@@ -121,7 +123,7 @@ class _Attention:
         each = ranks // few
         moved = 2 * self.queries * (ranks - 1) // ranks + (each - 1) * self.keys + each * self.keys * (few - 1) // few
         calls = 2 + 2 * (few > 1) + 2 * (each > 1)
-        yield Cost(ULYSSES, (calls, moved), (calls * (1 + again), moved * (1 + again)), each * self.keys)
+        yield Cost(ULYSSES, (calls, moved), (calls * (1 + recomputed), moved * (1 + recomputed)), each * self.keys)
 
 
 def _size(program: Program, axis: str) -> int:

@@ -106,7 +106,7 @@ def test_parameters_are_reduced_over_it_as_over_data() -> None:
     assert {each.axes for each in found if each.use == "gradients"} == {("dp", "cp")}
 
 
-@pytest.mark.parametrize("again", ["", "recompute = full", "gathered = regather"])
+@pytest.mark.parametrize("again", ["", "recompute = full", "gathered = regather", "recompute = selective(attention)"])
 @pytest.mark.parametrize(
     ("rule", "mesh"),
     [
