@@ -1,6 +1,7 @@
 """The type of a value: its element type, its dims, and which part of it the ranks of each mesh axis have."""
 
 from enum import Enum
+from operator import itemgetter
 
 from attrs import evolve, field, frozen
 
@@ -60,7 +61,7 @@ class Type:
     def axes_of(self, dim: str) -> tuple[str, ...]:
         """The axes that shard `dim`, outer first."""
         found = [(place.level, axis) for axis, place in self.places if place.dim == dim]
-        return tuple(axis for _, axis in (sorted(found, key=_level) if len(found) > 1 else found))
+        return tuple(axis for _, axis in (sorted(found, key=itemgetter(0)) if len(found) > 1 else found))
 
     def axes_in(self, kind: Kind) -> tuple[str, ...]:
         """The axes on which the placement is of `kind`."""
@@ -79,10 +80,6 @@ class Type:
     def differentiable(self) -> bool:
         """Whether gradients can flow: floating point, and no maximum."""
         return self.dtype in FLOATS and not self.axes_in(Kind.MAXIMUM)
-
-
-def _level(found: tuple[int, str]) -> int:
-    return found[0]
 
 
 MICROBATCHES = "microbatches"

@@ -1,8 +1,8 @@
 """Attention over a sequence whose keys and values pass from rank to rank (Ring Attention, Liu et al. 2023).
 
 Each rank has the queries, keys and values of its own part of the sequence.  At each hop it attends to the keys that it
-has, and sends them on; results are merged by their log-sum-exp.  Backward sends keys once more, and their gradients
-with them, and these one hop further, home.
+has, and sends them on; results are merged by their log-sum-exp.  Backward sends keys around a second time, with
+their gradients, and these one hop further, to the ranks whose keys they are of.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from functools import partial
 from attrs import evolve
 
 from ..ir import SEQUENCE, Op, Program, Type
-from .attention import ATTENTION, attention_call, attention_roles, documents_and_draws, documents_whole, window_of
-from .call import Argument, Call, Group, Positions
+from .attention import ATTENTION, attention_call, attention_roles, documents_whole, window_of
+from .call import Call, Group
 from .messages import Message
 from .protocol import Attribute, TypingError
 from .saved_tensors import Local, Saved
@@ -60,13 +60,13 @@ def _forward(it: Local) -> tuple[Message, ...]:
 
 
 def _backward(it: Local) -> tuple[Message, ...]:
-    """Keys and their gradients by turns, and then the gradients alone, back to where they belong."""
+    """Keys and their gradients alternate; then the gradients alone go to the ranks whose keys they are of."""
     ranks, count = it.program.degree(it.op.names(RING)), _hops(it)
     q, k, _ = (value.name for value in it.op.outputs)
     wide = "f64" if it.types[1].dtype == "f64" else "f32"
-    home = 1 if count == ranks - 1 else -count
-    turns = _rotate(it, q, it.types[1].dtype, count), _rotate(it, k, wide, count)
-    return (*turns, _rotate(it, k, wide, by=home)) if count else ()
+    back = 1 if count == ranks - 1 else -count
+    rotations = _rotate(it, q, it.types[1].dtype, count), _rotate(it, k, wide, count)
+    return (*rotations, _rotate(it, k, wide, by=back)) if count else ()
 
 
 def _saves(it: Local) -> Saved:
@@ -82,17 +82,10 @@ def _workspace(it: Local, back: bool = False) -> int:
 
 
 def _call(it: Local) -> Call:
-    """As attention's, with the axis, and which positions ranks hold where that is not the part of their place."""
-    (axis,) = it.op.names(RING)
-    documents, _ = documents_and_draws(it.op, range(3, len(it.types)))
-    options: dict[str, Argument] = {key: said for key, said in attention_call(it).options.items() if key != RING}
-    chunked = bool(it.program.zigzag_axes(SEQUENCE, (axis,)))
-    options |= {"zigzag": True} if chunked else {}
-    if documents:
-        options |= {"positions": Positions(SEQUENCE, (axis,))}
-    else:
-        options.pop("positions", None)
-    return Call((Group((axis,)),), options)
+    """As attention's, with the axis and its layout, from which the positions of ranks follow."""
+    axes, told = it.op.names(RING), (RING, "positions")
+    options = {key: said for key, said in attention_call(it).options.items() if key not in told}
+    return Call((Group(axes),), options | ({"zigzag": True} if it.program.zigzag_axes(SEQUENCE, axes) else {}))
 
 
 RING_ATTENTION = evolve(

@@ -110,7 +110,7 @@ def _mismatched(ways: _Ways) -> Iterator[Problem]:
 
 
 def _deadlocks(ways: _Ways) -> list[Problem]:
-    """Circles of ranks that have posted a batch of which a message is not matched until another's next batch is."""
+    """Cycles of ranks, each of which posted a batch with a message that matches only in another's next batch."""
     cells, rank = ways.cells, ways.cells.rank
     ends: list[list[int]] = [rank[ways.sent].tolist(), rank[ways.received].tolist()]
     rest, none = _batches(ways), list[int]()

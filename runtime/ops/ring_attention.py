@@ -27,7 +27,7 @@ from torch.compiler import is_compiling
 
 from ..comm.collectives import rotate
 from ..comm.mesh import Axis
-from ..comm.positions import Positions, chunks
+from ..comm.positions import chunks
 from . import plain_attention
 from .functional import attention
 from .plain_attention import Setting, across, sizes, wide
@@ -68,14 +68,13 @@ def ring_attention(
     scale: float | None = None,
     softcap: float = 0.0,
     documents: Tensor | None = None,
-    positions: Positions | None = None,
     zigzag: bool = False,
     backend: Backend = PLAIN,
 ) -> Tensor:
     """`attention` where q, k and v have this rank's part of a sequence that `axis` shards, contiguous or `zigzag`.
 
-    `documents` are those of the whole sequence; `positions`, if given, are this rank's.  Saves q, k, v, the result and
-    its log-sum-exp, all of this rank's part.  Not for graphs.
+    `documents` are those of the whole sequence.  Saves q, k, v, the result and its log-sum-exp, all of this rank's
+    part.  Not for graphs.
     """
     if axis.size == 1:
         return attention(q, k, v, layout, causal, window, scale, softcap, documents)
@@ -83,7 +82,6 @@ def ring_attention(
     seq = layout.index("s")
     size = q.shape[seq] * axis.size
     parts = tuple(chunks(size, ((axis.size, rank, zigzag),)) for rank in range(axis.size))
-    assert positions is None or positions.chunks == parts[axis.rank], "ring_attention: positions of another rank"
     assert documents is None or documents.shape[seq] == size, "ring_attention: documents of a part"
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     how = _Ring(axis, parts, causal, window if window < size else 0, Setting(seq, factor, -1, -1, softcap), backend)

@@ -7,7 +7,6 @@ from functools import partial
 from torch import Tensor
 
 from ...comm.mesh import Axis
-from ...comm.positions import Positions
 from ...ops.ring_attention import PLAIN, Backend, ring_attention
 from .. import launching
 from . import backward, forward
@@ -36,13 +35,12 @@ class RingAttention:
         scale: float | None = None,
         softcap: float = 0.0,
         documents: Tensor | None = None,
-        positions: Positions | None = None,
         zigzag: bool = False,
     ) -> Tensor:
         """As `scalec.runtime.ring_attention`."""
         if axis.size == 1:
             return Attention(self.blocks)(q, k, v, layout, causal, window, scale, softcap, documents)
-        options = (layout, causal, window, scale, softcap, documents, positions, zigzag)
+        options = (layout, causal, window, scale, softcap, documents, zigzag)
         return ring_attention(q, k, v, axis, *options, backend=self.backend(q, k, v))
 
     def backend(self, q: Tensor, k: Tensor, v: Tensor) -> Backend:
