@@ -8,7 +8,7 @@ lets through, whatever a kernel computes besides; documents, whose lengths no pl
 from collections.abc import Sequence
 from math import prod
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..ir import BATCH, Op, Program, Region, Stmt
 from ..ops import roles
@@ -44,7 +44,7 @@ def cost(program: Program, body: Sequence[Stmt]) -> Cost:
 def _cost(program: Program, op: Op) -> Cost:
     """The gradient of a product's operand costs what the product does; an operand without samples is a weight."""
     types = program.types
-    made = sum(prod(map(program.size, value.type.dims)) for value in op.outputs)
+    made = sum(program.elements(evolve(value.type, places=())) for value in op.outputs)
     match op.kind:
         case "leaf":
             return Cost()

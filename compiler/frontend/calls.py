@@ -123,7 +123,7 @@ class Calls:
         entry = OPS.get(call.name.name)
         if entry is None or not entry.user_visible:
             raise wrong("E0605", f"there is no op `{call.name}`", call.name.span, "not an op", self._instead(call))
-        operands, attrs = self._arguments(call, entry)
+        operands, attrs = self.arguments(call, entry)
         if entry is DROPOUT and not dict(attrs)["p"]:
             check_count(1, like, call.span)
             return operands
@@ -140,7 +140,7 @@ class Calls:
         return op_elsewhere(call.name.name, [*(name for name, op in OPS.items() if op.user_visible), *self._user_ops])
 
     def _user_call(self, call: tree.Call, own: UserOp, like: Sequence[str]) -> tuple[str, ...]:
-        operands, numbers = self._arguments(call, own.entry)
+        operands, numbers = self.arguments(call, own.entry)
         types = [self._builder.types[name] for name in operands]
         try:
             attrs = own.attributes(types, [float(str(value)) for _, value in numbers])
@@ -149,7 +149,8 @@ class Calls:
         names = [name or f"_{own.entry.name}" for name in like]
         return self._builder.several("call", operands, attrs, call.span, names)
 
-    def _arguments(self, call: tree.Call, entry: OpDef) -> tuple[tuple[str, ...], Attrs]:
+    def arguments(self, call: tree.Call, entry: OpDef) -> tuple[tuple[str, ...], Attrs]:
+        """The operands and the attributes of a call of `entry`; attributes that have their default are left out."""
         given = arguments(call, entry, self._scope.is_number)
         for operand, expr in given.operands:
             self._parameters.begin(expr, operand.init)

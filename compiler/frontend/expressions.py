@@ -1,13 +1,16 @@
 """Expressions as ops: names, parameters, and the arithmetic of tensors and numbers."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from ..ir import BATCH, Type
+from ..ir import BATCH, FLOATS, Type
+from ..ops import OpDef
+from ..ops.loss import wide
 from ..syntax import tree
 from ..syntax.diagnostics import Note, PlanError, did_you_mean, listing, wrong
 from .arithmetic import Scalar, apply, evaluate, exact
-from .builder import ModelBuilder
+from .builder import Attrs, ModelBuilder
 from .calls import Calls
 from .errors import check_count, value_elsewhere
 from .inputs import INPUTS
@@ -31,9 +34,9 @@ class Expressions:
         """The value that `expr` computes, named after `like` if it is a new one."""
         match expr:
             case tree.Name():
-                return self._named(expr)
+                return self._widened(self._named(expr), expr)
             case tree.ParamUse():
-                return self._parameters.declare(expr)
+                return self._widened(self._parameters.declare(expr), expr)
             case tree.Call():
                 return self._calls.call(expr, [like])[0]
             case tree.Binary():
@@ -50,12 +53,32 @@ class Expressions:
         check_count(1, like, expr.span)
         return (self.tensor(expr, like[0]),)
 
+    def arguments(self, call: tree.Call, entry: OpDef) -> tuple[tuple[str, ...], Attrs]:
+        """The operands and the attributes of a call of `entry`."""
+        return self._calls.arguments(call, entry)
+
+    @contextmanager
+    def of_logits(self, twins: Mapping[str, str]) -> Iterator[None]:
+        """Within it, parameters have twins of dims, and all is computed in float32 at least."""
+        self._parameters.twins = twins
+        yield
+        self._parameters.twins = {}
+
+    def _widened(self, value: str, at: tree.Expr) -> str:
+        dtype = self._builder.types[value].dtype
+        if not self._parameters.twins or dtype not in FLOATS or wide(dtype) == dtype:
+            return value
+        return self._builder.op("cast", (value,), (("dtype", wide(dtype)),), at.span, "")
+
     def _named(self, name: tree.Name) -> str:
         bound, params = self._scope.bound, self._parameters.all
         if name.name in bound:
             return bound[name.name]
         if name.name in params:
             return self._parameters.use(params[name.name], name.span)
+        if name.name in self._scope.elsewhere:
+            help = "make it inside the route"
+            raise wrong("E0220", f"experts see what they are sent, and `{name}` is of all tokens", name.span, help=help)
         if name.name in self._scope.numbers:
             raise wrong("E0603", "a tensor is needed here", name.span, f"`{name}` is a number")
         given = f"add `{name}[batch, seq]` to the model's inputs" if name.name in INPUTS else ""
@@ -84,7 +107,7 @@ class Expressions:
         op = self._builder.op
         match left, link.op, right:
             case str(), "@", str():
-                return op("contract", (left, right), (("over", self._contracted(link, left, right)),), link.span, like)
+                return op("contract", (left, right), self._contracted(link, left, right), link.span, like)
             case str(), "+", str():
                 return op("add", (left, right), (), link.span, like)
             case str(), "-", str():
@@ -128,16 +151,17 @@ class Expressions:
             raise wrong("E0302", "a number that is too large", at.span, "beyond 64-bit floating point")
         return self._builder.op(kind, (value,), (("by", float(by)),), at.span, like)
 
-    def _contracted(self, link: tree.Binary, left: str, right: str) -> tuple[str, ...]:
-        """The dims that `@` sums over: those before the arrow, or all that both operands have."""
+    def _contracted(self, link: tree.Binary, left: str, right: str) -> Attrs:
+        """The dims that `@` sums over: those before the arrow, or all that both operands have but experts."""
         x, w = self._builder.types[left], self._builder.types[right]
         if BATCH in x.dims and BATCH in w.dims:
             raise _activations(link, x, w)
         arrow = tuple(map(str, link.right.ins)) if isinstance(link.right, tree.ParamUse) else ()
-        over = arrow or tuple(dim for dim in x.dims if dim in w.dims)
+        each = tuple(dim for dim in x.dims if dim == self._parameters.experts and dim in w.dims)
+        over = arrow or tuple(dim for dim in x.dims if dim in w.dims and dim not in each)
         if over and x.dims[-len(over) :] == over == w.dims[-len(over) :]:
             self._parameters.make_matrix(link.right, len(over))
-            return over
+            return (("over", over), ("each", each)) if each else (("over", over),)
         raise wrong("E0306", "these operands cannot be multiplied", link.span, _dims(x, w), _arrow(link.right, x))
 
 

@@ -14,6 +14,7 @@ from .errors import check_name
 from .expressions import Expressions
 from .inputs import check_inputs
 from .parameters import Draws, OpenRepeat, Parameters, Scope, initialised
+from .routes import Routes
 from .user_ops import UserOp
 
 
@@ -76,10 +77,11 @@ class _Statements:
     def __init__(self, scope: Scope, parameters: Parameters, builder: ModelBuilder, expressions: Expressions) -> None:
         self._scope, self._parameters, self._builder = scope, parameters, builder
         self._expressions = expressions
+        self._routes = Routes(scope, parameters, builder, expressions)
 
     def read(self, model: tree.Model) -> None:
         for item in model.body:
-            if isinstance(item, tree.Bind | tree.Repeat):
+            if isinstance(item, tree.Statement):
                 self._statement(item)
 
     def _statement(self, item: tree.Statement) -> None:
@@ -88,6 +90,10 @@ class _Statements:
                 self._repeat(item)
             case tree.Bind():
                 self._bind(item)
+            case tree.Route():
+                with self._routes.route(item):
+                    for each in item.body:
+                        self._bind(each)
             case tree.If():
                 raise AssertionError("resolve: a branch is left")
 
@@ -140,6 +146,8 @@ def _assigned(item: tree.Repeat) -> Iterator[tree.Name]:
     for statement in item.body:
         if isinstance(statement, tree.Bind):
             yield from statement.names
+        elif isinstance(statement, tree.Route):
+            yield statement.value
         elif isinstance(statement, tree.Repeat):
             yield from _assigned(statement)
 

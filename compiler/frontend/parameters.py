@@ -20,6 +20,7 @@ class Scope:
     def __init__(self, numbers: Mapping[str, Scalar], dims: Iterable[str]) -> None:
         self.numbers, self.dims = numbers, sorted(dims)
         self.bound: dict[str, str] = {}
+        self.elsewhere: dict[str, str] = {}  # in a route, what is bound outside of it
         self.declared: dict[str, tree.Name] = {}
 
     def check_free(self, name: tree.Name) -> None:
@@ -72,13 +73,16 @@ class Parameters:
         self.leaves: dict[str, Op] = {}
         self.roles: dict[str, str] = {}  # how a parameter begins by its first use, if that says so
         self.repeats: list[OpenRepeat] = []
+        self.experts = ""  # in a route, the dim that its parameters have in front
+        self.twins: Mapping[str, str] = {}  # in the logits of a route, the dim in place of the experts
 
     def declare(self, use: tree.ParamUse) -> str:
         """The value of a parameter where it is first used."""
         self._check(use)
         self._scope.declared[use.name.name] = use.name
         name, stack = use.name.name, tuple(repeat.dim for repeat in self.repeats)
-        dims = (*stack, *map(str, use.outs), *map(str, use.ins))
+        own = (self.twins.get(dim.name, dim.name) for dim in use.outs + use.ins)
+        dims = (*stack, *([self.experts] if self.experts else ()), *own)
         if twice := [dim for dim in use.outs + use.ins if dims.count(dim.name) > 1]:
             dim = twice[-1]
             help = f"give one of the two a name of its own: `dims {{ {dim} = …  inner = {dim} }}`"

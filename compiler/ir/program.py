@@ -13,7 +13,7 @@ from ..config.settings import Cluster, Flow, Pipelining, Train
 from ..schedules.actions import Schedule, stages_of_rank
 from ..syntax.source import Span
 from .regions import Op, Region, written_at
-from .types import INVARIANT, PRECISIONS, Placement, Places, Type
+from .types import BATCH, DATA_DIMS, INVARIANT, PRECISIONS, Placement, Places, Type
 from .walk import blocks, regions_in, values, walk
 
 T = TypeVar("T")
@@ -34,11 +34,17 @@ class Axis:
 
 @frozen
 class Dim:
-    """A named dim and its global size; elements after the first `valid` are padding, which counts for nothing."""
+    """A named dim and its global size; elements after the first `valid` are padding, which counts for nothing.
+
+    twin    the dim that this one has the size of, and that is sharded apart from it
+    chosen  of experts, the dim of a token's choices: beside a dim of tokens only these entries exist, others are zero
+    """
 
     name: str
     size: int
     valid: int = Factory(lambda self: self.size, takes_self=True)
+    twin: str = ""
+    chosen: str = ""
     span: Span = written_at()
 
 
@@ -214,6 +220,11 @@ class Program:
         """The dims and axes of claims within an op, which lie inside those of the others."""
         return frozenset((claim.dim, claim.axis) for claim in self.claims if claim.within)
 
+    @cached_property
+    def choices(self) -> Mapping[str, str]:
+        """The dims of experts, and those of a token's choices among them."""
+        return {dim.name: dim.chosen for dim in self.dims if dim.chosen}
+
     def zigzag_axes(self, dim: str, axes: Iterable[str]) -> tuple[str, ...]:
         """Those of some axes whose ranks hold two chunks each of `dim`."""
         return tuple(axis for axis in axes if (dim, axis) in self.zigzags)
@@ -288,12 +299,25 @@ class Program:
         return self.size(dim) // self.degree(type.axes_of(dim))
 
     def local_shape(self, type: Type) -> tuple[int, ...]:
-        """The shape of a value of `type` on one rank."""
-        return tuple(self.local_size(type, dim) for dim in type.dims)
+        """The shape of a value of `type` on one rank; of rows of experts, as many as there are if all get the same."""
+        experts = self.experts_of(type)
+        if not experts:
+            return tuple(self.local_size(type, dim) for dim in type.dims)
+        at, chosen = type.dims.index(experts), self.dim(experts).chosen
+        inner = [dim for dim in type.dims[at + 1 :] if dim not in (*DATA_DIMS, chosen)]
+        rows = self.size(chosen) * prod(self.local_size(type, dim) for dim in DATA_DIMS if dim in type.dims)
+        lead, tail = ([self.local_size(type, dim) for dim in part] for part in (type.dims[:at], inner))
+        return (*lead, rows // self.degree(type.axes_of(experts)), *tail)
 
     def elements(self, type: Type) -> int:
         """The number of elements of a value of `type` on one rank."""
         return prod(self.local_shape(type))
+
+    def experts_of(self, type: Type) -> str:
+        """The dim of experts of rows, of which each is of one token and one of its choices; "" of all other values."""
+        if BATCH not in type.dims:
+            return ""
+        return next((dim for dim in type.dims if dim in self.choices), "")
 
     def places(self, at: dict[str, Placement]) -> Places:
         """Placements in mesh order, invariant ones omitted, with their levels: the canonical form."""

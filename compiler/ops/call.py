@@ -54,7 +54,14 @@ class RotaryTable:
     """The table of rotary positions that the op rotates by."""
 
 
-Argument = Attr | Dims | Group | Shards | Positions | Keyword | RotaryTable
+@frozen
+class Experts:
+    """The layout of experts on the mesh: `self.experts`."""
+
+    dim: str
+
+
+Argument = Attr | Dims | Group | Shards | Positions | Keyword | RotaryTable | Experts
 
 
 @frozen

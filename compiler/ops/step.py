@@ -7,8 +7,8 @@ from ..ir.placements import Step, coercion_of, ends
 from .call import Call, Dims, Group
 from .messages import Message
 from .pointwise import same
-from .protocol import Attribute, OpDef, Shape, TypingError, takes
-from .saved_tensors import Local
+from .protocol import Attribute, Builder, OpDef, Shape, TypingError, takes
+from .saved_tensors import Local, Saved
 
 
 def _coerced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -66,6 +66,10 @@ def _coercion_call(it: Local) -> Call:
 
 def _cast(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [Type(str(op.get("dtype")), types[0].dims, types[0].places)]
+
+
+def _cast_back(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    return [b.emit("cast", grads, op.inputs, dtype=b.type(op.inputs[0]).dtype)[0]]
 
 
 def _stated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -176,7 +180,16 @@ COERCE = OpDef(
     call=_coercion_call,
 )
 
-CAST = OpDef("cast", "Changes the element type.", operands=takes("x"), attributes=(DTYPE,), typing=_cast)
+CAST = OpDef(
+    "cast",
+    "Changes the element type.",
+    operands=takes("x"),
+    attributes=(DTYPE,),
+    linear=((0,),),
+    typing=_cast,
+    adjoint=_cast_back,
+    saves=lambda it: Saved(),
+)
 
 ZEROS = OpDef("zeros", "Zeros of the shape and the placement that the result says.", typing=_stated)
 

@@ -7,7 +7,7 @@ Non-goals: backward (`differentiate` derives it), how a parameter gets from its 
 (`place_state`).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from attrs import evolve
 
@@ -29,9 +29,10 @@ from ..ir import (
     slices,
     uses,
 )
-from ..ir.placements import OrderError, path
+from ..ir.placements import OrderError, Step, path
 from ..ops import OPS
 from ..ops.builder import OpBuilder, retyped
+from ..ops.experts import COUNTS, DISPATCH, EXCHANGE, EXCHANGE_BACK
 from ..ops.protocol import is_pending
 from ..syntax.diagnostics import Diagnostic, PlanError
 from ..syntax.source import Span
@@ -115,6 +116,8 @@ class _Inserter(OpBuilder):
         self._uses = uses(program.region)
         self._reduced: dict[str, str] = {}  # a pending sum or maximum → its one reduction
         self._versions: dict[tuple[str, Places], str] = {}
+        self._orders: dict[str, str] = {}  # rows of experts → their order
+        self._held: dict[str, str] = {}  # an order → that behind an exchange
 
     def region(self, region: Region) -> Region:
         """The region with its body placed; coercions made inside are not visible outside."""
@@ -204,11 +207,13 @@ class _Inserter(OpBuilder):
             return name
         if (name, want) in self._versions:
             return self._versions[name, want]
-        source = self._reduced.get(name, name)
+        source = self._exchanged(self._reduced.get(name, name), dict(want))
         try:
             steps = path(self.program, self.types[source], want)
         except OrderError as error:
             raise PlanError([_order_diagnostic(error, self.span)]) from None
+        if self.program.experts_of(type) and any(step.source.dim or step.target.dim for step in steps):
+            raise PlanError([_uneven(self.program, steps, self.span)])
         for step in steps:
             made = self.coerce(source, step, name)
             if _is_open(type) and not _is_open(self.types[made]):
@@ -216,14 +221,48 @@ class _Inserter(OpBuilder):
             self._versions[name, self.types[made].places] = source = made
         return source
 
+    def _exchanged(self, name: str, want: Mapping[str, Placement]) -> str:
+        """Rows of experts, exchanged for the placements `want` as far as these are other dims; else the value itself.
+
+        Ranks tell each other once how many rows there are.
+        """
+        places = self.types[name].places if name in self._orders else ()
+        to = tuple(f"{axis}:{want[axis].dim}" for axis, at in places if at.dim and want[axis].dim not in ("", at.dim))
+        if not to:
+            return name
+        order, to_experts = self._orders[name], self.program.experts_of(self.types[name]) in {want[a].dim for a, _ in places}
+        if order not in self._held:
+            self._held[order] = self.write(COUNTS.name, [order], COUNTS.stem, to=to)
+        kind = EXCHANGE if to_experts else EXCHANGE_BACK
+        made = self.write(kind.name, [name, self._held[order]], name, to=to)
+        self._orders[made] = order
+        self._versions[name, self.types[made].places] = made
+        return made
+
     def _place(self, op: Op) -> None:
         """Appends an op whose results are placed as its operands are."""
         self.append(retyped(self.program, op, self.types))
+        orders = [op.inputs[1]] if op.kind == DISPATCH.name else [self._orders[x] for x in op.inputs if x in self._orders]
+        if orders:
+            self._orders |= {v.name: orders[0] for v in op.outputs if self.program.experts_of(v.type)}
 
 
 def _is_open(type: Type) -> bool:
     """Whether a sum or a maximum over ranks is still to be done."""
     return is_pending(type) or bool(type.axes_in(Kind.MAXIMUM))
+
+
+def _uneven(program: Program, steps: Sequence[Step], span: Span) -> Diagnostic:
+    """Rows that an axis would have to gather or scatter in parts of different sizes."""
+    step = next(step for step in steps if step.source.dim or step.target.dim)
+    axes = " × ".join(dict.fromkeys(program.axis(axis).parent for axis in step.axes))
+    return Diagnostic(
+        "E0612",
+        f"rows of experts cannot be gathered over `{axes}`",
+        span,
+        label=f"would be {step.source} → {step.target}",
+        help=f"put the experts themselves over `{axes}`, in a rule before those of other dims",
+    )
 
 
 def _order_diagnostic(error: OrderError, span: Span) -> Diagnostic:

@@ -12,6 +12,7 @@ from ..analysis.context_parallel import GATHER, ULYSSES, attention_heads, heads_
 from ..config.settings import ON
 from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, Type, map_ops
 from ..ops import OPS, OpDef, Roles, roles
+from ..ops.experts import with_own_experts
 from ..ops.ring_attention import RING, around_ring
 from ..ops.user import module_and_function
 from ..syntax.diagnostics import Diagnostics, Note
@@ -101,7 +102,7 @@ class _Worker:
         if op.kind == "leaf":
             return op
         work = tuple(f"{axis.name}:{dim}" for axis in self._program.axes for dim in self._on(op, axis.name))
-        op = self._around_ring(op, work)
+        op = with_own_experts(self._around_ring(op, work), work)
         return evolve(op, attrs=(*op.attrs, ("work", work)))
 
     def _around_ring(self, op: Op, work: Sequence[str]) -> Op:
@@ -139,7 +140,7 @@ class _Worker:
         space = {dim for type in (*operands, *(v.type for v in op.outputs)) for dim in type.dims}
         own = roles(op, self._program.types)
         linked = (own.heads, own.kv_heads) if own.heads else ()
-        first = first_claims(self._program, axis, space)
+        first = first_claims(self._program, axis, space - {own.routed}) or first_claims(self._program, axis, space)
         heads = [claim for claim in self._program.claims if claim.axis == axis and claim.dim in linked]
         inner = [claim for claim in heads if claim.within == op.kind]
         if any(claim.dim in linked for claim in first):  # query and key/value heads go together, whatever their ranks

@@ -1,0 +1,251 @@
+"""A mixture of experts: the choice of each token's experts, rows of tokens expert by expert, and their weighted sum.
+
+As formulas, y[t] = sum over e of gate[t, e] · f_e(x[t]).  Rows `[experts, batch, seq, ...]` have an entry for each
+expert that a token chose, and are zero elsewhere; in memory they are a matrix, expert by expert.  An `order` of rows
+says which there are: `[experts, batch, seq, chosen]`, one where a token's choice is the expert.  Where ranks have parts
+of the tokens and of the experts, rows are exchanged between them.  Non-goals: what an expert computes, ordinary ops.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from attrs import evolve
+
+from ..ir import DATA_DIMS, Op, Placement, Program, Type, sharded
+from .call import Call, Experts
+from .loss import wide
+from .messages import Message
+from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, Vjp, takes
+from .roles import Roles
+from .saved_tensors import Local, Saved
+
+TO = Attribute("to", dims="any", implied=True)
+"""The dim that a result has besides its operand's: of choices, or of experts."""
+
+OWN = Attribute("own", kinds=(tuple,), default=(), implied=True)
+"""Axes whose ranks have the same tokens, and each its own experts."""
+
+MOVES = Attribute("to", kinds=(tuple,), implied=True)
+"""Where rows go on each axis: `dp:experts`."""
+
+
+# ---- types
+
+
+def _chosen(types: Sequence[Type], op: Op) -> list[Shape]:
+    """Of each token a gate and an expert for each choice."""
+    logits = types[0]
+    if len(logits.dims) < 2 or any(bias.dims != logits.dims[-1:] for bias in types[1:]):
+        raise TypingError(f"{op.kind} takes logits [.., experts] and a bias [experts]")
+    dims = (*logits.dims[:-1], str(op.get("to")))
+    return [(wide(logits.dtype), dims), ("i64", dims)]
+
+
+def _logits_whole(types: Sequence[Type], op: Op) -> frozenset[str]:
+    return frozenset(types[0].dims[-1:])
+
+
+def _sorted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """Placed as the choices; over the axes `own`, on which all ranks have the same tokens, those of own experts."""
+    (ids,), experts = types, str(op.get("to"))
+    if set(op.names("own")) & {axis for axis, _ in ids.places}:
+        raise TypingError(f"{op.kind} picks experts over axes on which all ranks have the same tokens")
+    at = dict(ids.places) | dict.fromkeys(op.names("own"), sharded(experts))
+    return [Type("i64", (experts, *ids.dims), program.places(at))]
+
+
+def with_own_experts(op: Op, work: Sequence[str]) -> Op:
+    """An op that sorts by experts, with the axes over which it works on these; any other op as it is."""
+    own = tuple(item.partition(":")[0] for item in work if item.partition(":")[2] == str(dict(op.attrs).get("to")))
+    return evolve(op, attrs=(*op.attrs, (OWN.name, own))) if op.kind == SORT.name and own else op
+
+
+def _dispatched(types: Sequence[Type], op: Op) -> list[Shape]:
+    x, order = types
+    if x.dims[:-1] != order.dims[1:-1]:
+        raise TypingError(f"{op.kind} takes x [{', '.join(order.dims[1:-1])}, features]")
+    return [(x.dtype, (order.dims[0], *x.dims))]
+
+
+def _combined(types: Sequence[Type], op: Op) -> list[Shape]:
+    rows, gates, order = types
+    if gates.dims != order.dims[1:] or rows.dims[:-1] != order.dims[:-1]:
+        raise TypingError(f"{op.kind} takes rows [{', '.join(order.dims[:-1])}, features] and their gates")
+    return [(rows.dtype, rows.dims[1:])]
+
+
+def moves(op: Op) -> Iterator[tuple[str, str]]:
+    """The axes over which rows are exchanged, and the dim that each then shards."""
+    for item in op.names("to"):
+        axis, _, dim = item.partition(":")
+        yield axis, dim
+
+
+def _moved(program: Program, type: Type, op: Op) -> Type:
+    experts = program.experts_of(type)
+    at: dict[str, Placement] = dict(type.places)
+    for axis, dim in moves(op):
+        if at.get(axis) is None or {at[axis].dim, dim} not in [{experts, tokens} for tokens in DATA_DIMS]:
+            raise TypingError(f"{op.kind} exchanges shards of tokens and of {experts} on {axis}")
+        at[axis] = sharded(dim)
+    return Type(type.dtype, type.dims, program.places(at))
+
+
+def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    return [_moved(program, types[0], op)]
+
+
+def _exchanged(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """Rows lie as `held` says before or after they are exchanged."""
+    rows, held = types
+    result = _moved(program, rows, op)
+    if held.places != (rows if op.kind == EXCHANGE_BACK.name else result).places:
+        raise TypingError(f"{op.kind} takes rows that lie as `held` says")
+    return [result]
+
+
+def _roles(types: Sequence[Type], op: Op) -> Roles:
+    """The ops that lead into rows and out of them work on tokens, and on experts only where tokens are whole."""
+    return Roles(routed=str(op.get("to")) if op.kind == SORT.name else types[-1].dims[0])
+
+
+# ---- gradients, and what is saved
+
+
+def _undone(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    """Gradients go the way back."""
+    rows, held = op.inputs
+    back = tuple(f"{axis}:{b.type(rows).at(axis).dim}" for axis, _ in moves(op))
+    kind = EXCHANGE_BACK.name if op.kind == EXCHANGE.name else EXCHANGE.name
+    return [b.emit(kind, [grads[0], b.saved(held)], [rows], to=back)[0], None]
+
+
+def _held(it: Local) -> Saved:
+    return Saved(operands=(1,))
+
+
+def _choice_saves(it: Local) -> Saved:
+    return Saved(operands=tuple(range(len(it.types))), results=(1,))
+
+
+# ---- messages and calls
+
+
+def _counts(it: Local) -> tuple[Message, ...]:
+    """The number of rows that each rank sends for each expert."""
+    experts = it.program.experts_of(it.types[0])
+    return (Message("all_to_all", it.op.outputs[0].name, _axes(it.op), "i64", (it.program.size(experts),)),)
+
+
+def _rows(it: Local) -> tuple[Message, ...]:
+    rows = it.types[0]
+    shape = it.program.local_shape(rows)
+    return (Message("all_to_all", it.op.outputs[0].name, _axes(it.op), rows.dtype, shape, ragged=True),)
+
+
+def _axes(op: Op) -> tuple[str, ...]:
+    return tuple(axis for axis, _ in moves(op))
+
+
+def _choice_call(it: Local) -> Call:
+    """The number of choices, and how they are made."""
+    own = {key: value for key, value in it.op.attrs if key != TO.name}
+    told = {"from_groups" if key == "from" else key: value for key, value in own.items()}
+    return Call((it.program.size(str(it.op.get("to"))),), told)
+
+
+def _sort_call(it: Local) -> Call:
+    return Call((Experts(str(it.op.get("to"))),))
+
+
+def _nothing(it: Local) -> Call:
+    return Call()
+
+
+ON = Attribute("normalise", ("off", "on"), "off")
+
+TOP = OpDef(
+    "top",
+    "The `to` best experts of each token by their scores, and their scores as gates; ties go to the lower index.",
+    _chosen,
+    operands=(Operand("logits"), Operand("bias", optional=True)),
+    attributes=(
+        Attribute("score", ("softmax", "sigmoid"), "softmax"),
+        ON,
+        Attribute("scale", default=1.0),
+        Attribute("groups", default=1, kinds=(int,)),
+        Attribute("from", default=1, kinds=(int,)),
+        TO,
+    ),
+    unsharded_dims=_logits_whole,
+    vjp=Vjp(wrt=(0,)),
+    function="top_k",
+    call=_choice_call,
+    stem="gates",
+    saves=_choice_saves,
+)
+
+SORT = OpDef(
+    "sort_by_expert",
+    "The order of rows: one where a token's choice is the expert; over the axes `own`, of the rank's own experts.",
+    operands=takes("ids"),
+    attributes=(TO, OWN),
+    typing=_sorted,
+    roles=_roles,
+    function="sort_by_expert",
+    call=_sort_call,
+    stem="order",
+)
+
+COUNTS = OpDef(
+    "exchange_counts",
+    "The order of rows behind an exchange: each rank tells the others how many it has for each of their experts.",
+    operands=takes("order"),
+    attributes=(MOVES,),
+    typing=_counted,
+    communicates=_counts,
+    function="exchange_counts",
+    call=_nothing,
+    stem="held",
+)
+
+DISPATCH = OpDef(
+    "dispatch",
+    "A row of each token for each of its experts.",
+    _dispatched,
+    operands=takes("x", "order"),
+    linear=((0,),),
+    roles=_roles,
+    vjp=Vjp(wrt=(0,), unread=(0,)),
+    function="dispatch",
+)
+
+EXCHANGE, EXCHANGE_BACK = (
+    OpDef(
+        name,
+        doc,
+        operands=takes("rows", "held"),
+        attributes=(MOVES,),
+        linear=((0,),),
+        typing=_exchanged,
+        adjoint=_undone,
+        communicates=_rows,
+        function=name,
+        call=_nothing,
+        saves=_held,
+    )
+    for name, doc in (
+        ("exchange", "Rows to the ranks of their experts, over several axes at once."),
+        ("exchange_back", "Rows to the ranks of their tokens."),
+    )
+)
+
+COMBINE = OpDef(
+    "combine",
+    "The sum over a token's experts of gate · row.",
+    _combined,
+    operands=takes("rows", "gates", "order"),
+    linear=((0,), (1,)),
+    roles=_roles,
+    vjp=Vjp(wrt=(0, 1)),
+    function="combine",
+)
