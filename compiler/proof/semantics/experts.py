@@ -1,0 +1,160 @@
+"""A mixture of experts as formulas on dense tensors, zero where a token did not choose the expert.
+
+Which experts are the best is an order that each trial keys anew.
+"""
+
+import numpy as np
+
+from ...ir import REPLICATED, Placement, Type, sharded
+from ...ops.experts import moves
+from ..tensors import Array, Dims, Tensor
+from .call import Call, Semantics
+
+
+class _Choice:
+    """Scores of the experts of each token, and the chosen ones."""
+
+    def __init__(self, c: Call) -> None:
+        self.c, self.n, self.logits = c, c.numbers, c.args[0]
+        self.every, self.chosen = self.logits.dims, str(c.get("to"))
+        self.dims: Dims = (*self.every[:-1], self.chosen)
+        self.scores = self._scores()
+        self.ids = self._best()
+        index = np.arange(self.scores.array.shape[-1])
+        self.hot = self.n.constant((self.ids[..., None] == index).astype(int), (*self.dims, self.every[-1]))
+        self.picked = self.n.product(self.dims, self.hot, self.scores)
+
+    @property
+    def is_softmax(self) -> bool:
+        return self.c.get("score") == "softmax"
+
+    def _scores(self) -> Tensor:
+        return self.n.softmax(self.logits) if self.is_softmax else self.n.function("sigmoid", self.logits)
+
+    def _best(self) -> Array:
+        """The ids of the chosen experts, the best first: of those groups alone whose two best are the best."""
+        scores = self.n.total(self.every, self.scores, *self.c.args[1:2])
+        keys, (groups, among) = self.n.rank(scores), (int(self.c.number(name)) for name in ("groups", "from"))
+        if among < groups:
+            keys = np.where(self._in_best_groups(scores, keys, groups, among), keys, keys.dtype.type(0))
+        return np.argsort(keys, axis=-1, kind="stable")[..., ::-1][..., : self.c.world.dims[self.chosen]]
+
+    def _in_best_groups(self, scores: Tensor, keys: Array, groups: int, among: int) -> Array:
+        *lead, size = scores.array.shape
+        each = (*lead, groups, size // groups)
+        two = np.argsort(keys.reshape(each), axis=-1)[..., -2:]
+        best = np.take_along_axis(scores.array.reshape(each), two, axis=-1)
+        parts = (Tensor((*self.every[:-1], "group"), best[..., i]) for i in range(best.shape[-1]))
+        order = np.argsort(self.n.rank(self.n.total((*self.every[:-1], "group"), *parts)), axis=-1)[..., -among:]
+        chosen = (order[..., None] == np.arange(groups)).any(axis=-2)
+        return np.repeat(chosen, size // groups, axis=-1)
+
+    def gates(self) -> Tensor:
+        n, scale = self.n, self.n.ratio(*self.c.number("scale").as_integer_ratio())
+        if self.c.get("normalise") == "off":
+            return n.product(self.dims, self.picked, scale)
+        return n.product(self.dims, self.picked, self._over(), scale)
+
+    def _over(self) -> Tensor:
+        """1 / the sum of a token's chosen scores."""
+        return self.n.function("reciprocal", self.n.product(self.dims[:-1], self.picked))
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        """Of the logits."""
+        n, scale = self.n, self.n.ratio(*self.c.number("scale").as_integer_ratio())
+        grad = n.product(self.dims, grad, scale)
+        if self.c.get("normalise") == "on":
+            over = self._over()
+            mean = n.negative(n.product(self.dims[:-1], grad, self.picked, over))
+            grad = n.product(self.dims, n.total(self.dims, grad, mean), over)
+        scores = n.product(self.every, self.hot, grad)
+        if not self.is_softmax:
+            return n.product(self.every, scores, n.function("sigmoid slope", self.logits))
+        mean = n.negative(n.product(self.every[:-1], scores, self.scores))
+        return n.product(self.every, self.scores, n.total(self.every, scores, mean))
+
+
+def _top(c: Call) -> list[Tensor]:
+    choice = _Choice(c)
+    return [choice.gates(), Tensor(choice.dims, choice.ids)]
+
+
+def _order(c: Call) -> list[Tensor]:
+    """One where a token's choice is one of the rank's experts, else zero."""
+    (ids,), result = c.args, c.op.outputs[0].type
+    index = Tensor(result.dims[:1], c.world.indices(result, result.dims[0]))
+    return [Tensor(result.dims, (ids.onto(result.dims) == index.onto(result.dims)).astype(int))]
+
+
+def _moved(c: Call, x: Tensor, source: Type, target: Type) -> Tensor:
+    """Rows to where the type says: all that is cut otherwise is put together, and cut anew."""
+    dims = {dim for type in (source, target) for axis, _ in moves(c.op) for dim in (type.at(axis).dim,)}
+    for axis, place in _innermost_first(source, dims):
+        x = c.world.coerced(x, (axis,), place, REPLICATED, c.numbers)
+    for axis, place in reversed(_innermost_first(target, dims)):
+        x = c.world.coerced(x, (axis,), REPLICATED, place, c.numbers)
+    return x
+
+
+def _innermost_first(type: Type, dims: set[str]) -> list[tuple[str, Placement]]:
+    return [(axis, sharded(dim)) for dim in sorted(dims) for axis in reversed(type.axes_of(dim))]
+
+
+def _counts(c: Call) -> list[Tensor]:
+    return [_moved(c, c.args[0], c.types[0], c.op.outputs[0].type)]
+
+
+def _exchanged(c: Call) -> list[Tensor]:
+    """Rows that are not as `held` says are other tokens'."""
+    (rows, held), result = c.args, c.op.outputs[0].type
+    if c.op.kind == "exchange_back":
+        return [_moved(c, _only(c, rows, held), c.types[0], result)]
+    return [_only(c, _moved(c, rows, c.types[0], result), held)]
+
+
+def _exchanged_back(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    """Gradients go the way back."""
+    return [_moved(c, grads[0], c.op.outputs[0].type, c.types[0]), None]
+
+
+def _only(c: Call, rows: Tensor, held: Tensor) -> Tensor:
+    """The rows that there are by `held`."""
+    return c.numbers.product(rows.dims, rows, c.numbers.constant(held.array.sum(axis=-1), held.dims[:-1]))
+
+
+def _hot(c: Call, order: Tensor) -> Tensor:
+    """An order as numbers."""
+    return c.numbers.constant(order.array, order.dims)
+
+
+def _rows(c: Call) -> list[Tensor]:
+    x, order = c.args
+    return [c.numbers.product(c.dims, _hot(c, order), x)]
+
+
+def _rows_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    return [c.numbers.product(grads[0].dims[1:], _hot(c, c.args[1]), grads[0]), None]
+
+
+def _sum(c: Call) -> list[Tensor]:
+    rows, gates, order = c.args
+    return [c.numbers.product(c.dims, _hot(c, order), gates, rows)]
+
+
+def _sum_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    (rows, gates, order), (grad,) = c.args, grads
+    hot, n = _hot(c, order), c.numbers
+    d_rows = n.product(rows.dims, hot, gates, grad) if c.wants(0) else None
+    d_gates = n.product(gates.dims, hot, rows, grad) if c.wants(1) else None
+    return [d_rows, d_gates, None]
+
+
+MEANINGS = {
+    "top": Semantics(_top, lambda c, grads: [_Choice(c).gradient(grads[0]), *(None for _ in c.args[1:])]),
+    "sort_by_expert": Semantics(_order, lambda c, grads: [None]),
+    "exchange_counts": Semantics(_counts, lambda c, grads: [None]),
+    "dispatch": Semantics(_rows, _rows_gradients),
+    "exchange": Semantics(_exchanged, _exchanged_back),
+    "exchange_back": Semantics(_exchanged, _exchanged_back),
+    "combine": Semantics(_sum, _sum_gradients),
+}
