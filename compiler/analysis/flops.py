@@ -48,9 +48,9 @@ def _cost(program: Program, op: Op) -> Cost:
     match op.kind:
         case "leaf":
             return Cost()
-        case "contract":
+        case "contract" | "grouped_contract":
             product = 2 * made * prod(map(program.size, op.names("over")))
-            weights = sum(BATCH not in types[name].dims for name in op.inputs)
+            weights = sum(BATCH not in types[name].dims for name in op.inputs[:2])
             return Cost(product, product * (len(op.inputs) - weights), product * weights)
         case "contracts":
             product = 2 * made * prod(map(program.size, op.names("over")))

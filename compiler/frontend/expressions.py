@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from ..ir import BATCH, FLOATS, Type
 from ..ops import OpDef
+from ..ops.experts import GROUPED
 from ..ops.loss import wide
 from ..syntax import tree
 from ..syntax.diagnostics import Note, PlanError, did_you_mean, listing, wrong
@@ -107,7 +108,7 @@ class Expressions:
         op = self._builder.op
         match left, link.op, right:
             case str(), "@", str():
-                return op("contract", (left, right), self._contracted(link, left, right), link.span, like)
+                return self._product(link, left, right, like)
             case str(), "+", str():
                 return op("add", (left, right), (), link.span, like)
             case str(), "-", str():
@@ -151,17 +152,23 @@ class Expressions:
             raise wrong("E0302", "a number that is too large", at.span, "beyond 64-bit floating point")
         return self._builder.op(kind, (value,), (("by", float(by)),), at.span, like)
 
-    def _contracted(self, link: tree.Binary, left: str, right: str) -> Attrs:
+    def _product(self, link: tree.Binary, left: str, right: str, like: str) -> str:
+        """A product; of rows of experts, one for each."""
+        over, order = (("over", self._contracted(link, left, right)),), self._parameters.order
+        if order and BATCH in self._builder.types[left].dims:
+            return self._builder.op(GROUPED.name, (left, right, order), over, link.span, like)
+        return self._builder.op("contract", (left, right), over, link.span, like)
+
+    def _contracted(self, link: tree.Binary, left: str, right: str) -> tuple[str, ...]:
         """The dims that `@` sums over: those before the arrow, or all that both operands have but experts."""
         x, w = self._builder.types[left], self._builder.types[right]
         if BATCH in x.dims and BATCH in w.dims:
             raise _activations(link, x, w)
         arrow = tuple(map(str, link.right.ins)) if isinstance(link.right, tree.ParamUse) else ()
-        each = tuple(dim for dim in x.dims if dim == self._parameters.experts and dim in w.dims)
-        over = arrow or tuple(dim for dim in x.dims if dim in w.dims and dim not in each)
+        over = arrow or tuple(dim for dim in x.dims if dim in w.dims and dim != self._parameters.experts)
         if over and x.dims[-len(over) :] == over == w.dims[-len(over) :]:
             self._parameters.make_matrix(link.right, len(over))
-            return (("over", over), ("each", each)) if each else (("over", over),)
+            return over
         raise wrong("E0306", "these operands cannot be multiplied", link.span, _dims(x, w), _arrow(link.right, x))
 
 

@@ -73,7 +73,7 @@ class Parameters:
         self.leaves: dict[str, Op] = {}
         self.roles: dict[str, str] = {}  # how a parameter begins by its first use, if that says so
         self.repeats: list[OpenRepeat] = []
-        self.experts = ""  # in a route, the dim that its parameters have in front
+        self.experts, self.order = "", ""  # in a route, the dim that its parameters have in front; the order of rows
         self.twins: Mapping[str, str] = {}  # in the logits of a route, the dim in place of the experts
 
     def declare(self, use: tree.ParamUse) -> str:

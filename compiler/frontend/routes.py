@@ -95,12 +95,13 @@ class Routes:
         name, experts = item.value.name, item.dim.name
         value = self._value(item)
         gates, order = self._order(item)
-        rows = self._builder.op(DISPATCH.name, (value, order), (), item.span, name)
+        rows = self._builder.op(DISPATCH.name, (value, order), (), item.span, f"_{name}")
         outside, self._scope.bound = self._scope.bound, {name: rows}
-        self._scope.elsewhere, self._parameters.experts = outside, experts
+        self._scope.elsewhere, self._parameters.experts, self._parameters.order = outside, experts, order
         yield
         end = self._scope.bound[name]
-        self._scope.bound, self._scope.elsewhere, self._parameters.experts = outside, {}, ""
+        self._scope.bound, self._scope.elsewhere = outside, {}
+        self._parameters.experts = self._parameters.order = ""
         types = self._builder.types
         if types[end].dims != types[rows].dims:
             dims = (f"[{', '.join(types[each].dims[1:])}]" for each in (rows, end))

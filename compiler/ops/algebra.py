@@ -24,13 +24,13 @@ def _widest(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _contracted(types: Sequence[Type], op: Op) -> list[Shape]:
-    """The dims of both operands, in order, less those that are summed over; of `each` there is a product."""
+    """The dims of both operands, in order, less those that are summed over."""
     _same_numbers(types, op)
-    over, each = op.names("over"), op.names("each")
+    over = op.names("over")
     left, right = ([dim for dim in type.dims if dim not in over] for type in types)
-    if shared := [dim for dim in left if dim in right and dim not in each]:
+    if shared := [dim for dim in left if dim in right]:
         raise TypingError(f"{shared[0]} is in both operands of a product but not summed over")
-    return [(types[0].dtype, (*left, *(dim for dim in right if dim not in each)))]
+    return [(types[0].dtype, (*left, *right))]
 
 
 def _narrow(grad: str, name: str, full: Type, b: Builder) -> str:
@@ -78,11 +78,10 @@ def _shift_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]
 
 def _contract_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     """y = x·w: the input's gradient is dy·w over w's own dims, the weight's is dy·x over x's own dims."""
-    (grad,), (x, w), own = grads, op.inputs, (*op.names("over"), *op.names("each"))
-    outer = {name: tuple(dim for dim in b.type(name).dims if dim not in own) for name in (x, w)}
-    each = {"each": op.names("each")} if op.names("each") else {}
-    dx = b.emit("contract", [grad, b.saved(w)], [x], over=outer[w], **each)[0] if b.wanted(x) else None
-    dw = b.emit("contract", [grad, b.saved(x)], [w], over=outer[x], **each)[0] if b.wanted(w) else None
+    (grad,), (x, w), over = grads, op.inputs, op.names("over")
+    outer = {name: tuple(dim for dim in b.type(name).dims if dim not in over) for name in (x, w)}
+    dx = b.emit("contract", [grad, b.saved(w)], [x], over=outer[w])[0] if b.wanted(x) else None
+    dw = b.emit("contract", [grad, b.saved(x)], [w], over=outer[x])[0] if b.wanted(w) else None
     return [dx, dw]
 
 
@@ -150,7 +149,7 @@ CONTRACT = OpDef(
     "The product x·w summed over the dims `over`; written `x @ w[over -> …]`.",
     _contracted,
     operands=takes("x", "w"),
-    attributes=(Attribute("over", kinds=(tuple,)), Attribute("each", kinds=(tuple,), default=())),
+    attributes=(Attribute("over", kinds=(tuple,)),),
     linear=((0,), (1,)),
     adjoint=_contract_adjoint,
     function="linear",

@@ -16,7 +16,7 @@ from .loss import wide
 from .messages import Message
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, Vjp, takes
 from .roles import Roles
-from .saved_tensors import Local, Saved
+from .saved_tensors import Local, Saved, factors
 
 TO = Attribute("to", dims="any", implied=True)
 """The dim that a result has besides its operand's: of choices, or of experts."""
@@ -73,6 +73,15 @@ def _combined(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(rows.dtype, rows.dims[1:])]
 
 
+def _products(types: Sequence[Type], op: Op) -> list[Shape]:
+    """Of each expert the dims of both operands, in order, less those that are summed over."""
+    (x, w, order), (experts, *_), over = types, types[2].dims, op.names("over")
+    left, right = ([dim for dim in type.dims if dim not in (experts, *over)] for type in (x, w))
+    if x.dtype != w.dtype or {*left} & {*right} or not x.dims[0] == w.dims[0] == order.dims[0]:
+        raise TypingError(f"{op.kind} takes operands of each of the {experts}")
+    return [(x.dtype, (experts, *left, *right))]
+
+
 def moves(op: Op) -> Iterator[tuple[str, str]]:
     """The axes over which rows are exchanged, and the dim that each then shards."""
     for item in op.names("to"):
@@ -98,9 +107,13 @@ def _exchanged(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """Rows lie as `held` says before or after they are exchanged."""
     rows, held = types
     result = _moved(program, rows, op)
-    if held.places != (rows if op.kind == EXCHANGE_BACK.name else result).places:
+    if _shards(held) != _shards(rows if op.kind == EXCHANGE_BACK.name else result):
         raise TypingError(f"{op.kind} takes rows that lie as `held` says")
     return [result]
+
+
+def _shards(type: Type) -> list[tuple[str, Placement]]:
+    return [(axis, place) for axis, place in type.places if place.dim]
 
 
 def _roles(types: Sequence[Type], op: Op) -> Roles:
@@ -117,6 +130,20 @@ def _undone(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     back = tuple(f"{axis}:{b.type(rows).at(axis).dim}" for axis, _ in moves(op))
     kind = EXCHANGE_BACK.name if op.kind == EXCHANGE.name else EXCHANGE.name
     return [b.emit(kind, [grads[0], b.saved(held)], [rows], to=back)[0], None]
+
+
+def _product_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    """As of any product, for each expert."""
+    (grad,), (x, w, order), over = grads, op.inputs, op.names("over")
+    experts = b.type(order).dims[0]
+    outer = {name: tuple(dim for dim in b.type(name).dims if dim not in (experts, *over)) for name in (x, w)}
+
+    def product(other: str, of: str) -> str | None:
+        if not b.wanted(of):
+            return None
+        return b.emit(GROUPED.name, [grad, b.saved(other), b.saved(order)], [of], over=outer[other])[0]
+
+    return [product(w, x), product(x, w), None]
 
 
 def _held(it: Local) -> Saved:
@@ -237,6 +264,19 @@ EXCHANGE, EXCHANGE_BACK = (
         ("exchange", "Rows to the ranks of their experts, over several axes at once."),
         ("exchange_back", "Rows to the ranks of their tokens."),
     )
+)
+
+GROUPED = OpDef(
+    "grouped_contract",
+    "For each expert the product x·w of its rows, summed over the dims `over`.",
+    _products,
+    operands=takes("x", "w", "order"),
+    attributes=(Attribute("over", kinds=(tuple,)),),
+    linear=((0,), (1,)),
+    adjoint=_product_adjoint,
+    function="grouped_linear",
+    stem="y",
+    saves=factors,
 )
 
 COMBINE = OpDef(

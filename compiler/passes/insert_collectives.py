@@ -13,6 +13,7 @@ from attrs import evolve
 
 from ..ir import (
     DATA_DIMS,
+    INVARIANT,
     REPLICATED,
     Arg,
     Enter,
@@ -32,7 +33,7 @@ from ..ir import (
 from ..ir.placements import OrderError, Step, path
 from ..ops import OPS
 from ..ops.builder import OpBuilder, retyped
-from ..ops.experts import COUNTS, DISPATCH, EXCHANGE, EXCHANGE_BACK
+from ..ops.experts import COUNTS, EXCHANGE, EXCHANGE_BACK, SORT, with_own_experts
 from ..ops.protocol import is_pending
 from ..syntax.diagnostics import Diagnostic, PlanError
 from ..syntax.source import Span
@@ -173,7 +174,8 @@ class _Inserter(OpBuilder):
         elif op.kind == "add":
             self._sum(op)
         else:
-            self._place(evolve(self._fetched(op, op.inputs), attrs=tuple((k, v) for k, v in op.attrs if k != "work")))
+            op = with_own_experts(self._fetched(op, op.inputs), work)
+            self._place(evolve(op, attrs=tuple((k, v) for k, v in op.attrs if k != "work")))
 
     def _sum(self, op: Op) -> None:
         """Pending operands of one placement are added first and reduced once; a sum of nothing else stays pending."""
@@ -218,7 +220,9 @@ class _Inserter(OpBuilder):
             made = self.coerce(source, step, name)
             if _is_open(type) and not _is_open(self.types[made]):
                 self._reduced.setdefault(name, made)
-            self._versions[name, self.types[made].places] = source = made
+            self._versions[name, self.types[made].places] = made
+            self._orders |= {made: self._orders[source]} if source in self._orders else {}
+            source = made
         return source
 
     def _exchanged(self, name: str, want: Mapping[str, Placement]) -> str:
@@ -227,14 +231,17 @@ class _Inserter(OpBuilder):
         Ranks tell each other once how many rows there are.
         """
         places = self.types[name].places if name in self._orders else ()
-        to = tuple(f"{axis}:{want[axis].dim}" for axis, at in places if at.dim and want[axis].dim not in ("", at.dim))
+        to = tuple(f"{axis}:{want[axis].dim}" for axis, at in places if at.dim and want.get(axis, INVARIANT).dim not in ("", at.dim))
         if not to:
             return name
-        order, to_experts = self._orders[name], self.program.experts_of(self.types[name]) in {want[a].dim for a, _ in places}
+        order = self._orders[name]
         if order not in self._held:
             self._held[order] = self.write(COUNTS.name, [order], COUNTS.stem, to=to)
-        kind = EXCHANGE if to_experts else EXCHANGE_BACK
-        made = self.write(kind.name, [name, self._held[order]], name, to=to)
+        if name == order:
+            return self._held[order]
+        to_experts = self.program.experts_of(self.types[name]) in {item.partition(":")[2] for item in to}
+        kind, like = (EXCHANGE, name) if to_experts else (EXCHANGE_BACK, "_rows")
+        made = self.write(kind.name, [name, self._held[order]], like, to=to)
         self._orders[made] = order
         self._versions[name, self.types[made].places] = made
         return made
@@ -242,9 +249,9 @@ class _Inserter(OpBuilder):
     def _place(self, op: Op) -> None:
         """Appends an op whose results are placed as its operands are."""
         self.append(retyped(self.program, op, self.types))
-        orders = [op.inputs[1]] if op.kind == DISPATCH.name else [self._orders[x] for x in op.inputs if x in self._orders]
-        if orders:
-            self._orders |= {v.name: orders[0] for v in op.outputs if self.program.experts_of(v.type)}
+        rows = [value.name for value in op.outputs if self.program.experts_of(value.type)]
+        orders = rows if op.kind == SORT.name else [self._orders[name] for name in op.inputs if name in self._orders]
+        self._orders |= dict.fromkeys(rows, orders[0]) if orders else {}
 
 
 def _is_open(type: Type) -> bool:

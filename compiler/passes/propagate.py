@@ -12,7 +12,6 @@ from ..analysis.context_parallel import GATHER, ULYSSES, attention_heads, heads_
 from ..config.settings import ON
 from ..ir import DATA_DIMS, Claim, Enter, Op, Program, Region, Type, map_ops
 from ..ops import OPS, OpDef, Roles, roles
-from ..ops.experts import with_own_experts
 from ..ops.ring_attention import RING, around_ring
 from ..ops.user import module_and_function
 from ..syntax.diagnostics import Diagnostics, Note
@@ -102,7 +101,8 @@ class _Worker:
         if op.kind == "leaf":
             return op
         work = tuple(f"{axis.name}:{dim}" for axis in self._program.axes for dim in self._on(op, axis.name))
-        op = with_own_experts(self._around_ring(op, work), work)
+        op = self._around_ring(op, work)
+        self._check_routed(op, work)
         return evolve(op, attrs=(*op.attrs, ("work", work)))
 
     def _around_ring(self, op: Op, work: Sequence[str]) -> Op:
@@ -134,6 +134,19 @@ class _Worker:
             notes = [Note(ring.span, "the ring")]
             help = "write `via gather`, or leave `dropout` out of attention"
             self.found.error("E0611", "no ring keeps the weights that `dropout` drops", op.span, notes=notes, help=help)
+
+    def _check_routed(self, op: Op, work: Sequence[str]) -> None:
+        """Experts lie over axes that all have parts of the tokens, or that all have the same tokens."""
+        experts = roles(op, self._program.types).routed
+        over = [claim for claim in self._program.claims if experts and claim.dim == experts]
+        whole = [claim for claim in over if f"{claim.axis}:{experts}" in work]
+        parts = [claim for claim in over if claim not in whole]
+        if whole and parts and self._new("E0614", whole[0]):
+            one, other = (self._program.axis(claim.axis).parent for claim in (whole[0], parts[0]))
+            message = f"`{experts}` lies over `{other}`, whose ranks have parts of the tokens, and over `{one}`, without"
+            help = f"write `seq over {one}` as the last rule, or leave `{one}` out"
+            notes = [Note(op.span, "tokens are routed here")]
+            self.found.error("E0614", message, whole[0].span, f"all of `{one}` have the same", notes=notes, help=help)
 
     def _on(self, op: Op, axis: str) -> list[str]:
         operands = self._program.operands(op)

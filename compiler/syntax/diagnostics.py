@@ -108,6 +108,7 @@ CODES = {
     "E0610": "not a fraction",
     "E0611": "weights dropped around a ring",
     "E0613": "a product of two activations",
+    "E0614": "experts over axes with and without parts of the tokens",
     # what the step computes
     "E0701": "a step that is not the single device's",
     "E0702": "plans that differ",

@@ -136,6 +136,18 @@ def _rows_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     return [c.numbers.product(grads[0].dims[1:], _hot(c, c.args[1]), grads[0]), None]
 
 
+def _products(c: Call) -> list[Tensor]:
+    """Of the rows that there are."""
+    x, w, order = c.args
+    rows = Tensor(order.dims[:-1], order.array.sum(axis=-1))
+    return [c.numbers.product(c.dims, _hot(c, rows), x, w)]
+
+
+def _products_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    (x, w, _), n = c.args, c.numbers
+    return [n.product(x.dims, grads[0], w), n.product(w.dims, grads[0], x), None]
+
+
 def _sum(c: Call) -> list[Tensor]:
     rows, gates, order = c.args
     return [c.numbers.product(c.dims, _hot(c, order), gates, rows)]
@@ -156,5 +168,6 @@ MEANINGS = {
     "dispatch": Semantics(_rows, _rows_gradients),
     "exchange": Semantics(_exchanged, _exchanged_back),
     "exchange_back": Semantics(_exchanged, _exchanged_back),
+    "grouped_contract": Semantics(_products, _products_gradients),
     "combine": Semantics(_sum, _sum_gradients),
 }
