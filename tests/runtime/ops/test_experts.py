@@ -1,6 +1,7 @@
 """A mixture of experts on gloo ranks against the dense formula y = Σₑ gₑ(x) · fₑ(x) in one process, in float64."""
 
 from itertools import product
+from math import prod
 
 import pytest
 import torch
