@@ -1,0 +1,158 @@
+"""A router's choice of experts for each token, their gates, and its losses.
+
+Scores are softmax(logits) over all experts, or sigmoid(logits).  Of equal ones the lower index is chosen.  All is in
+float32 at least.  Choices are decisions: a call that backward does again gets those of its first run (`decided`).
+"""
+
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..autograd.recompute import decided
+from ..comm.collectives import all_reduce_
+from ..comm.mesh import Axis
+from .plain_attention import wide
+
+Score = Literal["softmax", "sigmoid"]
+
+
+class Choice(NamedTuple):
+    """How experts are chosen and weighed.
+
+    normalise: gates are divided by their sum.  scale: a factor on gates.  groups: experts in as many equal groups, of
+    which only the `from_groups` with the largest sum of their two best scores are chosen from.
+    """
+
+    k: int
+    score: Score = "softmax"
+    normalise: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    from_groups: int = 1
+
+
+def top_k(
+    logits: Tensor,
+    k: int,
+    score: Score = "softmax",
+    normalise: bool = False,
+    scale: float = 1.0,
+    bias: Tensor | None = None,
+    groups: int = 1,
+    from_groups: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """The k experts of each token with the largest scores: gates, float32 at least, and ids, int64, both [..., k].
+
+    logits [..., experts].  `bias` [experts] is added to scores to choose, also among groups, never to gates
+    (arXiv:2408.15664); groups are those of arXiv:2412.19437, section 2.1.2.  Saves logits, gates and ids.
+    """
+    return cast(Any, _TopK).apply(logits, bias, Choice(k, score, normalise, scale, groups, from_groups))
+
+
+class _TopK(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, bias: Tensor | None, how: Choice) -> tuple[Tensor, Tensor]:
+        gates, ids = decided(lambda: _chosen(logits.to(wide(logits.dtype)), bias, how))
+        ctx.save_for_backward(logits, gates, ids)
+        ctx.mark_non_differentiable(ids)
+        ctx.how = how
+        return gates, ids
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        logits, gates, ids = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        how: Choice = ctx.how
+        d = grad_outputs[0] * gates  # of the logarithms of gates
+        d_chosen = d - gates * (d.sum(-1, keepdim=True) / how.scale) if how.normalise else d
+        wider = logits.to(gates.dtype)
+        if how.score == "sigmoid":
+            d_chosen = d_chosen * torch.sigmoid(-wider.gather(-1, ids))
+        of_logits = torch.zeros_like(wider).scatter_(-1, ids, d_chosen)
+        if how.score == "softmax" and not how.normalise:
+            of_logits -= wider.softmax(-1) * d.sum(-1, keepdim=True)
+        return of_logits.to(logits.dtype), None, None
+
+
+def _chosen(logits: Tensor, bias: Tensor | None, how: Choice) -> tuple[Tensor, Tensor]:
+    """Gates and ids.  Logits are in the order of scores, and are not rounded as those are."""
+    plain = bias is None and how.groups == 1
+    ids = _best(logits if plain else _eligible(_scores(logits, how.score), bias, how), how.k)
+    if how.normalise:
+        chosen = logits.gather(-1, ids)
+        gates = (chosen if how.score == "softmax" else torch.nn.functional.logsigmoid(chosen)).softmax(-1)
+    else:
+        gates = _scores(logits, how.score).gather(-1, ids)
+    return gates * how.scale, ids
+
+
+def _eligible(scores: Tensor, bias: Tensor | None, how: Choice) -> Tensor:
+    """What is chosen by: scores and bias, −∞ in groups that are not chosen from."""
+    biased = scores if bias is None else scores + bias.to(scores.dtype)
+    by_group: Tensor = cast(Any, biased).unflatten(-1, (how.groups, -1))
+    two = by_group.gather(-1, _best(by_group, min(2, by_group.shape[-1]))).sum(-1)
+    left = torch.ones_like(two, dtype=torch.bool).scatter_(-1, _best(two, how.from_groups), False)
+    return by_group.masked_fill(left.unsqueeze(-1), -torch.inf).flatten(-2)
+
+
+def _best(x: Tensor, k: int) -> Tensor:
+    """The indices of the k largest along the last dim, of equal ones the lower."""
+    return cast(Any, x).sort(dim=-1, descending=True, stable=True).indices[..., :k].contiguous()
+
+
+def _scores(logits: Tensor, score: Score) -> Tensor:
+    return logits.softmax(-1) if score == "softmax" else logits.sigmoid()
+
+
+def balance(
+    logits: Tensor, ids: Tensor, by: float, score: Score = "softmax", seq: int = 1, over: Axis | None = None
+) -> Tensor:
+    """by · Σ over sequences and experts of f · P: a loss that is least where a sequence's tokens are spread evenly.
+
+    f is experts / (k · length) times how many tokens of the sequence chose the expert, without a gradient; P the mean
+    over the sequence of its score, divided by the sum of all experts' (arXiv:2412.19437, section 2.1.2).  logits and
+    ids [batch and seq, …], seq the dim of that number.  Where an axis shards the sequence, `over` is it: one all-reduce
+    of counts, and the result is P over it.  Saves logits, and f.
+    """
+    return cast(Any, _Balance).apply(logits, ids, by, score, seq, over)
+
+
+class _Balance(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, by: float, score: Score, seq: int, over: Axis | None) -> Tensor:
+        counts, ranks = chosen(ids, logits.shape[-1]).sum(seq, dtype=torch.int32), 1
+        if over is not None:
+            counts, ranks = all_reduce_(counts, over), over.size
+        length, dtype = logits.shape[seq] * ranks, wide(logits.dtype)
+        f = counts.to(dtype) * (by * logits.shape[-1] / (ids.shape[-1] * length * length))
+        ctx.save_for_backward(logits, f)
+        ctx.how = score, seq
+        return (_normalised(logits, score).sum(seq) * f).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        logits, f = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        score, seq = ctx.how
+        p, d = _normalised(logits, score), (f * grad_outputs[0]).unsqueeze(seq)
+        of_logits = p * (d - (p * d).sum(-1, keepdim=True))
+        if score == "sigmoid":
+            of_logits = of_logits * torch.sigmoid(-logits.to(p.dtype))
+        return of_logits.to(logits.dtype), None, None, None, None, None
+
+
+def router_z(logits: Tensor, by: float) -> Tensor:
+    """by · Σ over tokens of (log Σ exp logits)²: a loss that keeps logits small (arXiv:2202.08906, section 3.3)."""
+    return by * logits.to(wide(logits.dtype)).logsumexp(-1).square().sum()
+
+
+def chosen(ids: Tensor, experts: int) -> Tensor:
+    """Which experts each token chose: bool [..., experts]; none for an id of −1."""
+    found = torch.zeros((*ids.shape[:-1], experts + 1), dtype=torch.bool, device=ids.device)
+    return found.scatter_(-1, ids.where(ids >= 0, experts), True)[..., :experts]
+
+
+def _normalised(logits: Tensor, score: Score) -> Tensor:
+    """Scores divided by their sum over experts."""
+    wider = logits.to(wide(logits.dtype))
+    return (wider if score == "softmax" else torch.nn.functional.logsigmoid(wider)).softmax(-1)

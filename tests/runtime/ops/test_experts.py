@@ -1,0 +1,152 @@
+"""A mixture of experts on gloo ranks against the dense formula y = Σₑ gₑ(x) · fₑ(x) in one process, in float64."""
+
+from itertools import product
+from math import prod
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from helpers.forked_ranks import run_ranks
+from scalec.runtime import (
+    Experts,
+    Mesh,
+    all_reduce_,
+    combine,
+    dispatch,
+    exchange,
+    exchange_back,
+    exchange_counts,
+    grouped_bias,
+    grouped_linear,
+    recomputed,
+    sort_by_expert,
+)
+from scalec.runtime.comm.experts import Groups
+
+Layout = tuple[dict[str, int], tuple[str, ...], tuple[str, ...]]
+LAYOUTS: list[Layout] = [
+    ({}, (), ()),
+    ({"ep": 2}, ("ep",), ("ep",)),
+    ({"tp": 2}, ("tp",), ()),
+    ({"dp": 2}, (), ()),
+    ({"ep": 3}, ("ep",), ("ep",)),
+    ({"dp": 2, "ep": 2}, ("ep",), ("ep",)),
+    ({"dp": 2, "cp": 2}, ("dp", "cp"), ("dp", "cp")),
+    ({"dp": 2, "cp": 2}, ("cp", "dp"), ("dp", "cp")),
+    ({"dp": 2, "tp": 2}, ("dp", "tp"), ("dp",)),
+    ({"dp": 2, "tp": 2}, ("tp", "dp"), ("dp",)),
+    ({"dp": 2, "tp": 2}, ("tp",), ()),
+]
+"""A mesh, the axes of experts, and those of them over which tokens are sharded, as they are over dp, cp and ep."""
+COPIES = ("tp",)
+H, F = 5, 3
+
+
+def _draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def _weights(count: int) -> list[Tensor]:
+    """Of all experts: gate, up, bias of up, down."""
+    shapes = ((count, F, H), (count, F, H), (count, F), (count, H, F))
+    return [_draw(*shape, seed=10 + number) for number, shape in enumerate(shapes)]
+
+
+def _dense(x: Tensor, gates: Tensor, ids: Tensor, weights: list[Tensor]) -> Tensor:
+    """Every expert of every token, of which most weigh nothing."""
+    gate, up, bias, down = weights
+    each = torch.zeros((*ids.shape[:-1], len(gate) + 1), dtype=x.dtype).scatter(-1, ids % (len(gate) + 1), gates)
+    inner = silu(torch.einsum("...h,efh->...ef", x, gate)) * (torch.einsum("...h,efh->...ef", x, up) + bias)
+    return torch.einsum("...e,...ef,ehf->...h", each[..., :-1], inner, down)
+
+
+def _experts(y: Tensor, held: Groups, gate: Tensor, up: Tensor, bias: Tensor, down: Tensor) -> Tensor:
+    inner = silu(grouped_linear(y, gate, held)) * grouped_bias(grouped_linear(y, up, held), bias, held)
+    return grouped_linear(inner, down, held)
+
+
+def _route(x: Tensor, gates: Tensor, ids: Tensor, experts: Experts, exchanged: bool, *weights: Tensor) -> Tensor:
+    order = sort_by_expert(ids, experts)
+    if not exchanged:
+        return combine(_experts(dispatch(x, order), order, *weights), gates, order)
+    held = exchange_counts(order)
+    y = _experts(exchange(dispatch(x, order), held), held, *weights)
+    return combine(exchange_back(y, held), gates, order)
+
+
+def _mine(mesh: Mesh, axes: tuple[str, ...], count: int) -> slice:
+    """Of all experts those that this rank has."""
+    held = count // mesh.size(*axes)
+    return slice(mesh.rank(*axes) * held, (mesh.rank(*axes) + 1) * held)
+
+
+Case = tuple[tuple[int, ...], int, str]
+CASES: list[Case] = [
+    ((2, 4), 1, "any"),
+    ((2, 4), 2, "any"),
+    ((3, 2, 2), 5, "any"),
+    ((6,), 12, "any"),
+    ((1,), 1, "any"),
+    ((1,), 3, "any"),
+    ((4, 2), 1, "one"),
+    ((4, 2), 3, "first"),
+    ((4, 2), 2, "some"),
+    ((4,), 2, "none"),
+]
+"""The shape of a rank's tokens, k, and what they choose: all one expert, the first, none in places, none at all."""
+
+
+def _ids(shape: tuple[int, ...], k: int, count: int, kind: str, seed: int) -> Tensor:
+    scores = _draw(*shape, count, seed=seed)
+    if kind == "one":
+        scores[..., count - 1] = 100.0
+    ids = scores.argsort(-1)[..., -k:]
+    if kind == "first":
+        ids = torch.arange(k).expand(*shape, k)
+    if kind == "some":
+        ids = ids.masked_fill(_draw(*shape, k, seed=seed + 1) > 0.3, -1)
+    return torch.full_like(ids, -1) if kind == "none" else ids
+
+
+def _check(layout: Layout, case: Case, again: bool) -> None:
+    axes, over, tokens = layout
+    shape, k, kind = case
+    mesh, count = Mesh(axes), 12
+    experts, data = Experts(mesh, count, *over, tokens=tokens), [name for name in axes if name not in COPIES]
+    ranks, mine = mesh.size(*data), mesh.rank(*data)
+    xs = [_draw(*shape, H, seed=20 + rank).requires_grad_() for rank in range(ranks)]
+    gates = [_draw(*shape, k, seed=30 + rank).requires_grad_() for rank in range(ranks)]
+    ids = [_ids(shape, k, count, kind, 40 + 2 * rank) for rank in range(ranks)]
+    whole = [weight.requires_grad_() for weight in _weights(count)]
+    dense = [_dense(*given, whole) for given in zip(xs, gates, ids, strict=True)]
+    slopes = [_draw(*shape, H, seed=50 + rank) for rank in range(ranks)]
+    expected = torch.autograd.grad(dense, [xs[mine], gates[mine], *whole], slopes)
+
+    x, gate = (it.detach().clone().requires_grad_() for it in (xs[mine], gates[mine]))
+    held = [weight.detach()[_mine(mesh, over, count)].clone().requires_grad_() for weight in whole]
+    partial = mesh.axis(*(name for name in over if name in COPIES))
+    actual = recomputed(_route, x, gate, ids[mine], experts, bool(tokens), *held, enabled=again)
+    found = torch.autograd.grad(actual, [x, gate, *held], slopes[mine])
+    for one, other in zip(found[:2], expected[:2], strict=True):
+        torch.testing.assert_close(all_reduce_(one.clone(), partial), other, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(all_reduce_(actual.detach().clone(), partial), dense[mine], atol=1e-12, rtol=1e-12)
+    left = mesh.axis(*(name for name in data if name not in over))
+    for one, other in zip(found[2:], expected[2:], strict=True):
+        whole_gradient = all_reduce_(one.contiguous(), left)
+        torch.testing.assert_close(whole_gradient, other[_mine(mesh, over, count)], atol=1e-12, rtol=1e-12)
+
+
+def _check_all(layout: Layout) -> None:
+    for case, again in product(CASES, (False, True)):
+        try:
+            _check(layout, case, again)
+        except Exception as error:
+            raise AssertionError(f"{layout}, {case}, again {again}: {error}") from error
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_route_is_the_dense_formula(layout: Layout) -> None:
+    ranks = prod(layout[0].values())
+    _check_all(layout) if ranks == 1 else run_ranks(ranks, _check_all, layout)
