@@ -30,7 +30,7 @@ def function_of(op: Op, program: Program) -> str:
 
 
 _RUNTIME = """
-    SGD Account AdamW Batch Bucket Constant Cosine FlatParamGroup FlatParams Input Mesh Metrics ParamGroup Pipeline Plan
+    SGD Account AdamW Batch Bucket Constant Cosine Experts FlatParamGroup FlatParams Input Mesh Metrics ParamGroup Pipeline Plan
     Positions StageInput Text Tokens TrainState all_gather_ all_reduce_ compile_each normal ones read_hf_names
     read_schedule recompute recomputed reduce_grads_in_backward reduce_scatter_ regather reshard rope_frequencies
     train unshard unshard_ahead weight zeros

@@ -38,7 +38,7 @@ def route_dims(model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str,
                 label = "another route to them chooses another number"
                 raise wrong("E0316", f"two routes to `{experts.name}` choose different numbers", route.span, label, help)
             continue
-        chosen, scored = (_free(name, {*dims, *found}) for name in (f"chosen_{experts.name}", f"scored_{experts.name}"))
+        chosen, scored = (_free(name, experts.name, {*dims, *found}) for name in ("chosen", "scored"))
         found[chosen] = Dim(chosen, count, span=experts.span)
         found[scored] = Dim(scored, experts.size, twin=experts.name, span=experts.span)
         found[experts.name] = evolve(experts, chosen=chosen)
@@ -76,7 +76,8 @@ def _count(route: tree.Route, experts: int, numbers: Mapping[str, Scalar]) -> in
     return int(count)
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _free(name: str, experts: str, taken: set[str]) -> str:
+    name = f"{name}_{experts}" if name in taken else name
     while name in taken:
         name += "_"
     return name

@@ -298,16 +298,24 @@ class Program:
         """How much of `dim` one rank holds of a value of `type`."""
         return self.size(dim) // self.degree(type.axes_of(dim))
 
+    def joined(self, type: Type) -> tuple[tuple[str, ...], ...]:
+        """The dims of a value as they lie in memory: rows of experts are one dim, all others are by themselves."""
+        if not (experts := self.experts_of(type)):
+            return tuple((dim,) for dim in type.dims)
+        rows = tuple(dim for dim in type.dims if dim in (experts, *DATA_DIMS, self.choices[experts]))
+        each = {dim: rows if dim == experts else (dim,) for dim in type.dims if dim == experts or dim not in rows}
+        return tuple(each.values())
+
     def local_shape(self, type: Type) -> tuple[int, ...]:
         """The shape of a value of `type` on one rank; of rows of experts, as many as there are if all get the same."""
+        return tuple(
+            self.local_size(type, dims[0]) if len(dims) == 1 else self._rows(type) for dims in self.joined(type)
+        )
+
+    def _rows(self, type: Type) -> int:
         experts = self.experts_of(type)
-        if not experts:
-            return tuple(self.local_size(type, dim) for dim in type.dims)
-        at, chosen = type.dims.index(experts), self.dim(experts).chosen
-        inner = [dim for dim in type.dims[at + 1 :] if dim not in (*DATA_DIMS, chosen)]
-        rows = self.size(chosen) * prod(self.local_size(type, dim) for dim in DATA_DIMS if dim in type.dims)
-        lead, tail = ([self.local_size(type, dim) for dim in part] for part in (type.dims[:at], inner))
-        return (*lead, rows // self.degree(type.axes_of(experts)), *tail)
+        tokens = prod(self.local_size(type, dim) for dim in DATA_DIMS if dim in type.dims)
+        return tokens * self.size(self.choices[experts]) // self.degree(type.axes_of(experts))
 
     def elements(self, type: Type) -> int:
         """The number of elements of a value of `type` on one rank."""

@@ -56,10 +56,15 @@ class RotaryTable:
 
 @frozen
 class Experts:
-    """The layout of experts on the mesh: `self.experts`."""
+    """The experts over some axes, of which `tokens` have parts of the tokens: `self.experts`."""
 
     dim: str
+    axes: tuple[str, ...]
+    tokens: tuple[str, ...]
 
+
+Layout = Positions | Experts
+"""What a module makes once, of the mesh."""
 
 Argument = Attr | Dims | Group | Shards | Positions | Keyword | RotaryTable | Experts
 

@@ -176,12 +176,16 @@ def _axes(op: Op) -> tuple[str, ...]:
 def _choice_call(it: Local) -> Call:
     """The number of choices, and how they are made."""
     own = {key: value for key, value in it.op.attrs if key != TO.name}
-    told = {"from_groups" if key == "from" else key: value for key, value in own.items()}
+    told = {"from_groups" if key == "from" else key: value == "on" if key == ON.name else value for key, value in own.items()}
     return Call((it.program.size(str(it.op.get("to"))),), told)
 
 
 def _sort_call(it: Local) -> Call:
-    return Call((Experts(str(it.op.get("to"))),))
+    """The layout of experts: over which axes they lie, and which of these have parts of the tokens."""
+    experts = str(it.op.get("to"))
+    claimed = {claim.axis for claim in it.program.claims if claim.dim == experts and claim.split}
+    axes = tuple(axis.name for axis in it.program.axes if axis.name in claimed)
+    return Call((Experts(experts, axes, tuple(axis for axis in axes if it.types[0].at(axis).dim)),))
 
 
 def _nothing(it: Local) -> Call:

@@ -14,7 +14,7 @@ from .delayed_wgrad import now_or_later
 
 
 def grouped_linear(x: Tensor, weight: Tensor, held: Groups) -> Tensor:
-    """x · weight[e]ᵀ for the rows of each expert e of `held`.  x [rows, i], weight [experts, o, i].
+    """x · weight[e]ᵀ for the rows of each expert e of `held`.  x [rows, i], weight [experts, o, i] or [experts · o, i].
 
     Saves both.  An expert without rows has gradients of zero.
     """
@@ -29,18 +29,17 @@ def grouped_bias(x: Tensor, bias: Tensor, held: Groups) -> Tensor:
 class _GroupedLinear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, held: Groups) -> Tensor:
-        assert len(weight) == len(held.sizes), f"grouped_linear: {len(weight)} experts for {len(held.sizes)} groups"
         assert len(x) == held.total, f"grouped_linear: {len(x)} rows where {held.total} were counted"
         ctx.save_for_backward(x, weight)
         ctx.held, ctx.weight = held, weight  # hooks may give back another tensor than the parameter
-        return _products(x, weight.mT, held)
+        return _products(x, _by_expert(weight, held).mT, held)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,), (x, weight) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors)
         gradient, (of_x, of_weight, _) = gradient.contiguous(), ctx.needs_input_grad
-        d_x = _products(gradient, weight, ctx.held) if of_x else None
-        make = partial(_of_weight, gradient, x.detach(), ctx.held)
+        d_x = _products(gradient, _by_expert(weight, ctx.held), ctx.held) if of_x else None
+        make = partial(_of_weight, gradient, x.detach(), ctx.held, weight.shape)
         return d_x, now_or_later(ctx.weight, make) if of_weight else None, None
 
 
@@ -67,14 +66,19 @@ def _products(x: Tensor, weight: Tensor, held: Groups) -> Tensor:
     return out
 
 
-def _of_weight(gradient: Tensor, x: Tensor, held: Groups) -> Tensor:
-    """gradientᵀ · x over the rows of each expert: [rows, o], [rows, i] → [experts, o, i]."""
+def _by_expert(weight: Tensor, held: Groups) -> Tensor:
+    """[experts, o, i]"""
+    return weight.unflatten(0, (len(held.sizes), -1)) if weight.ndim == 2 else weight
+
+
+def _of_weight(gradient: Tensor, x: Tensor, held: Groups, shape: torch.Size) -> Tensor:
+    """gradientᵀ · x over the rows of each expert: [rows, o], [rows, i] → [experts, o, i], in the weight's shape."""
     if _is_served(gradient, x):
-        return F.grouped_mm(gradient.mT, x, offs=held.ends)
+        return F.grouped_mm(gradient.mT, x, offs=held.ends).view(shape)
     out = x.new_empty((len(held.sizes), gradient.shape[-1], x.shape[-1]))
     for each, (first, end) in zip(out, _spans(held), strict=True):
         torch.mm(gradient[first:end].mT, x[first:end], out=each)
-    return out
+    return out.view(shape)
 
 
 def _spans(held: Groups) -> list[tuple[int, int]]:

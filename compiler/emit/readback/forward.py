@@ -22,7 +22,7 @@ from ...ops.dropout import are_draws
 from ..expressions import ATOM, Context, Expr, express
 from ..loop_hooks import repeat_of
 from .buckets import LayerMoves, Repeats
-from .calls import Calls, Shape, positions_of
+from .calls import Calls, Shape, layout_of
 from .compare import compare, demand_known
 from .machine import Machine
 from .recompute import Twins
@@ -49,9 +49,9 @@ class Forward:
         self.done: set[str] = set()  # the ops, by their first results
         self.values: dict[str, object] = {}
         self._calls = Calls(machine, program, self._types, self._shape)
-        positions = partial(positions_of, program)
+        layout = partial(layout_of, program)
         self._context = Context(
-            program, self._types.__getitem__, _axis, positions, lambda op: TABLE, self._is_matrix, {}
+            program, self._types.__getitem__, _axis, layout, lambda op: TABLE, self._is_matrix, {}
         )
 
     def compare(self, model: Instance, given: Sequence[str]) -> None:
@@ -177,7 +177,7 @@ class Forward:
         """The dims of a value as it is stored: of a matrix, the outer and the inner ones joined."""
         dims = self._types[name].dims
         if not (param := self._matrix(name)):
-            return tuple((dim,) for dim in dims)
+            return self._program.joined(self._types[name])
         cut = len(dims) - param.inner
         return dims[:cut], dims[cut:]
 
