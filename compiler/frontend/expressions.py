@@ -1,7 +1,7 @@
 """Expressions as ops: names, parameters, and the arithmetic of tensors and numbers."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ..ir import BATCH, FLOATS, Type
@@ -59,7 +59,7 @@ class Expressions:
         return self._calls.arguments(call, entry)
 
     @contextmanager
-    def of_logits(self, twins: Mapping[str, str]) -> Iterator[None]:
+    def of_logits(self, twins: Mapping[str, str]) -> Generator[None]:
         """Within it, parameters have twins of dims, and all is computed in float32 at least."""
         self._parameters.twins = twins
         yield

@@ -4,12 +4,12 @@ Purpose: the dims of choices and of logits, which no plan names; the ops before 
 Non-goals: the statements of the body (`model`), which are ordinary ones on rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from attrs import evolve
 
-from ..ir import BATCH, FLOATS, Dim, Program
+from ..ir import BATCH, FLOATS, Dim
 from ..ops.experts import COMBINE, DISPATCH, SORT, TOP
 from ..ops.protocol import Attribute
 from ..syntax import tree
@@ -36,7 +36,9 @@ def route_dims(model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str,
             if found[found[experts.name].chosen].size != count:
                 help = f"give the experts of one of the routes a dim of their own, as large as `{experts.name}`"
                 label = "another route to them chooses another number"
-                raise wrong("E0316", f"two routes to `{experts.name}` choose different numbers", route.span, label, help)
+                raise wrong(
+                    "E0316", f"two routes to `{experts.name}` choose different numbers", route.span, label, help
+                )
             continue
         chosen, scored = (_free(name, experts.name, {*dims, *found}) for name in ("chosen", "scored"))
         found[chosen] = Dim(chosen, count, span=experts.span)
@@ -91,7 +93,7 @@ class Routes:
         self._expressions = expressions
 
     @contextmanager
-    def route(self, item: tree.Route) -> Iterator[None]:
+    def route(self, item: tree.Route) -> Generator[None]:
         """Within it statements are the body's, which sees what it is sent, and no value of all tokens."""
         name, experts = item.value.name, item.dim.name
         value = self._value(item)
@@ -117,7 +119,9 @@ class Routes:
             raise wrong("E0220", f"`{name}` is not bound before it is routed", name.span, "not known here", help)
         type = self._builder.types[bound[name.name]]
         if BATCH not in type.dims or type.dtype not in FLOATS:
-            raise wrong("E0220", f"`{name}` has no tokens to route", name.span, f"its dims are [{', '.join(type.dims)}]")
+            raise wrong(
+                "E0220", f"`{name}` has no tokens to route", name.span, f"its dims are [{', '.join(type.dims)}]"
+            )
         self._scope.check_free(name)
         return bound[name.name]
 
@@ -146,7 +150,9 @@ class Routes:
             raise _impossible(item, f"{size} experts in {groups} groups, {among} of them, are no equal groups")
         if count > size // groups * among:
             left = size // groups * among
-            raise _impossible(item, f"{size} experts in {groups} groups, {among} of them, hold {left}, fewer than {count}")
+            raise _impossible(
+                item, f"{size} experts in {groups} groups, {among} of them, hold {left}, fewer than {count}"
+            )
 
 
 def _impossible(item: tree.Route, what: str) -> PlanError:

@@ -95,7 +95,9 @@ class _Divider:
             if isinstance(item, tree.Repeat):
                 yield from self._repeat(item, starts)
             else:
-                assert isinstance(item, tree.Bind | tree.Route), "resolve: a branch outside of the repeat that it divides"
+                assert isinstance(item, tree.Bind | tree.Route), (
+                    "resolve: a branch outside of the repeat that it divides"
+                )
                 yield self._noted(item, starts)
 
     def _noted(self, item: tree.Bind | tree.Route, starts: tuple[int, ...]) -> tree.Bind | tree.Route:

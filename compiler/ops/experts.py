@@ -176,7 +176,10 @@ def _axes(op: Op) -> tuple[str, ...]:
 def _choice_call(it: Local) -> Call:
     """The number of choices, and how they are made."""
     own = {key: value for key, value in it.op.attrs if key != TO.name}
-    told = {"from_groups" if key == "from" else key: value == "on" if key == ON.name else value for key, value in own.items()}
+    told = {
+        "from_groups" if key == "from" else key: value == "on" if key == ON.name else value
+        for key, value in own.items()
+    }
     return Call((it.program.size(str(it.op.get("to"))),), told)
 
 

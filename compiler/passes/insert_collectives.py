@@ -231,7 +231,11 @@ class _Inserter(OpBuilder):
         Ranks tell each other once how many rows there are.
         """
         places = self.types[name].places if name in self._orders else ()
-        to = tuple(f"{axis}:{want[axis].dim}" for axis, at in places if at.dim and want.get(axis, INVARIANT).dim not in ("", at.dim))
+        to = tuple(
+            f"{axis}:{want[axis].dim}"
+            for axis, at in places
+            if at.dim and want.get(axis, INVARIANT).dim not in ("", at.dim)
+        )
         if not to:
             return name
         order = self._orders[name]

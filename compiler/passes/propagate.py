@@ -143,7 +143,9 @@ class _Worker:
         parts = [claim for claim in over if claim not in whole]
         if whole and parts and self._new("E0614", whole[0]):
             one, other = (self._program.axis(claim.axis).parent for claim in (whole[0], parts[0]))
-            message = f"`{experts}` lies over `{other}`, whose ranks have parts of the tokens, and over `{one}`, without"
+            message = (
+                f"`{experts}` lies over `{other}`, whose ranks have parts of the tokens, and over `{one}`, without"
+            )
             help = f"write `seq over {one}` as the last rule, or leave `{one}` out"
             notes = [Note(op.span, "tokens are routed here")]
             self.found.error("E0614", message, whole[0].span, f"all of `{one}` have the same", notes=notes, help=help)

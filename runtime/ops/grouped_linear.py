@@ -68,7 +68,7 @@ def _products(x: Tensor, weight: Tensor, held: Groups) -> Tensor:
 
 def _by_expert(weight: Tensor, held: Groups) -> Tensor:
     """[experts, o, i]"""
-    return weight.unflatten(0, (len(held.sizes), -1)) if weight.ndim == 2 else weight
+    return weight.view(len(held.sizes), -1, weight.shape[-1])
 
 
 def _of_weight(gradient: Tensor, x: Tensor, held: Groups, shape: torch.Size) -> Tensor:

@@ -50,9 +50,7 @@ class Forward:
         self.values: dict[str, object] = {}
         self._calls = Calls(machine, program, self._types, self._shape)
         layout = partial(layout_of, program)
-        self._context = Context(
-            program, self._types.__getitem__, _axis, layout, lambda op: TABLE, self._is_matrix, {}
-        )
+        self._context = Context(program, self._types.__getitem__, _axis, layout, lambda op: TABLE, self._is_matrix, {})
 
     def compare(self, model: Instance, given: Sequence[str]) -> None:
         """Runs the model on the inputs of these names, and compares it with the forward block."""

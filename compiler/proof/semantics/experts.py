@@ -20,8 +20,9 @@ class _Choice:
         self.dims: Dims = (*self.every[:-1], self.chosen)
         self.scores = self._scores()
         self.ids = self._best()
-        index = np.arange(self.scores.array.shape[-1])
-        self.hot = self.n.constant((self.ids[..., None] == index).astype(int), (*self.dims, self.every[-1]))
+        self.hot = self.n.constant(
+            np.eye(self.logits.array.shape[-1], dtype=int)[self.ids], (*self.dims, self.every[-1])
+        )
         self.picked = self.n.product(self.dims, self.hot, self.scores)
 
     @property
