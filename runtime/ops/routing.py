@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..autograd.recompute import decided
-from ..comm.collectives import all_reduce_
+from ..comm.collectives import all_gather_, all_reduce_
 from ..comm.mesh import Axis
+from ..comm.positions import Positions
 from .plain_attention import wide
 
 Score = Literal["softmax", "sigmoid"]
@@ -150,6 +151,48 @@ def chosen(ids: Tensor, experts: int) -> Tensor:
     """Which experts each token chose: bool [..., experts]; none for an id of −1."""
     found = torch.zeros((*ids.shape[:-1], experts + 1), dtype=torch.bool, device=ids.device)
     return found.scatter_(-1, ids.where(ids >= 0, experts), True)[..., :experts]
+
+
+def limit_capacity(
+    ids: Tensor,
+    experts: int,
+    capacity: int,
+    seq: int = 1,
+    positions: Positions | None = None,
+    over: Axis | None = None,
+) -> Tensor:
+    """ids, with −1 where `capacity` tokens of the sequence at earlier positions chose the expert (arXiv:2101.03961).
+
+    ids [batch and seq, k], seq the dim of that number.  Where an axis shards the sequence, `over` is it, and
+    `positions` are those that this rank has: one all-gather of counts.
+    """
+    return decided(lambda: _limited(ids, experts, capacity, seq, positions, over))
+
+
+def _limited(
+    ids: Tensor, experts: int, capacity: int, seq: int, positions: Positions | None, over: Axis | None
+) -> Tensor:
+    choices = chosen(ids, experts)
+    if positions is None or over is None or over.size == 1:
+        places = choices.cumsum(seq)
+    else:
+        runs = choices.split_with_sizes([length for _, length in positions.chunks], seq)
+        before = _before(torch.stack([run.sum(seq) for run in runs]), positions, over)
+        places = torch.cat([run.cumsum(seq) + base.unsqueeze(seq) for run, base in zip(runs, before, strict=True)], seq)
+    return ids.masked_fill(places.gather(-1, ids.clamp(min=0)) > capacity, -1)
+
+
+def _before(counts: Tensor, positions: Positions, over: Axis) -> Tensor:
+    """The sum of the counts of all chunks of the sequence before each of this rank's: [chunks, …], as `counts`."""
+    by_rank = positions.of_ranks()
+    most = max(map(len, by_rank))
+    whole = counts.new_zeros((over.size, most, *counts.shape[1:]))
+    whole[over.rank, : len(counts)] = counts
+    all_gather_(whole.view(-1), over)
+    ordered = sorted((start, rank, at) for rank, runs in enumerate(by_rank) for at, (start, _) in enumerate(runs))
+    ends = torch.stack([whole[rank, at] for _, rank, at in ordered]).cumsum(0)
+    place = {start: number for number, (start, *_) in enumerate(ordered)}
+    return torch.stack([ends[place[start]] for start, _ in positions.chunks]) - counts
 
 
 def _normalised(logits: Tensor, score: Score) -> Tensor:
