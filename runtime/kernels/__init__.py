@@ -7,6 +7,7 @@ from .accumulate import Accumulate
 from .adamw import AdamW
 from .attention import Attention, Block, Blocks, Merge, RingAttention
 from .cross_entropy import CrossEntropy, LogitSoftmaxStats, rescale_to_global_max
+from .experts import Combine, Dispatch, TopK
 from .gates import GeluMul, SiluMul
 from .launching import Tile
 from .linear_cross_entropy import LinearCrossEntropy
@@ -23,7 +24,9 @@ __all__ = [
     "Attention",
     "Block",
     "Blocks",
+    "Combine",
     "CrossEntropy",
+    "Dispatch",
     "GeluMul",
     "LayerNorm",
     "LinearCrossEntropy",
@@ -36,6 +39,7 @@ __all__ = [
     "RopePair",
     "SiluMul",
     "Tile",
+    "TopK",
     "read_tiles",
     "rescale_to_global_max",
 ]

@@ -4,15 +4,18 @@ Scores are softmax(logits) over all experts, or sigmoid(logits).  Of equal ones 
 float32 at least.  Choices are decisions: a call that backward does again gets those of its first run (`decided`).
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import functional as F
 
 from ..autograd.recompute import decided
-from ..comm.collectives import all_reduce_
+from ..comm.collectives import all_gather_, all_reduce_
 from ..comm.mesh import Axis
+from ..comm.positions import Positions
 from .plain_attention import wide
 
 Score = Literal["softmax", "sigmoid"]
@@ -32,6 +35,45 @@ class Choice(NamedTuple):
     groups: int = 1
     from_groups: int = 1
 
+    def is_plain(self, bias: Tensor | None) -> bool:
+        """Whether experts are chosen by their scores alone."""
+        return bias is None and self.groups == 1
+
+
+class Backend(NamedTuple):
+    """The choice and its gradient, as this module has them in plain torch."""
+
+    chosen: Callable[[Tensor, Tensor | None, Choice], tuple[Tensor, Tensor]]
+    gradient: Callable[[Tensor, Tensor, Tensor, Tensor, Choice], Tensor]
+
+
+def chosen(logits: Tensor, bias: Tensor | None, how: Choice) -> tuple[Tensor, Tensor]:
+    """Gates and ids.  Logits are in the order of scores, and are not rounded as those are."""
+    wider = logits.to(wide(logits.dtype))
+    ids = _best(wider if how.is_plain(bias) else _eligible(_scores(wider, how.score), bias, how), how.k)
+    if how.normalise:
+        picked = wider.gather(-1, ids)
+        gates = (picked if how.score == "softmax" else F.logsigmoid(picked)).softmax(-1)
+    else:
+        gates = _scores(wider, how.score).gather(-1, ids)
+    return gates * how.scale, ids
+
+
+def gradient(of_gates: Tensor, logits: Tensor, gates: Tensor, ids: Tensor, how: Choice) -> Tensor:
+    """That of logits."""
+    d = of_gates * gates  # of the logarithms of gates
+    d_picked = d - gates * (d.sum(-1, keepdim=True) / how.scale) if how.normalise else d
+    wider = logits.to(gates.dtype)
+    if how.score == "sigmoid":
+        d_picked = d_picked * torch.sigmoid(-wider.gather(-1, ids))
+    of_logits = torch.zeros_like(wider).scatter_(-1, ids, d_picked)
+    if how.score == "softmax" and not how.normalise:
+        of_logits -= wider.softmax(-1) * d.sum(-1, keepdim=True)
+    return of_logits.to(logits.dtype)
+
+
+PLAIN = Backend(chosen, gradient)
+
 
 def top_k(
     logits: Tensor,
@@ -42,49 +84,29 @@ def top_k(
     bias: Tensor | None = None,
     groups: int = 1,
     from_groups: int = 1,
+    backend: Backend = PLAIN,
 ) -> tuple[Tensor, Tensor]:
     """The k experts of each token with the largest scores: gates, float32 at least, and ids, int64, both [..., k].
 
     logits [..., experts].  `bias` [experts] is added to scores to choose, also among groups, never to gates
     (arXiv:2408.15664); groups are those of arXiv:2412.19437, section 2.1.2.  Saves logits, gates and ids.
     """
-    return cast(Any, _TopK).apply(logits, bias, Choice(k, score, normalise, scale, groups, from_groups))
+    return cast(Any, _TopK).apply(logits, bias, Choice(k, score, normalise, scale, groups, from_groups), backend)
 
 
 class _TopK(Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, bias: Tensor | None, how: Choice) -> tuple[Tensor, Tensor]:
-        gates, ids = decided(lambda: _chosen(logits.to(wide(logits.dtype)), bias, how))
+    def forward(ctx: Any, logits: Tensor, bias: Tensor | None, how: Choice, backend: Backend) -> tuple[Tensor, Tensor]:
+        gates, ids = decided(lambda: backend.chosen(logits, bias, how))
         ctx.save_for_backward(logits, gates, ids)
         ctx.mark_non_differentiable(ids)
-        ctx.how = how
+        ctx.how = how, backend
         return gates, ids
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        logits, gates, ids = cast(tuple[Tensor, ...], ctx.saved_tensors)
-        how: Choice = ctx.how
-        d = grad_outputs[0] * gates  # of the logarithms of gates
-        d_chosen = d - gates * (d.sum(-1, keepdim=True) / how.scale) if how.normalise else d
-        wider = logits.to(gates.dtype)
-        if how.score == "sigmoid":
-            d_chosen = d_chosen * torch.sigmoid(-wider.gather(-1, ids))
-        of_logits = torch.zeros_like(wider).scatter_(-1, ids, d_chosen)
-        if how.score == "softmax" and not how.normalise:
-            of_logits -= wider.softmax(-1) * d.sum(-1, keepdim=True)
-        return of_logits.to(logits.dtype), None, None
-
-
-def _chosen(logits: Tensor, bias: Tensor | None, how: Choice) -> tuple[Tensor, Tensor]:
-    """Gates and ids.  Logits are in the order of scores, and are not rounded as those are."""
-    plain = bias is None and how.groups == 1
-    ids = _best(logits if plain else _eligible(_scores(logits, how.score), bias, how), how.k)
-    if how.normalise:
-        chosen = logits.gather(-1, ids)
-        gates = (chosen if how.score == "softmax" else torch.nn.functional.logsigmoid(chosen)).softmax(-1)
-    else:
-        gates = _scores(logits, how.score).gather(-1, ids)
-    return gates * how.scale, ids
+        how, backend = ctx.how
+        return backend.gradient(grad_outputs[0], *ctx.saved_tensors, how), None, None, None
 
 
 def _eligible(scores: Tensor, bias: Tensor | None, how: Choice) -> Tensor:
@@ -121,7 +143,7 @@ def balance(
 class _Balance(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, by: float, score: Score, seq: int, over: Axis | None) -> Tensor:
-        counts, ranks = chosen(ids, logits.shape[-1]).sum(seq, dtype=torch.int32), 1
+        counts, ranks = picked(ids, logits.shape[-1]).sum(seq, dtype=torch.int32), 1
         if over is not None:
             counts, ranks = all_reduce_(counts, over), over.size
         length, dtype = logits.shape[seq] * ranks, wide(logits.dtype)
@@ -146,13 +168,55 @@ def router_z(logits: Tensor, by: float) -> Tensor:
     return by * logits.to(wide(logits.dtype)).logsumexp(-1).square().sum()
 
 
-def chosen(ids: Tensor, experts: int) -> Tensor:
+def picked(ids: Tensor, experts: int) -> Tensor:
     """Which experts each token chose: bool [..., experts]; none for an id of −1."""
     found = torch.zeros((*ids.shape[:-1], experts + 1), dtype=torch.bool, device=ids.device)
     return found.scatter_(-1, ids.where(ids >= 0, experts), True)[..., :experts]
 
 
+def limit_capacity(
+    ids: Tensor,
+    experts: int,
+    capacity: int,
+    seq: int = 1,
+    positions: Positions | None = None,
+    over: Axis | None = None,
+) -> Tensor:
+    """ids, with −1 where `capacity` tokens of the sequence at earlier positions chose the expert (arXiv:2101.03961).
+
+    ids [batch and seq, k], seq the dim of that number.  Where an axis shards the sequence, `over` is it, and
+    `positions` are those that this rank has: one all-gather of counts.
+    """
+    return decided(lambda: _limited(ids, experts, capacity, seq, positions, over))
+
+
+def _limited(
+    ids: Tensor, experts: int, capacity: int, seq: int, positions: Positions | None, over: Axis | None
+) -> Tensor:
+    choices = picked(ids, experts)
+    if positions is None or over is None or over.size == 1:
+        places = choices.cumsum(seq)
+    else:
+        runs = choices.split_with_sizes([length for _, length in positions.chunks], seq)
+        before = _before(torch.stack([run.sum(seq) for run in runs]), positions, over)
+        places = torch.cat([run.cumsum(seq) + base.unsqueeze(seq) for run, base in zip(runs, before, strict=True)], seq)
+    return ids.masked_fill(places.gather(-1, ids.clamp(min=0)) > capacity, -1)
+
+
+def _before(counts: Tensor, positions: Positions, over: Axis) -> Tensor:
+    """The sum of the counts of all chunks of the sequence before each of this rank's: [chunks, …], as `counts`."""
+    by_rank = positions.of_ranks()
+    most = max(map(len, by_rank))
+    whole = counts.new_zeros((over.size, most, *counts.shape[1:]))
+    whole[over.rank, : len(counts)] = counts
+    all_gather_(whole.view(-1), over)
+    ordered = sorted((start, rank, at) for rank, runs in enumerate(by_rank) for at, (start, _) in enumerate(runs))
+    ends = torch.stack([whole[rank, at] for _, rank, at in ordered]).cumsum(0)
+    place = {start: number for number, (start, *_) in enumerate(ordered)}
+    return torch.stack([ends[place[start]] for start, _ in positions.chunks]) - counts
+
+
 def _normalised(logits: Tensor, score: Score) -> Tensor:
     """Scores divided by their sum over experts."""
     wider = logits.to(wide(logits.dtype))
-    return (wider if score == "softmax" else torch.nn.functional.logsigmoid(wider)).softmax(-1)
+    return (wider if score == "softmax" else F.logsigmoid(wider)).softmax(-1)

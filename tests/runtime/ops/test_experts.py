@@ -1,17 +1,23 @@
 """A mixture of experts on gloo ranks against the dense formula y = Σₑ gₑ(x) · fₑ(x) in one process, in float64."""
 
+import json
 from itertools import product
 from math import prod
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import silu
 
+from helpers import bigram
 from helpers.forked_ranks import run_ranks
 from scalec.runtime import (
     Experts,
     Mesh,
+    RunError,
     all_reduce_,
     combine,
     dispatch,
@@ -24,6 +30,8 @@ from scalec.runtime import (
     sort_by_expert,
 )
 from scalec.runtime.comm.experts import Groups
+from scalec.runtime.debug.record import Recorder
+from scalec.runtime.debug.sanitize import Sanitizer
 
 Layout = tuple[dict[str, int], tuple[str, ...], tuple[str, ...]]
 LAYOUTS: list[Layout] = [
@@ -150,3 +158,91 @@ def _check_all(layout: Layout) -> None:
 def test_a_route_is_the_dense_formula(layout: Layout) -> None:
     ranks = prod(layout[0].values())
     _check_all(layout) if ranks == 1 else run_ranks(ranks, _check_all, layout)
+
+
+def _of_peers(tokens: int) -> tuple[list[list[int]], list[int], list[list[int]]]:
+    """(source rank, token, expert) of the rows that this rank has, how many each expert got, and what came back."""
+    mesh = Mesh({"ep": dist.get_world_size()})
+    experts, rank = Experts(mesh, 6, "ep", tokens=("ep",)), mesh.rank("ep")
+    ids = _ids((tokens,), 2, 6, "any", rank)
+    x = torch.stack([torch.full((tokens,), rank), torch.arange(tokens)], -1).double()
+    order = sort_by_expert(ids, experts)
+    held = exchange_counts(order)
+    rows = dispatch(x, order)
+    came = exchange(rows, held)
+    assert torch.equal(exchange_back(came, held), rows)
+    assert rows.untyped_storage().nbytes() == rows.numel() * 8
+    expert = torch.arange(experts.held).repeat_interleave(held.counts)
+    return torch.cat([came.long(), expert.unsqueeze(-1)], -1).tolist(), held.sizes, ids.tolist()
+
+
+def test_rows_lie_by_expert_then_source_then_token() -> None:
+    found = run_ranks(3, _of_peers, 7)
+    for rank, (rows, sizes, _) in enumerate(found):
+        wanted = [
+            [source, token, expert]
+            for expert in range(2)
+            for source, (*_, ids) in enumerate(found)
+            for token, chosen in enumerate(ids)
+            if 2 * rank + expert in chosen
+        ]
+        assert rows == wanted
+        assert sizes == [sum(row[-1] == expert for row in wanted) for expert in range(2)]
+
+
+def _recorded(folder: Path) -> tuple[list[Any], list[Any]]:
+    """Calls of a route's forward and of its backward on this rank: shape, dtype, splits."""
+    mesh = Mesh({"dp": 2, "cp": 2})
+    experts = Experts(mesh, 4, "dp", "cp", tokens=("dp", "cp"))
+    x, rank = _draw(3, H).requires_grad_(), mesh.rank("dp", "cp")
+    gates, ids = torch.ones(3, 1, dtype=torch.float64), torch.tensor([[0], [rank], [3]])
+    weights = [weight[:1].requires_grad_() for weight in _weights(1)]
+    results: list[Tensor] = []
+    found: list[list[Any]] = []
+    for step in (
+        lambda: results.append(recomputed(_route, x, gates, ids, experts, True, *weights)),
+        lambda: results[0].sum().backward(),
+    ):
+        with Recorder(folder, bigram.PLAN, 0) as recorder:
+            recorder.of("train", step)()
+        lines = [json.loads(line) for line in (folder / f"rank{rank:05}.jsonl").read_text().splitlines()]
+        calls = [line for line in lines if line.get("op")]
+        assert all((line["op"], line["group"]) == ("all_to_all", [0, 1, 2, 3]) for line in calls)
+        found.append([(line["shape"], line["dtype"], line.get("splits")) for line in calls])
+    return found[0], found[1]
+
+
+def test_calls_are_recorded_with_their_splits(tmp_path: Path) -> None:
+    """Backward exchanges what it recomputes, but no counts: gates' gradients need the rows that came back."""
+    for rank, (forward, backward) in enumerate(run_ranks(4, _recorded, tmp_path)):
+        sent = [sum(expert == peer for expert in (0, rank, 3)) for peer in range(4)]
+        came = {0: [2, 1, 1, 1], 3: [1, 1, 1, 2]}.get(rank, [int(peer == rank) for peer in range(4)])
+        there = ([3, H], "float64", [sent, came])
+        back = ([sum(came), H], "float64", [came, sent])
+        assert forward == [([4], "int64", None), there, back]
+        assert backward == [there, back, there, back]
+
+
+def _counted_otherwise() -> str:
+    mesh = Mesh({"ep": 3}, watch=Sanitizer(torch.device("cpu")))
+    order = sort_by_expert(torch.tensor([[0], [1], [2]]), Experts(mesh, 3, "ep", tokens=("ep",)))
+    held = exchange_counts(order)
+    if mesh.rank("ep") == 1:
+        held.received[2] += 1
+    with pytest.raises(RunError) as error:
+        exchange(dispatch(torch.ones(3, 2), order), held)
+    return str(error.value)
+
+
+def _chosen_otherwise() -> str:
+    mesh = Mesh({"tp": 3}, watch=Sanitizer(torch.device("cpu")))
+    with pytest.raises(RunError) as error:
+        sort_by_expert(torch.tensor([[0], [mesh.rank("tp") // 2]]), Experts(mesh, 3, "tp"))
+    return str(error.value)
+
+
+def test_a_sanitized_run_ends_where_ranks_disagree() -> None:
+    for found in run_ranks(3, _counted_otherwise):
+        assert "rank 2 sends 1 rows to rank 1, which takes 2; at " in found
+    for found in run_ranks(3, _chosen_otherwise):
+        assert "is not the same over tp: rank 2 differs from the other 2" in found

@@ -1,13 +1,15 @@
 """A router's choice, gates and losses against textbook formulas, in float64."""
 
 from itertools import product
+from math import prod
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from scalec.runtime import balance, router_z, top_k
+from helpers.forked_ranks import run_ranks
+from scalec.runtime import Mesh, Positions, all_reduce_, balance, limit_capacity, router_z, top_k
 
 CHOICES: list[dict[str, Any]] = [
     {"k": 1},
@@ -118,3 +120,57 @@ def test_router_z() -> None:
     (one,), (other,) = (torch.autograd.grad(it, [logits]) for it in (got, want))
     torch.testing.assert_close(one, other)
     assert router_z(logits.bfloat16(), by=1.0).dtype == torch.float32
+
+
+def _limited(ids: Tensor, capacity: int) -> Tensor:
+    """ids [b, s, k], one after another."""
+    left = ids.clone()
+    for sequence in left:
+        taken = dict.fromkeys(range(EXPERTS), 0)
+        for token in sequence:
+            for choice, expert in enumerate(token.tolist()):
+                taken[expert] += 1
+                if taken[expert] > capacity:
+                    token[choice] = -1
+    return left
+
+
+def test_the_first_tokens_of_each_sequence_keep_their_experts() -> None:
+    ids = top_k(_draw(3, 12, EXPERTS), 3)[1]
+    for capacity in (1, 3, 4, 6, 12):
+        want = _limited(ids, capacity)
+        assert (capacity == 12) == torch.equal(want, ids)
+        assert torch.equal(limit_capacity(ids, EXPERTS, capacity), want)
+        by_seq = limit_capacity(ids.transpose(0, 1), EXPERTS, capacity, seq=0)
+        assert torch.equal(by_seq, want.transpose(0, 1))
+
+
+SHARDED: list[tuple[dict[str, int], tuple[str, ...], tuple[str, ...]]] = [
+    ({"cp": 2}, ("cp",), ()),
+    ({"cp": 3}, ("cp",), ("cp",)),
+    ({"cp": 2, "tp": 2}, ("cp", "tp"), ("cp",)),
+    ({"tp": 2, "cp": 2}, ("cp", "tp"), ("cp", "tp")),
+    ({"dp": 2, "cp": 2}, ("cp",), ("cp",)),
+]
+
+
+def _over_ranks(axes: dict[str, int], seq_axes: tuple[str, ...], zigzag: tuple[str, ...]) -> None:
+    mesh, length = Mesh(axes), 24
+    over, positions = mesh.axis(*seq_axes), Positions(mesh, length, *seq_axes, zigzag=zigzag)
+    held = positions.indices(torch.device("cpu"))
+    logits = _draw(2, length, EXPERTS).requires_grad_()
+    ids = top_k(logits, 3)[1]
+    for capacity in (2, 5, 9):
+        mine = limit_capacity(ids[:, held], EXPERTS, capacity, positions=positions, over=over)
+        assert torch.equal(mine, _limited(ids, capacity)[:, held])
+    mine = logits.detach()[:, held].requires_grad_()
+    part, whole = balance(mine, ids[:, held], by=0.5, over=over), balance(logits, ids, by=0.5)
+    total = all_reduce_(part.detach().clone(), over)
+    torch.testing.assert_close(total, whole.detach())
+    (one,), (other,) = torch.autograd.grad(part, [mine]), torch.autograd.grad(whole, [logits])
+    torch.testing.assert_close(one, other[:, held], atol=1e-14, rtol=1e-12)
+
+
+@pytest.mark.parametrize("case", SHARDED, ids=str)
+def test_a_sequence_over_ranks_has_the_same_capacity_and_balance(case: Any) -> None:
+    run_ranks(prod(case[0].values()), _over_ranks, *case)
