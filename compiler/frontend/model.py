@@ -6,6 +6,7 @@ from attrs import frozen
 
 from ..ir import FLOATS, Arg, Enter, Leave, Param, Program, Region, Type, Yield, defs
 from ..ops import roles
+from ..ops.loss import wide
 from ..syntax import tree
 from ..syntax.diagnostics import wrong
 from .arithmetic import Scalar
@@ -14,7 +15,7 @@ from .errors import check_name
 from .expressions import Expressions
 from .inputs import check_inputs
 from .parameters import Draws, OpenRepeat, Parameters, Scope, initialised
-from .routes import Routes
+from .routes import ROUTER_LOSS, Routes, begun, costs
 from .user_ops import UserOp
 
 
@@ -41,10 +42,12 @@ def build(
     draws = Draws(builder, parameters.repeats)
     check_inputs(model)
     args = tuple(_input(given, scope, builder) for given in model.inputs)
+    begun(model, scope, builder, wide(dtype))
     _Statements(scope, parameters, builder, Expressions(scope, parameters, builder, draws, user_ops)).read(model)
-    loss = _loss(model, scope, builder)
+    losses = (_loss(model, scope, builder), *(scope.bound[name] for name in (ROUTER_LOSS,) if name in scope.bound))
     body = (*parameters.leaves.values(), *builder.body)
-    region = Region("model", body, (*args, *draws.inputs), (Yield(loss, Leave.LAST),), span=model.span)
+    ends = tuple(Yield(loss, Leave.LAST) for loss in losses)
+    region = Region("model", body, (*args, *draws.inputs), ends, span=model.span)
     return Built(region, tuple(initialised(model, parameters.all, parameters.roles, numbers)))
 
 
@@ -148,6 +151,8 @@ def _assigned(item: tree.Repeat) -> Iterator[tree.Name]:
             yield from statement.names
         elif isinstance(statement, tree.Route):
             yield statement.value
+            if costs(statement):
+                yield tree.Name(ROUTER_LOSS, statement.by.span)
         elif isinstance(statement, tree.Repeat):
             yield from _assigned(statement)
 

@@ -191,7 +191,14 @@ CAST = OpDef(
     saves=lambda it: Saved(),
 )
 
-ZEROS = OpDef("zeros", "Zeros of the shape and the placement that the result says.", typing=_stated)
+ONE = OpDef("one", "The number one, as the result says.", typing=_stated)
+
+ZEROS = OpDef(
+    "zeros",
+    "Zeros of the shape and the placement that the result says.",
+    typing=_stated,
+    adjoint=lambda op, grads, b: [],
+)
 
 LEAF = OpDef(
     "leaf",

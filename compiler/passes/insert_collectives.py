@@ -14,6 +14,7 @@ from attrs import evolve
 from ..ir import (
     DATA_DIMS,
     INVARIANT,
+    PARTIAL,
     REPLICATED,
     Arg,
     Enter,
@@ -159,6 +160,8 @@ class _Inserter(OpBuilder):
         if not dim:
             return name
         type = self.types[name]
+        if not type.dims:  # a sum over all layers: ranks add theirs in the end
+            return name
         return self._fetch(name, _wanted(self.program, type, natural(self.program, type.dims)))
 
     def _op(self, op: Op) -> None:
@@ -171,6 +174,11 @@ class _Inserter(OpBuilder):
         elif entry.expand and entry.unsharded_dims(operands, op) & {item.partition(":")[2] for item in work}:
             for part in entry.expand(op, self.names.fresh, self.types.__getitem__):
                 self._op(part)
+        elif op.kind == "zeros":
+            of = (item.split(":") for item in natural(self.program, DATA_DIMS))
+            pending = self.program.places({axis: PARTIAL for axis, dim in of if dim in DATA_DIMS})
+            zero = evolve(op.outputs[0], type=evolve(op.outputs[0].type, places=pending))
+            self.append(Op(op.kind, (), (zero,), span=op.span))
         elif op.kind == "add":
             self._sum(op)
         else:
