@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from attrs import evolve
 
-from ..ir import BATCH, FLOATS, Attr, Dim, Op, Type
-from ..ops.experts import BALANCE, CAPACITY, COMBINE, DISPATCH, ROUTER_Z, SORT, TOP
+from ..ir import BATCH, FLOATS, Attr, Dim
+from ..ops.experts import BALANCE, CAPACITY, COMBINE, DISPATCH, NO_LOSS, ROUTER_Z, SORT, TOP
 from ..ops.protocol import Attribute
 from ..syntax import tree
 from ..syntax.diagnostics import PlanError, wrong
@@ -22,7 +22,8 @@ from .parameters import Parameters, Scope
 
 CHOICES = Attribute("k", kinds=(int,))
 FACTORS = tuple(
-    Attribute(name, default=0.0, range=(lambda value: value >= 0, "0 or above")) for name in ("capacity", "balance", "z")
+    Attribute(name, default=0.0, range=(lambda value: value >= 0, "0 or above"))
+    for name in ("capacity", "balance", "z")
 )
 CALL = evolve(TOP, attributes=(CHOICES, *TOP.attributes, *FACTORS))
 """`top` as plans write it: in the IR the number of choices is the size of a dim, and losses and capacity are ops."""
@@ -53,9 +54,10 @@ def route_dims(model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str,
     return found
 
 
-def costs(route: tree.Route) -> bool:
-    """Whether a route adds to the loss."""
-    return any(setting.key.name in ("balance", "z") for setting in route.by.kwargs)
+def costs(item: tree.Statement) -> bool:
+    """Whether a statement has a route that adds to the loss."""
+    given = (setting.key.name for route in _routes((item,)) for setting in route.by.kwargs)
+    return not {"balance", "z"}.isdisjoint(given)
 
 
 def _routes(body: Sequence[object]) -> Iterator[tree.Route]:
@@ -70,14 +72,6 @@ def _routes(body: Sequence[object]) -> Iterator[tree.Route]:
                 yield from _routes((*item.body, *item.others))
             case _:
                 pass
-
-
-def begun(model: tree.Model, scope: Scope, builder: ModelBuilder, dtype: str) -> None:
-    """Begins the sum of the routers' losses, if a route adds to it."""
-    if first := next(filter(costs, _routes(model.body)), None):
-        zero = builder.value("router_loss", Type(dtype, ()))
-        builder.append(Op("zeros", (), (zero,), span=first.by.span))
-        scope.bound[ROUTER_LOSS] = zero.name
 
 
 def _count(route: tree.Route, experts: int, numbers: Mapping[str, Scalar]) -> int:
@@ -110,6 +104,12 @@ class Routes:
     def __init__(self, scope: Scope, parameters: Parameters, builder: ModelBuilder, expressions: Expressions) -> None:
         self._scope, self._parameters, self._builder = scope, parameters, builder
         self._expressions = expressions
+
+    def begin_loss(self, item: tree.Statement) -> None:
+        """Begins the sum of the routers' losses before the first statement that adds to it."""
+        if costs(item) and ROUTER_LOSS not in self._scope.bound:
+            of = (name for name in self._scope.bound.values() if self._builder.types[name].dtype in FLOATS)
+            self._scope.bound[ROUTER_LOSS] = self._builder.op(NO_LOSS.name, (next(of),), (), item.span, "router_loss")
 
     @contextmanager
     def route(self, item: tree.Route) -> Generator[None]:

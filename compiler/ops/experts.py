@@ -182,7 +182,7 @@ def _counts_of_sequences(it: Local) -> tuple[Message, ...]:
     """How many tokens of each sequence chose each expert, summed over the ranks that share the sequence."""
     logits, axes = it.types[0], it.types[0].axes_of(SEQUENCE)
     shape = (it.program.local_size(logits, BATCH), it.program.size(logits.dims[-1]))
-    return (Message("all_reduce", it.op.outputs[0].name, axes, "i32", shape),) if axes else ()
+    return (Message("all_reduce", it.op.outputs[0].name, axes, "i64", shape),) if axes else ()
 
 
 def _counts_of_chunks(it: Local) -> tuple[Message, ...]:
@@ -270,6 +270,17 @@ TOP = OpDef(
     call=_choice_call,
     stem="gates",
     saves=_choice_saves,
+)
+
+NO_LOSS = OpDef(
+    "no_loss",
+    "A loss of zero, to which routers add theirs; like the tokens of `x`, a sum over ranks.",
+    _scalar,
+    operands=takes("x"),
+    adjoint=lambda op, grads, b: [None],
+    function="no_loss",
+    stem="router_loss",
+    saves=lambda it: Saved(),
 )
 
 BALANCE = OpDef(

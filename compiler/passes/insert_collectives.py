@@ -14,7 +14,6 @@ from attrs import evolve
 from ..ir import (
     DATA_DIMS,
     INVARIANT,
-    PARTIAL,
     REPLICATED,
     Arg,
     Enter,
@@ -174,11 +173,6 @@ class _Inserter(OpBuilder):
         elif entry.expand and entry.unsharded_dims(operands, op) & {item.partition(":")[2] for item in work}:
             for part in entry.expand(op, self.names.fresh, self.types.__getitem__):
                 self._op(part)
-        elif op.kind == "zeros":
-            of = (item.split(":") for item in natural(self.program, DATA_DIMS))
-            pending = self.program.places({axis: PARTIAL for axis, dim in of if dim in DATA_DIMS})
-            zero = evolve(op.outputs[0], type=evolve(op.outputs[0].type, places=pending))
-            self.append(Op(op.kind, (), (zero,), span=op.span))
         elif op.kind == "add":
             self._sum(op)
         else:
@@ -248,7 +242,7 @@ class _Inserter(OpBuilder):
             return name
         order = self._orders[name]
         if order not in self._held:
-            self._held[order] = self.write(COUNTS.name, [order], COUNTS.stem, to=to)
+            self._held[order] = self._counted(order, to)
         if name == order:
             return self._held[order]
         to_experts = self.program.experts_of(self.types[name]) in {item.partition(":")[2] for item in to}
@@ -257,6 +251,14 @@ class _Inserter(OpBuilder):
         self._orders[made] = order
         self._versions[name, self.types[made].places] = made
         return made
+
+    def _counted(self, order: str, to: tuple[str, ...]) -> str:
+        """The order behind an exchange, asked for as soon as there is one."""
+        sorted_at = next(at for at, op in enumerate(self.body) if isinstance(op, Op) and op.outputs[0].name == order)
+        later, self.body = self.body[sorted_at + 1 :], self.body[: sorted_at + 1]
+        held = self.write(COUNTS.name, [order], COUNTS.stem, to=to)
+        self.body += later
+        return held
 
     def _place(self, op: Op) -> None:
         """Appends an op whose results are placed as its operands are."""

@@ -48,8 +48,8 @@ class TrainingStep(OpBuilder):
         loss_type = self.types[self._model.yields[0].name]
         inv_num_tokens = self.write("reciprocal", [count], "inv_num_tokens", dtype=loss_type.dtype)
         losses, grads = self._microbatches(inputs, self._scaled(inv_num_tokens))
-        loss, *others = (self.reduced(name) for name in losses)
-        mean = self.write("mul", [loss, inv_num_tokens], losses[0])
+        mean = self.write("mul", [self.reduced(losses[0]), inv_num_tokens], losses[0])
+        others = [self.reduced(name) for name in losses[1:]]
         norm, updated = self._update(grads, count)
         ends = tuple(Yield(name, Leave.LAST) for name in (mean, norm, count, *others, *updated))
         args = tuple(Arg(value, value.name, Enter.EACH) for value in inputs)

@@ -11,6 +11,7 @@ from ...ir import INVARIANT, PARTIAL, REPLICATED, SEQUENCE, Placement, Type, sha
 from ...ops.experts import moves
 from ..tensors import Array, Dims, Tensor
 from .call import Call, Semantics
+from .vjp import zero
 
 
 class _Choice:
@@ -239,6 +240,7 @@ def _sum_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 MEANINGS = {
     "top": Semantics(_top, lambda c, grads: [_Choice(c).gradient(grads[0]), *(None for _ in c.args[1:])]),
+    "no_loss": Semantics(lambda c: [zero(c, c.op.outputs[0].type)], lambda c, grads: [None]),
     "balance": Semantics(lambda c: [_Balance(c).value()], lambda c, grads: [_Balance(c).gradient(grads[0]), None]),
     "router_z": Semantics(_router_z, _router_z_gradients),
     "limit_capacity": Semantics(_capacity, lambda c, grads: [None]),
