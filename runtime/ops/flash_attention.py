@@ -24,8 +24,8 @@ OPERATORS = {
 
 def takes(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, how: Setting) -> bool:
     """Whether torch has a kernel for a call."""
-    name = OPERATORS.get(q.device.type, "")
-    if documents is not None or how.cap or how.back >= 0 or not hasattr(_ATEN, f"{name}_backward"):
+    name = OPERATORS.get(q.device.type)
+    if not name or not hasattr(_ATEN, f"{name}_backward") or documents is not None or how.cap or how.back >= 0:
         return False
     causal = how.forth == 0
     if how.forth > 0 or (causal and (how.shift or q.shape[how.seq] != k.shape[how.seq])):
