@@ -224,13 +224,17 @@ def flash_workspace(it: Local, back: bool, queries: int, keys: int) -> int:
 
     As torch's copy of FlashAttention-2 allocates them (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp:
     dq_accum, softmax_d, dk_expanded, dv_expanded), unmeasured; cuDNN's workspace is of that size.  On the CPU the
-    scores that one thread has at a time, and backward their gradients; in float32, and in what is narrower once more
+    scores that one thread has at a time, and backward their gradients, in float32, and in what is narrower once more;
+    and a copy of the result's gradient unless it is [batch, seq, heads, d] without gaps
     (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp).
     """
     if it.device == "cpu":
         rows = min(queries, 256 if queries >= 768 else 64 if queries >= 192 else 32)
         item = it.wide + it.is_narrow * it.bytes() // it.elements()
-        return (1 + back) * rows * min(keys, 512) * item
+        q, part = it.types[0], it.program.local_size(it.types[0], SEQUENCE)
+        as_it_lies = it.program.local_size(q, BATCH) == 1 or (q.dims.index(SEQUENCE) == 1 and queries == part)
+        copied = 0 if as_it_lies or not back else it.bytes() * queries // part
+        return (1 + back) * rows * min(keys, 512) * item + copied
     if not back or not it.is_narrow:
         return 0
     repeated = 2 * it.bytes() if it.elements(1) < it.elements() else 0
