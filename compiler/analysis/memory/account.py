@@ -8,7 +8,7 @@ from ...ir import ITEM_BYTES, Op, Program, once
 from ...ir import Bucket as Shared
 from ...ops import roles
 from ...ops.saved_tensors import Device
-from ..stage_program import rank_program
+from ..stage_program import rank_programs
 from .aliasing import Storages
 from .peak import PeakSnapshot, Walk, update
 from .pipeline_peak import Stage, device_of, fullest, keeps, stages_of
@@ -133,7 +133,7 @@ def idle(program: Program, rank: int, of: Sequence[Stage]) -> Account:
     """That of a rank of a pipeline's axis while it works on no microbatch; `of` has all stages."""
     assert program.pipeline, "memory: no pipeline"
     kept = tuple(kept for number in program.pipeline.stages_of(rank) for kept in of[number].kept)
-    own = rank_program(program, rank)
+    own = rank_programs(program)[rank]
     storages = Storages(evolve(own, params=program.params))
     return evolve(_account(own, storages, kept, update(storages)), rank=rank)
 

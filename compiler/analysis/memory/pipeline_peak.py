@@ -147,7 +147,7 @@ class Chunks:
         self._freed = {bucket.name for bucket in program.buckets if bucket.reshard_after_forward}
         sent = {bucket.name: program.reduce_dtype(bucket) for bucket in program.buckets}
         self._sent_bytes = {b.name: ITEM_BYTES[sent[b.name]] * (sent[b.name] != b.type.dtype) for b in program.buckets}
-        self._own = [(chunk, needed(spans, chunk.stages).stop if spans else 1) for chunk in chunks(program, rank)]
+        self._own = [(chunk, needed(spans, chunk.stages).stop if spans else 1) for chunk in chunks(program)[rank]]
         unpacks = [op for op in program.region.body if isinstance(op, Op) and op.kind == "unpack"]
         self._used = {str(op.get("bucket")): op.outputs[0].type.dtype for op in unpacks}
         self._ends = sorted({end for _, end in self._own})
