@@ -118,9 +118,11 @@ def _of_stage(program: Program, pipeline: Pipeline, number: int, stage: StagePro
 
 def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Collective]:
     """The messages of a stage, each value that crosses by itself."""
+    from ..schedules.cell_table import cell_table
+
     assert pipeline.schedule, "account: a pipeline without rows"
     rank, axis = pipeline.stage_to_rank[stage], pipeline.axis
-    counts = pipeline.schedule.counts
+    counts = cell_table(pipeline.schedule).counts
     cuts = crossing(program, pipeline)
     for work, (op, where) in MESSAGES.items():
         peer = Action(stage, work, 0).peer
