@@ -35,12 +35,18 @@ class CellTable:
     like: Numbers
     kinds: tuple[Action, ...]
 
-    def row(self, rank: int) -> "CellTable":
-        """Those of a rank."""
-        start, end = np.searchsorted(self.rank, (rank, rank + 1))
-        return self.where(slice(start, end))
+    def row(self, rank: int) -> Numbers:
+        """The numbers of those of a rank."""
+        return np.flatnonzero(self.rank == rank)
 
-    def where(self, chosen: NDArray[np.bool_] | Numbers | slice) -> "CellTable":
+    @property
+    def first_of_kinds(self) -> Numbers:
+        """The number of the first of each kind; 0 where there is none."""
+        found = np.zeros(len(self.kinds), dtype=np.int64)
+        found[self.like[::-1]] = np.arange(len(self.like))[::-1]
+        return found
+
+    def where(self, chosen: NDArray[np.bool_] | Numbers) -> "CellTable":
         """Some of the cells."""
         rank, at, microbatch, like = (column[chosen] for column in (self.rank, self.at, self.microbatch, self.like))
         return CellTable(self.schedule, rank, at, microbatch, like, self.kinds)

@@ -137,7 +137,7 @@ def timed(schedule: Schedule, times: Times) -> Timed:
 
     def row(rank: int) -> Iterator[tuple[int, int]]:
         """Does a row; stops at each value that is not there, and at which cell."""
-        numbers = np.flatnonzero((cells.rank == rank) & ~cells.are_messages)
+        numbers = cells.row(rank)[~cells.are_messages[cells.row(rank)]]
         columns = (it[numbers].tolist() for it in (*cells.needed, *ways, takes, makes))
         each = cast(Iterator[_Each], zip(numbers.tolist(), *columns, strict=True))
         free = 0.0
