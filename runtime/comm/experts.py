@@ -6,7 +6,7 @@ then by expert, then by token; an exchange takes them to their peers, where they
 Order and counts are decisions: a call that backward does again gets those of its first run (`decided`).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -110,21 +110,32 @@ class Held(Groups):
     returned: Tensor | None
 
 
-def sort_by_expert(ids: Tensor, experts: Experts) -> Order:
+Sorted = tuple[Tensor, Tensor, Tensor]
+"""The counts, choices and rows of an order; rows are flat."""
+
+
+def sorted_choices(ids: Tensor, slots: Tensor, groups: int) -> Sorted:
+    """The order of choices ids, int64 [n], by their group `slots[ids]`; choices of one group stay in theirs."""
+    own = slots[ids]
+    ordered, choices = own.sort(stable=True)
+    numbers = torch.arange(max(len(ids), groups), device=ids.device)
+    ends = torch.searchsorted(ordered, numbers[:groups], right=True)
+    rows = torch.empty_like(choices).scatter_(0, choices, numbers[: len(ids)])
+    return ends.diff(prepend=ends.new_zeros(1)), choices, rows.masked_fill_(own == groups, -1)
+
+
+def sort_by_expert(
+    ids: Tensor, experts: Experts, backend: Callable[[Tensor, Tensor, int], Sorted] = sorted_choices
+) -> Order:
     """The order of the rows of tokens that chose `ids`, int64 [..., k]; an id of −1 makes no row."""
-    return decided(lambda: _sorted(ids.detach(), experts))
+    return decided(lambda: _order(ids.detach(), experts, backend))
 
 
-def _sorted(ids: Tensor, experts: Experts) -> Order:
+def _order(ids: Tensor, experts: Experts, backend: Callable[[Tensor, Tensor, int], Sorted]) -> Order:
     if experts.copies is not None and experts.copies.watch is not None:
         experts.copies.watch.coerced(ids, experts.copies, experts.copies.watch.here(), "operand")
-    slots = experts.slots[ids.flatten()]
-    ordered, choices = slots.sort(stable=True)
-    numbers = torch.arange(max(len(slots), experts.groups), device=ids.device)
-    ends = torch.searchsorted(ordered, numbers[: experts.groups], right=True)
-    rows = torch.empty_like(choices).scatter_(0, choices, numbers[: len(slots)])
-    rows = rows.masked_fill_(slots == experts.groups, -1).view(-1, ids.shape[-1])
-    return Order(experts, ends.diff(prepend=ends.new_zeros(1)), choices, rows)
+    counts, choices, rows = backend(ids.flatten(), experts.slots, experts.groups)
+    return Order(experts, counts, choices, rows.view(-1, ids.shape[-1]))
 
 
 def exchange_counts(order: Order) -> Held:

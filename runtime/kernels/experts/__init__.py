@@ -2,6 +2,7 @@
 
 from .grouped_linear import GroupedLinear, Product, Products
 from .rows import Combine, Dispatch
+from .sort import SortByExpert
 from .top_k import TopK
 
-__all__ = ["Combine", "Dispatch", "GroupedLinear", "Product", "Products", "TopK"]
+__all__ = ["Combine", "Dispatch", "GroupedLinear", "Product", "Products", "SortByExpert", "TopK"]

@@ -41,10 +41,10 @@ class Product:
 
 @dataclass(frozen=True)
 class Products:
-    """The blocks of y and dx, and of dweight."""
+    """The blocks of rows, which are y and dx, and of dweight."""
 
-    rows: Product
-    weight: Product
+    of_rows: Product
+    of_weight: Product
 
 
 @triton.jit(do_not_specialize=["experts"])
@@ -122,7 +122,7 @@ class GroupedLinear:
         tile = tile_for(self, self.blocks, x.shape[-1], x, weight)
         backend = PLAIN
         if tile is not None:
-            backend = Backend(partial(_products, block=tile.rows), partial(_of_weight, block=tile.weight))
+            backend = Backend(partial(_products, block=tile.of_rows), partial(_of_weight, block=tile.of_weight))
         return grouped_linear.grouped_linear(x, weight, held, backend)
 
 
