@@ -27,7 +27,7 @@ class Experts:
 
     held: how many experts a rank has.  groups: how many experts this rank makes rows of, `held` for each peer.
     slots: [count + 1], the number of each expert's group, by peer and then by expert; `groups` for an expert that this
-    rank makes no rows of and, at the end, for id −1.
+    rank makes no rows of and, at the end, for id −1.  copies: in a sanitized run the ranks with the same tokens.
     """
 
     __slots__ = ("axis", "copies", "count", "groups", "held", "slots")
@@ -146,16 +146,16 @@ def exchange_counts(order: Order) -> Held:
 def _counted(order: Order) -> Held:
     axis, held = order.experts.axis, order.experts.held
     if axis.size == 1:
-        return Held(axis, order.counts, [], [], None, None)
+        alone = Held(axis, order.counts, [], [], None, None)
+        alone.sizes = order.sizes
+        return alone
     came = torch.empty_like(order.counts)
     axis.group.alltoall_base(came, order.counts, [], []).wait()
     order.sizes, arrived = cast(Any, torch.stack([order.counts, came])).tolist()
     sent, received = _by_peer(order.sizes, held), _by_peer(arrived, held)
     by_source = came.view(-1, held)
-    if held == 1:
-        result = Held(axis, by_source.sum(0), sent, received, None, None)
-    else:
-        result = Held(axis, by_source.sum(0), sent, received, *_regrouped(by_source, sum(received)))
+    places = (None, None) if held == 1 else _regrouped(by_source, sum(received))
+    result = Held(axis, by_source.sum(0), sent, received, *places)
     result.sizes = [sum(arrived[expert::held]) for expert in range(held)]
     return result
 
