@@ -38,7 +38,11 @@ def products(x: Tensor, weight: Tensor, held: Groups) -> Tensor:
 def of_weight(gradient: Tensor, x: Tensor, held: Groups) -> Tensor:
     """gradientᵀ · x over the rows of each expert: [rows, o], [rows, i] → [experts, o, i]; zeros where it has none."""
     if is_torchs(gradient, x):
-        return F.grouped_mm(gradient.mT, x, offs=held.ends)
+        whole = F.grouped_mm(gradient.mT, x, offs=held.ends)
+        for each, size in zip(whole, held.sizes, strict=True):
+            if not size:
+                each.zero_()  # on compute capability 10 it is what memory held (pytorch#172439)
+        return whole
     out = x.new_empty((len(held.sizes), gradient.shape[-1], x.shape[-1]))
     for each, (first, end) in zip(out, _spans(held), strict=True):
         torch.mm(gradient[first:end].mT, x[first:end], out=each)
