@@ -143,7 +143,7 @@ def balance(
 class _Balance(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, by: float, score: Score, seq: int, over: Axis | None) -> Tensor:
-        counts, ranks = picked(ids, logits.shape[-1]).sum(seq, dtype=torch.int32), 1
+        counts, ranks = is_chosen(ids, logits.shape[-1]).sum(seq, dtype=torch.int32), 1
         if over is not None:
             counts, ranks = all_reduce_(counts, over), over.size
         length, dtype = logits.shape[seq] * ranks, wide(logits.dtype)
@@ -168,7 +168,7 @@ def router_z(logits: Tensor, by: float) -> Tensor:
     return by * logits.to(wide(logits.dtype)).logsumexp(-1).square().sum()
 
 
-def picked(ids: Tensor, experts: int) -> Tensor:
+def is_chosen(ids: Tensor, experts: int) -> Tensor:
     """Which experts each token chose: bool [..., experts]; none for an id of −1."""
     found = torch.zeros((*ids.shape[:-1], experts + 1), dtype=torch.bool, device=ids.device)
     return found.scatter_(-1, ids.where(ids >= 0, experts), True)[..., :experts]
@@ -193,7 +193,7 @@ def limit_capacity(
 def _limited(
     ids: Tensor, experts: int, capacity: int, seq: int, positions: Positions | None, over: Axis | None
 ) -> Tensor:
-    choices = picked(ids, experts)
+    choices = is_chosen(ids, experts)
     if positions is None or over is None or over.size == 1:
         places = choices.cumsum(seq)
     else:
