@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from ..autograd.recompute import decided
 from .mesh import Axis, Mesh
@@ -127,7 +128,8 @@ def sorted_choices(ids: Tensor, slots: Tensor, groups: int) -> Sorted:
 def sort_by_expert(
     ids: Tensor, experts: Experts, backend: Callable[[Tensor, Tensor, int], Sorted] = sorted_choices
 ) -> Order:
-    """The order of the rows of tokens that chose `ids`, int64 [..., k]; an id of −1 makes no row."""
+    """The order of the rows of tokens that chose `ids`, int64 [..., k]; an id of −1 makes no row.  Not for graphs."""
+    assert not is_compiling(), "sort_by_expert: how many rows an expert gets is not known to a graph"
     return decided(lambda: _order(ids.detach(), experts, backend))
 
 

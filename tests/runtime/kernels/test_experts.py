@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 import torch
 
 from helpers.kernels.compiled import recorded
@@ -50,3 +51,30 @@ def test_a_route_starts_each_kernel_once_forward_and_once_backward() -> None:
     with pretended(4, 1):
         assert _started(exchanged=True) == (expected, 24)
         assert _started(exchanged=False) == (expected, 6)
+
+
+@pytest.mark.gpu
+def test_a_route_waits_for_the_gpu_once() -> None:
+    """To read how many rows each expert has; nothing else waits, forward or backward, once kernels are compiled."""
+    experts, block = Experts(Mesh({}, "cuda"), COUNT), Product(16, 16, 16, warps=4, stages=1)
+    x = torch.randn(64, WIDTH, device="cuda", requires_grad=True)
+    weight = torch.randn(COUNT, WIDTH, WIDTH, device="cuda", requires_grad=True)
+    router = torch.randn(COUNT, WIDTH, device="cuda", requires_grad=True)
+
+    def route() -> None:
+        gates, ids = TopK({COUNT: TILE})(x @ router.mT, 2)
+        order = SortByExpert()(ids, experts)
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("default")
+        assert order.total == 128
+        torch.cuda.set_sync_debug_mode(before)
+        rows = GroupedLinear({WIDTH: Products(block, block)})(Dispatch({WIDTH: TILE})(x, order), weight, order)
+        Combine({WIDTH: TILE})(rows, gates, order).sum().backward()
+
+    route()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        route()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -14,6 +14,7 @@ from torch.nn.functional import silu
 
 from helpers import bigram
 from helpers.forked_ranks import run_ranks
+from helpers.kernels.saved_tensors import saved_by
 from scalec.runtime import (
     Experts,
     Mesh,
@@ -159,6 +160,23 @@ def _check_all(layout: Layout) -> None:
 def test_a_route_is_the_dense_formula(layout: Layout) -> None:
     ranks = prod(layout[0].values())
     _check_all(layout) if ranks == 1 else run_ranks(ranks, _check_all, layout)
+
+
+def test_what_is_saved() -> None:
+    """Rows that enter products, rows and gates that are combined, weights: nothing else that has gradients."""
+    order = sort_by_expert(torch.tensor([[0, 1], [1, 2]]), Experts(Mesh({}), 3))
+    x, gates, bias = (_draw(*shape).requires_grad_() for shape in ((2, H), (2, 2), (3, F)))
+    up, down = _draw(3, F, H).requires_grad_(), _draw(3, H, F).requires_grad_()
+    made: list[Tensor] = []
+
+    def route() -> Tensor:
+        made.append(dispatch(x, order))
+        made.append(grouped_bias(grouped_linear(made[0], up, order), bias, order))
+        made.append(grouped_linear(made[1], down, order))
+        return combine(made[2], gates, order)
+
+    saved = saved_by(route)
+    assert [it.data_ptr() for it in saved] == [it.data_ptr() for it in (made[0], up, made[1], down, made[2], gates)]
 
 
 def _by_torch(x: Tensor, weight: Tensor, ids: Tensor) -> list[Tensor]:
