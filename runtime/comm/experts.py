@@ -59,7 +59,7 @@ def _first_of_peers(mesh: Mesh, held: int, axes: Sequence[str], tokens: Collecti
 
 
 class Groups:
-    """Rows of a matrix in groups, one behind the other.
+    """Rows of a matrix in groups, one after another.
 
     counts: int64 [groups], how many rows each has.  sizes: the same on the host, which waits for them once.
     """

@@ -135,7 +135,7 @@ def balance(
     f is experts / (k · length) times how many tokens of the sequence chose the expert, without a gradient; P the mean
     over the sequence of its score, divided by the sum of all experts' (arXiv:2412.19437, section 2.1.2).  logits and
     ids [batch and seq, …], seq the dim of that number.  Where an axis shards the sequence, `over` is it: one all-reduce
-    of counts, and the result is P over it.  Saves logits, and f.
+    of counts, forward alone, and the result is P over it.  Saves logits, and f.
     """
     return cast(Any, _Balance).apply(logits, ids, by, score, seq, over)
 
@@ -143,10 +143,10 @@ def balance(
 class _Balance(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, by: float, score: Score, seq: int, over: Axis | None) -> Tensor:
-        counts, ranks = is_chosen(ids, logits.shape[-1]).sum(seq, dtype=torch.int32), 1
+        counts = is_chosen(ids, logits.shape[-1]).sum(seq, dtype=torch.int32)
         if over is not None:
-            counts, ranks = all_reduce_(counts, over), over.size
-        length, dtype = logits.shape[seq] * ranks, wide(logits.dtype)
+            counts = decided(lambda: all_reduce_(counts, over))
+        length, dtype = logits.shape[seq] * (over.size if over else 1), wide(logits.dtype)
         f = counts.to(dtype) * (by * logits.shape[-1] / (ids.shape[-1] * length * length))
         ctx.save_for_backward(logits, f)
         ctx.how = score, seq
