@@ -117,6 +117,9 @@ class Timed:
     order: list[int]
 
 
+_Cells = Iterator[tuple[int, int, int, float, float, float, int]]
+
+
 def timed(schedule: Schedule, times: Times) -> Timed:
     """Each computing action begins after those before it in its row and those that it waits for; raises Stuck."""
     import numpy as np
@@ -136,7 +139,7 @@ def timed(schedule: Schedule, times: Times) -> Timed:
         numbers = cells.row(rank)[~cells.are_messages[cells.row(rank)]]
         columns = (it[numbers].tolist() for it in (*cells.needed, *ways, takes, makes))
         free = 0.0
-        for cell, one, other, way, other_way, time, made in cast(Any, zip(numbers.tolist(), *columns, strict=True)):
+        for cell, one, other, way, other_way, time, made in cast(_Cells, zip(numbers.tolist(), *columns, strict=True)):
             if done[one] < 0:
                 yield one, cell
             if done[other] < 0:
