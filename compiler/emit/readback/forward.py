@@ -15,9 +15,9 @@ from attrs import evolve
 
 from ...analysis.bucket_layout import stored_as_matrix
 from ...analysis.param_uses import leaves
+from ...analysis.recompute import name_of
 from ...ir import FLOATS, INVARIANT, REPLICATED, Arg, Enter, Op, Param, Program, Region, Stmt, base, uses
 from ...ir.placements import ends
-from ...ops import OPS
 from ...ops.dropout import are_draws
 from ..expressions import ATOM, Context, Expr, express
 from ..loop_hooks import repeat_of
@@ -130,7 +130,7 @@ class Forward:
             return
         last = log[-1]
         assert isinstance(last, Event), f"emit: {op.kind} is no call"
-        if not whole and (OPS[op.kind].plan_name in self._selected() or self._twins.count[self._twins.of(results[0])]):
+        if not whole and (name_of(op) in self._selected() or self._twins.count[self._twins.of(results[0])]):
             log[-1] = evolve(last, block=True)
         parts = [value] if len(results) == 1 else self._machine.parts(last.node, value, len(results))
         self.values |= dict(zip(results, parts, strict=True))

@@ -46,12 +46,15 @@ EVERY = """
     x = x + silu(up) @ w_down[ffn -> hidden] + m * scale * mean(up, over=ffn)
 """
 
+EPS = 1e-5
+"""So large that updates do not show the rounding of gradients of experts to which hardly a token goes."""
 OPTIMIZERS = {
     "sgd": Training(weight_decay=0.05),
     "momentum": Training(momentum=0.9, weight_decay=0.05),
-    "adamw": Training("adamw", weight_decay=0.1),
+    "adamw": Training("adamw", eps=EPS, weight_decay=0.1),
     "groups": Training(
         "adamw",
+        eps=EPS,
         weight_decay=0.1,
         decay=(("norm", 0.0), ("norm1", 0.0), ("norm2", 0.0), ("wq", 0.3)),
         scale=(("norm", 0.5), ("norm1", 0.5), ("norm2", 0.5)),

@@ -195,8 +195,11 @@ def _experts(route: Route, p: Tensors, x: Tensor) -> Tensor:
     chosen = _largest(by_group.masked_fill(~best.unsqueeze(-1), -1).flatten(-2), route.k)
     gates = scores * chosen
     gates = route.scale * (gates / gates.sum(-1, keepdim=True) if route.normalise else gates)
-    own = ({name: p[name][e] for name in ("w_gate", "w_up", "w_down")} for e in range(route.experts))
-    return sum((gate * _mlp(expert, x) for gate, expert in zip(gates.split(1, -1), own)), torch.zeros_like(x))
+
+    def expert(e: int) -> Tensor:
+        return _mlp({name: p[name][e] for name in ("w_gate", "w_up", "w_down")}, x)
+
+    return torch.stack([gates[..., e, None] * expert(e) for e in range(route.experts)]).sum(0)
 
 
 def _largest(x: Tensor, k: int) -> Tensor:
