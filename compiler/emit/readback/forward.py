@@ -18,6 +18,7 @@ from ...analysis.param_uses import leaves
 from ...analysis.recompute import name_of
 from ...ir import FLOATS, INVARIANT, REPLICATED, Arg, Enter, Op, Param, Program, Region, Stmt, base, uses
 from ...ir.placements import ends
+from ...ops import OPS
 from ...ops.dropout import are_draws
 from ..expressions import ATOM, Context, Expr, express
 from ..loop_hooks import repeat_of
@@ -155,7 +156,8 @@ class Forward:
 
     def _compare_recomputed(self, ops: Sequence[Op], whole: int) -> None:
         """Raises unless backward recomputes a body up to some op; of ops that are alike, the first."""
-        firsts = [self._twins.of(op.outputs[0].name) for op in ops if not self._is_silent(op)]
+        made = [op for op in ops if not (self._is_silent(op) or OPS[op.kind].decides)]
+        firsts = [self._twins.of(op.outputs[0].name) for op in made]
         left = Counter({first: self._twins.count[first] for first in firsts})
         every = {self._twins.every[first] for first in firsts if left[first]}
         assert every <= {whole}, f"emit: line 0: in the IR, backward recomputes one of {every} layers"

@@ -157,8 +157,7 @@ def plan_text(case: Case) -> str:
     return f"""model llama(tokens[batch, seq], labels[batch, seq]) {{
   dims  {{ vocab = {vocab}  hidden = {c.hidden}  heads = {c.heads}  kv_heads = {c.kv_heads}
           head_dim = hidden / heads  ffn = {c.ffn}  layers = {c.layers}
-          {f"experts = {c.experts}  few = {c.few}  wide = experts + few" if c.every else ""}
-          {f"experts = {c.route.experts}  expert_ffn = {c.ffn}" if c.route else ""} }}
+          {_more_dims(c)} }}
   const {{ eps = {c.eps}  theta = {c.theta} }}
   init ~ normal(0.02)
   x = embedding(tokens, wte[vocab, hidden])
@@ -170,6 +169,12 @@ shard {{ {case.rules or _rules(case)} }}
 state {{ {case.state} }}
 {_pipeline(case)}
 {train_text(case)}"""
+
+
+def _more_dims(c: Config) -> str:
+    if c.every:
+        return f"experts = {c.experts}  few = {c.few}  wide = experts + few"
+    return f"experts = {c.route.experts}  expert_ffn = {c.ffn}" if c.route else ""
 
 
 def _layer(c: Config) -> str:
