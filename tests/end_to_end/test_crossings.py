@@ -129,7 +129,7 @@ def _folded(case: Case) -> Case:
 
 BOTH = (
     Case(cp=2, uly=2, how="as zigzag via ring", kv=2, recompute="full", state="zero 3 over cp, uly", optimizer="adamw"),
-    Case(cp=2, uly=2, how="as zigzag", kv=4, microbatches=2, state="zero 1 over cp", clip=0.05),
+    Case(cp=2, uly=2, how="as zigzag", kernels="triton", microbatches=2, state="zero 1 over cp", clip=0.05),
     Case(cp=4, how="as zigzag via ring", kv=1, gathered="regather", model="tied", optimizer="momentum"),
     Case(uly=4, kv=2, microbatches=2, gathered="regather", recompute="selective(silu)", state="zero 2 over uly"),
     Case(dp=2, tp=2, rules="batch over dp  vocab, ffn over tp  seq over tp", valid="silent_rank"),
