@@ -18,8 +18,8 @@ RUN = """\
 mesh {{ dp = 1  tp = 1 }} # outermost first; the plan is written for any degrees
 
 shard {{ # order is priority
-  batch over dp
-  vocab, {heads}, ffn over tp
+  {experts}batch over dp
+  vocab, {heads} over tp
   seq over tp
 }}
 
@@ -68,8 +68,10 @@ def plan_text(kind: str, model: Model, left_out: Mapping[str, float]) -> str:
         text = text.replace(old, new)
     text = _Editor(text).edited(model)
     vocab = int(model.sizes["vocab"])
+    dims = (dim for dim in ("heads", "kv_heads", "ffn") if dim in model.sizes)
     run = RUN.format(
-        heads="heads, kv_heads" if "kv_heads" in model.sizes else "heads",
+        experts="experts over dp, tp\n  " if "experts" in model.sizes else "",
+        heads=", ".join(dims),
         seq=model.seq,
         precision=model.precision,
         tokens="uint16" if vocab <= 2**16 else "uint32",
