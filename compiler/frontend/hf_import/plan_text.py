@@ -6,7 +6,7 @@ from typing import Any, cast
 import attrs
 from attrs import field, frozen
 
-from ...analysis.communication import parameter_count
+from ...analysis.communication import active_count, parameter_count
 from ...syntax import tree
 from ...syntax.formatter import format_plan
 from ...syntax.package_data import folder
@@ -78,9 +78,11 @@ def plan_text(kind: str, model: Model, left_out: Mapping[str, float]) -> str:
         masked=f"  masked = 15%  mask_token = {min(MASK_TOKEN, vocab - 1)}" if model.masked else "",
     )
     plan = f"{text}\n{run}"
-    count = parameter_count(resolve(Source("plan.scale", plan)))
+    program = resolve(Source("plan.scale", plan))
+    active = f", {active_count(program):,} of them active" if program.choices else ""
     without = "".join(f"# Left out, as a setting of training: {name} = {value}.\n" for name, value in left_out.items())
-    head = f"# A {kind} of {count:,} parameters, from its Hugging Face configuration.\n{without}"
+    counts = f"{parameter_count(program):,} parameters{active}"
+    head = f"# A {kind} of {counts}, from its Hugging Face configuration.\n{without}"
     return format_plan(Source("plan.scale", f"{head}\n{plan}"))
 
 
