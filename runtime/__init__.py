@@ -63,7 +63,7 @@ from .ops.fused_linear import fused_linear
 from .ops.grouped_linear import grouped_bias, grouped_linear
 from .ops.ring_attention import ring_attention
 from .ops.routed_rows import combine, dispatch
-from .ops.routing import balance, limit_capacity, router_z, top_k
+from .ops.routing import balance, limit_capacity, no_loss, router_z, top_k
 from .pipeline.executor import Pipeline
 from .state.buckets import Bucket
 from .state.engine import TrainState

@@ -112,5 +112,5 @@ def _value(value: Value, program: Program, sizes: Mapping[str, str]) -> str:
     degrees = {dim: program.degree(value.type.axes_of(dim)) for dim in value.type.dims}
     parts = {dim: f"{sizes[dim]} // {n}" if n > 1 else sizes[dim] for dim, n in degrees.items() if dim in sizes}
     shape = [parts.get(dim, str(program.local_size(value.type, dim))) for dim in degrees]
-    dims = f"({', '.join(shape)}{'' if shape[1:] else ','})"
+    dims = f"({', '.join(shape)}{',' * (len(shape) == 1)})"
     return f"{literal(base(value.name))}, {dims}, {DTYPES[value.type.dtype]}{constant}"

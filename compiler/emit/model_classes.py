@@ -37,10 +37,11 @@ def model_classes(program: Program, microbatches: Region) -> Model:
     given = ", ".join(f"{base(value.name)}: {shape(value.type, program)}" for value in inputs)
     name, pipeline = class_name(program.name), program.pipeline
     whose = f"A rank's stages of {name}; the forward of the last one" if pipeline else f"{name}; forward"
-    doc = f"{whose} returns the summed token loss of a microbatch.  {given}"
+    routers = " and what its routers add" if program.losses > 1 else ""
+    doc = f"{whose} returns the summed token loss of a microbatch{routers}.  {given}"
     if len(f'    """{doc}"""') > WIDTH:
         doc = doc.replace("  ", "\n\n    ", 1) + "\n    "
-    module, ends = Module(name, doc), (microbatches.yields[0].name,)
+    module, ends = Module(name, doc), tuple(end.name for end in microbatches.yields[: program.losses])
     of = (frame, module, forward.body, ends)
     body = StagedBody(*of, pipeline) if pipeline else Body(*of)
     for value in inputs:

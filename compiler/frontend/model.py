@@ -14,7 +14,7 @@ from .errors import check_name
 from .expressions import Expressions
 from .inputs import check_inputs
 from .parameters import Draws, OpenRepeat, Parameters, Scope, initialised
-from .routes import Routes
+from .routes import ROUTER_LOSS, Routes, costs
 from .user_ops import UserOp
 
 
@@ -42,9 +42,10 @@ def build(
     check_inputs(model)
     args = tuple(_input(given, scope, builder) for given in model.inputs)
     _Statements(scope, parameters, builder, Expressions(scope, parameters, builder, draws, user_ops)).read(model)
-    loss = _loss(model, scope, builder)
+    losses = (_loss(model, scope, builder), *(scope.bound[name] for name in (ROUTER_LOSS,) if name in scope.bound))
     body = (*parameters.leaves.values(), *builder.body)
-    region = Region("model", body, (*args, *draws.inputs), (Yield(loss, Leave.LAST),), span=model.span)
+    ends = tuple(Yield(loss, Leave.LAST) for loss in losses)
+    region = Region("model", body, (*args, *draws.inputs), ends, span=model.span)
     return Built(region, tuple(initialised(model, parameters.all, parameters.roles, numbers)))
 
 
@@ -82,6 +83,7 @@ class _Statements:
     def read(self, model: tree.Model) -> None:
         for item in model.body:
             if isinstance(item, tree.Statement):
+                self._routes.begin_loss(item)
                 self._statement(item)
 
     def _statement(self, item: tree.Statement) -> None:
@@ -119,7 +121,7 @@ class _Statements:
         types = [self._builder.types[end.name] for end in ends]
         for name, arg, type in zip(assigned, carries, types, strict=True):
             _check_same(name, arg.value.type, type, item)
-        results = tuple(self._builder.value(name, type) for name, type in zip(assigned, types, strict=True))
+        results = tuple(self._builder.value(name.lstrip("_"), type) for name, type in zip(assigned, types, strict=True))
         args = (*carries, *repeat.slices)
         region = Region("repeat", tuple(self._builder.body), args, ends, results, item.dim.name, span=item.span)
         self._builder.body = [*outside, region]
@@ -131,7 +133,7 @@ class _Statements:
             bound = next(each for each in _assigned(item) if each.name == name)
             help = "leave it out: ops take inputs by the names that the model has for them"
             raise wrong("E0607", f"`{name}` is an input, which no iteration can change", bound.span, "bound anew", help)
-        value = self._builder.value(name, self._builder.types[source])
+        value = self._builder.value(name.lstrip("_"), self._builder.types[source])
         self._scope.bound[name] = value.name
         return Arg(value, source, Enter.CARRY)
 
@@ -148,6 +150,8 @@ def _assigned(item: tree.Repeat) -> Iterator[tree.Name]:
             yield from statement.names
         elif isinstance(statement, tree.Route):
             yield statement.value
+            if costs(statement):
+                yield tree.Name(ROUTER_LOSS, statement.by.span)
         elif isinstance(statement, tree.Repeat):
             yield from _assigned(statement)
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from attrs import evolve
 
-from ..ir import BATCH, FLOATS, Dim
-from ..ops.experts import COMBINE, DISPATCH, SORT, TOP
+from ..ir import BATCH, FLOATS, Attr, Dim
+from ..ops.experts import BALANCE, CAPACITY, COMBINE, DISPATCH, NO_LOSS, ROUTER_Z, SORT, TOP
 from ..ops.protocol import Attribute
 from ..syntax import tree
 from ..syntax.diagnostics import PlanError, wrong
@@ -21,8 +21,15 @@ from .expressions import Expressions
 from .parameters import Parameters, Scope
 
 CHOICES = Attribute("k", kinds=(int,))
-CALL = evolve(TOP, attributes=(CHOICES, *TOP.attributes))
-"""`top` as plans write it: in the IR the number of choices is the size of a dim."""
+FACTORS = tuple(
+    Attribute(name, default=0.0, range=(lambda value: value >= 0, "0 or above"))
+    for name in ("capacity", "balance", "z")
+)
+CALL = evolve(TOP, attributes=(CHOICES, *TOP.attributes, *FACTORS))
+"""`top` as plans write it: in the IR the number of choices is the size of a dim, and losses and capacity are ops."""
+
+ROUTER_LOSS = "_router_loss"
+"""The name in a model's scope of the sum of its routers' losses."""
 
 
 def route_dims(model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar]) -> dict[str, Dim]:
@@ -45,6 +52,12 @@ def route_dims(model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str,
         found[scored] = Dim(scored, experts.size, twin=experts.name, span=experts.span)
         found[experts.name] = evolve(experts, chosen=chosen)
     return found
+
+
+def costs(item: tree.Statement) -> bool:
+    """Whether a statement has a route that adds to the loss."""
+    given = (setting.key.name for route in _routes((item,)) for setting in route.by.kwargs)
+    return not {"balance", "z"}.isdisjoint(given)
 
 
 def _routes(body: Sequence[object]) -> Iterator[tree.Route]:
@@ -92,6 +105,12 @@ class Routes:
         self._scope, self._parameters, self._builder = scope, parameters, builder
         self._expressions = expressions
 
+    def begin_loss(self, item: tree.Statement) -> None:
+        """Begins the sum of the routers' losses before the first statement that adds to it."""
+        if costs(item) and ROUTER_LOSS not in self._scope.bound:
+            of = (name for name in self._scope.bound.values() if self._builder.types[name].dtype in FLOATS)
+            self._scope.bound[ROUTER_LOSS] = self._builder.op(NO_LOSS.name, (next(of),), (), item.span, "router_loss")
+
     @contextmanager
     def route(self, item: tree.Route) -> Generator[None]:
         """Within it statements are the body's, which sees what it is sent, and no value of all tokens."""
@@ -135,11 +154,34 @@ class Routes:
         if logits.dims[-1:] != (scored,):
             label = f"has [{', '.join(logits.dims)}], not [.., {experts}]"
             raise wrong("E0307", f"`{TOP.name}` takes a number for each expert", item.by.args[0].span, label)
-        attrs = tuple((key, value) for key, value in given if key != CHOICES.name)
+        said = dict(given)
+        factors = {each.name: float(str(said.pop(each.name, 0))) for each in FACTORS}
+        attrs = tuple((key, value) for key, value in said.items() if key != CHOICES.name)
         self._check_groups(item, dict(attrs))
         chosen = (*attrs, ("to", program.dim(experts).chosen))
         gates, ids = self._builder.several(TOP.name, operands, chosen, item.by.span, ("gates", "ids"))
+        self._losses(item, operands[0], ids, dict(attrs), factors)
+        if capacity := factors["capacity"]:
+            limits = (("capacity", capacity), ("experts", experts))
+            ids = self._builder.op(CAPACITY.name, (ids,), limits, item.by.span, "ids")
         return gates, self._builder.op(SORT.name, (ids,), (("to", experts),), item.by.span, SORT.stem)
+
+    def _losses(
+        self, item: tree.Route, logits: str, ids: str, attrs: Mapping[str, Attr], factors: Mapping[str, float]
+    ) -> None:
+        """Adds what the router's choice costs: means over the step's sequences, and over its tokens."""
+        train, terms = self._builder.program.train, list[str]()
+        score = (("score", attrs["score"]),) if "score" in attrs else ()
+        if factor := factors["balance"]:
+            by = ("by", factor / train.global_batch)
+            terms.append(self._builder.op(BALANCE.name, (logits, ids), (by, *score), item.by.span, ""))
+        if factor := factors["z"]:
+            by = ("by", factor / (train.global_batch * train.seq))
+            terms.append(self._builder.op(ROUTER_Z.name, (logits,), (by,), item.by.span, ""))
+        if terms:
+            so_far = self._scope.bound[ROUTER_LOSS]
+            total = self._builder.op("add", (so_far, *terms), (), item.by.span, "router_loss")
+            self._scope.bound[ROUTER_LOSS] = total
 
     def _check_groups(self, item: tree.Route, given: Mapping[str, object]) -> None:
         """Groups are equal, and those that are chosen from hold enough experts."""

@@ -234,6 +234,12 @@ class Program:
         return tuple(self.types[name] for name in op.inputs)
 
     @property
+    def losses(self) -> int:
+        """How many losses there are: the sum over tokens, and perhaps that of the routers, which counts as it is."""
+        others = 0 if self.region.kind == "model" else 2 + len(self.params)
+        return len(self.region.yields) - others
+
+    @property
     def microbatches(self) -> Region:
         """A step's region of all microbatches."""
         (region,) = regions_in(self.region.body)

@@ -6,12 +6,13 @@ says which there are: `[experts, batch, seq, chosen]`, one where a token's choic
 of the tokens and of the experts, rows are exchanged between them.  Non-goals: what an expert computes, ordinary ops.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
 
 from attrs import evolve
 
-from ..ir import DATA_DIMS, Op, Placement, Program, Type, sharded
-from .call import Call, Experts
+from ..ir import BATCH, DATA_DIMS, SEQUENCE, Attr, Op, Placement, Program, Type, sharded
+from .call import Argument, Call, Dims, Experts, Group, Positions
 from .loss import wide
 from .messages import Message
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, Vjp, takes
@@ -121,6 +122,14 @@ def _roles(types: Sequence[Type], op: Op) -> Roles:
     return Roles(routed=str(op.get("to")) if op.kind == SORT.name else types[-1].dims[0])
 
 
+def _scalar(types: Sequence[Type], op: Op) -> list[Shape]:
+    return [(wide(types[0].dtype), ())]
+
+
+def _kept(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    return list(types[:1])
+
+
 # ---- gradients, and what is saved
 
 
@@ -169,6 +178,21 @@ def _rows(it: Local) -> tuple[Message, ...]:
     return (Message("all_to_all", it.op.outputs[0].name, _axes(it.op), rows.dtype, shape, ragged=True),)
 
 
+def _counts_of_sequences(it: Local) -> tuple[Message, ...]:
+    """How many tokens of each sequence chose each expert, summed over the ranks that share the sequence."""
+    logits, axes = it.types[0], it.types[0].axes_of(SEQUENCE)
+    shape = (it.program.local_size(logits, BATCH), it.program.size(logits.dims[-1]))
+    return (Message("all_reduce", it.op.outputs[0].name, axes, "i64", shape),) if axes else ()
+
+
+def _counts_of_chunks(it: Local) -> tuple[Message, ...]:
+    """How many tokens of each chunk of each sequence chose each expert."""
+    ids, axes = it.types[0], it.types[0].axes_of(SEQUENCE)
+    chunks = 2 ** len(it.program.zigzag_axes(SEQUENCE, axes))
+    shape = (chunks, it.program.local_size(ids, BATCH), it.program.size(str(it.op.get("experts"))))
+    return (Message("all_gather", it.op.outputs[0].name, axes, "i64", shape),) if axes else ()
+
+
 def _axes(op: Op) -> tuple[str, ...]:
     return tuple(axis for axis, _ in moves(op))
 
@@ -191,10 +215,40 @@ def _sort_call(it: Local) -> Call:
     return Call((Experts(experts, axes, tuple(axis for axis in axes if it.types[0].at(axis).dim)),))
 
 
+def _balance_call(it: Local) -> Call:
+    """The share of a sequence, and the ranks that share the sequence."""
+    own, axes = dict(it.op.attrs), it.types[0].axes_of(SEQUENCE)
+    return Call((), {"by": own["by"], **_score(own), "seq": Dims((SEQUENCE,)), **_over(axes)})
+
+
+def _capacity_call(it: Local) -> Call:
+    """The most tokens of a sequence that an expert takes, and the positions that a rank has."""
+    axes, experts = it.types[0].axes_of(SEQUENCE), str(it.op.get("experts"))
+    whole = it.program.size(experts), _capacity(it.program, it.op)
+    held = {"positions": Positions(SEQUENCE, axes)} if axes else {}
+    return Call(whole, {"seq": Dims((SEQUENCE,)), **held, **_over(axes)})
+
+
+def _capacity(program: Program, op: Op) -> int:
+    """Of the share of an equal load."""
+    experts, k = program.size(str(op.get("experts"))), program.size(op.outputs[0].type.dims[-1])
+    return ceil(float(str(op.get("capacity"))) * program.size(SEQUENCE) * k / experts)
+
+
+def _score(own: Mapping[str, Attr]) -> dict[str, Argument]:
+    return {"score": own["score"]} if "score" in own else {}
+
+
+def _over(axes: tuple[str, ...]) -> dict[str, Argument]:
+    return {"over": Group(axes)} if axes else {}
+
+
 def _nothing(it: Local) -> Call:
     return Call()
 
 
+BY = Attribute("by", implied=True)
+SCORE = Attribute("score", ("softmax", "sigmoid"), "softmax")
 ON = Attribute("normalise", ("off", "on"), "off")
 
 TOP = OpDef(
@@ -203,7 +257,7 @@ TOP = OpDef(
     _chosen,
     operands=(Operand("logits"), Operand("bias", optional=True)),
     attributes=(
-        Attribute("score", ("softmax", "sigmoid"), "softmax"),
+        SCORE,
         ON,
         Attribute("scale", default=1.0),
         Attribute("groups", default=1, kinds=(int,)),
@@ -216,6 +270,55 @@ TOP = OpDef(
     call=_choice_call,
     stem="gates",
     saves=_choice_saves,
+)
+
+NO_LOSS = OpDef(
+    "no_loss",
+    "A loss of zero, to which routers add theirs; like the tokens of `x`, a sum over ranks.",
+    _scalar,
+    operands=takes("x"),
+    adjoint=lambda op, grads, b: [None],
+    function="no_loss",
+    stem="router_loss",
+    saves=lambda it: Saved(),
+)
+
+BALANCE = OpDef(
+    "balance",
+    "by · Σ f · P over sequences and experts: f the share of choices times their number, P the mean of scores.",
+    _scalar,
+    operands=takes("logits", "ids"),
+    attributes=(BY, SCORE),
+    unsharded_dims=_logits_whole,
+    vjp=Vjp(wrt=(0,)),
+    communicates=_counts_of_sequences,
+    function="balance",
+    call=_balance_call,
+    stem="router_loss",
+)
+
+ROUTER_Z = OpDef(
+    "router_z",
+    "by · Σ (log Σ exp logits)² over tokens.",
+    _scalar,
+    operands=takes("logits"),
+    attributes=(BY,),
+    unsharded_dims=_logits_whole,
+    vjp=Vjp(),
+    function="router_z",
+    stem="router_loss",
+)
+
+CAPACITY = OpDef(
+    "limit_capacity",
+    "The choices without those of an expert that has `capacity` times its equal share of the sequence before.",
+    operands=takes("ids"),
+    attributes=(Attribute("capacity", implied=True), Attribute("experts", dims="any", implied=True)),
+    typing=_kept,
+    communicates=_counts_of_chunks,
+    function="limit_capacity",
+    call=_capacity_call,
+    stem="ids",
 )
 
 SORT = OpDef(

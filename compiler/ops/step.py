@@ -191,6 +191,8 @@ CAST = OpDef(
     saves=lambda it: Saved(),
 )
 
+ONE = OpDef("one", "The number one, as the result says.", typing=_stated)
+
 ZEROS = OpDef("zeros", "Zeros of the shape and the placement that the result says.", typing=_stated)
 
 LEAF = OpDef(

@@ -159,6 +159,8 @@ class _Inserter(OpBuilder):
         if not dim:
             return name
         type = self.types[name]
+        if not type.dims:  # a sum over all layers: ranks add theirs in the end
+            return name
         return self._fetch(name, _wanted(self.program, type, natural(self.program, type.dims)))
 
     def _op(self, op: Op) -> None:
@@ -240,7 +242,7 @@ class _Inserter(OpBuilder):
             return name
         order = self._orders[name]
         if order not in self._held:
-            self._held[order] = self.write(COUNTS.name, [order], COUNTS.stem, to=to)
+            self._held[order] = self._counted(order, to)
         if name == order:
             return self._held[order]
         to_experts = self.program.experts_of(self.types[name]) in {item.partition(":")[2] for item in to}
@@ -249,6 +251,14 @@ class _Inserter(OpBuilder):
         self._orders[made] = order
         self._versions[name, self.types[made].places] = made
         return made
+
+    def _counted(self, order: str, to: tuple[str, ...]) -> str:
+        """The order behind an exchange, asked for as soon as there is one."""
+        sorted_at = next(at for at, op in enumerate(self.body) if isinstance(op, Op) and op.outputs[0].name == order)
+        later, self.body = self.body[sorted_at + 1 :], self.body[: sorted_at + 1]
+        held = self.write(COUNTS.name, [order], COUNTS.stem, to=to)
+        self.body += later
+        return held
 
     def _place(self, op: Op) -> None:
         """Appends an op whose results are placed as its operands are."""

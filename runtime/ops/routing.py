@@ -127,6 +127,11 @@ def _scores(logits: Tensor, score: Score) -> Tensor:
     return logits.softmax(-1) if score == "softmax" else logits.sigmoid()
 
 
+def no_loss(x: Tensor) -> Tensor:
+    """Zero, as routers add their losses to it: float32 at least."""
+    return torch.zeros((), dtype=wide(x.dtype), device=x.device)
+
+
 def balance(
     logits: Tensor, ids: Tensor, by: float, score: Score = "softmax", seq: int = 1, over: Axis | None = None
 ) -> Tensor:
@@ -143,7 +148,7 @@ def balance(
 class _Balance(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, by: float, score: Score, seq: int, over: Axis | None) -> Tensor:
-        counts, ranks = picked(ids, logits.shape[-1]).sum(seq, dtype=torch.int32), 1
+        counts, ranks = picked(ids, logits.shape[-1]).sum(seq), 1
         if over is not None:
             counts, ranks = all_reduce_(counts, over), over.size
         length, dtype = logits.shape[seq] * ranks, wide(logits.dtype)

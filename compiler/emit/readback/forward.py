@@ -88,7 +88,7 @@ class Forward:
         demand(last, same, f"returns {', '.join(map(str, given))}, not {', '.join(map(str, wanted))}")
 
     def _yields(self) -> list[str]:
-        return [self._region.yields[0].name]
+        return [end.name for end in self._region.yields[: self._program.losses]]
 
     def term(self, name: str) -> object:
         """The term of a value of the IR."""

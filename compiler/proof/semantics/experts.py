@@ -3,12 +3,15 @@
 Which experts are the best is an order that each trial keys anew.
 """
 
+from math import ceil
+
 import numpy as np
 
-from ...ir import REPLICATED, Placement, Type, sharded
+from ...ir import INVARIANT, PARTIAL, REPLICATED, SEQUENCE, Placement, Type, sharded
 from ...ops.experts import moves
 from ..tensors import Array, Dims, Tensor
 from .call import Call, Semantics
+from .vjp import zero
 
 
 class _Choice:
@@ -51,7 +54,7 @@ class _Choice:
         return np.repeat(chosen, size // groups, axis=-1)
 
     def gates(self) -> Tensor:
-        n, scale = self.n, self.n.ratio(*self.c.number("scale").as_integer_ratio())
+        n, scale = self.n, number(self.c, "scale")
         if self.c.get("normalise") == "off":
             return n.product(self.dims, self.picked, scale)
         return n.product(self.dims, self.picked, self._over(), scale)
@@ -62,7 +65,7 @@ class _Choice:
 
     def gradient(self, grad: Tensor) -> Tensor:
         """Of the logits."""
-        n, scale = self.n, self.n.ratio(*self.c.number("scale").as_integer_ratio())
+        n, scale = self.n, number(self.c, "scale")
         grad = n.product(self.dims, grad, scale)
         if self.c.get("normalise") == "on":
             over = self._over()
@@ -78,6 +81,79 @@ class _Choice:
 def _top(c: Call) -> list[Tensor]:
     choice = _Choice(c)
     return [choice.gates(), Tensor(choice.dims, choice.ids)]
+
+
+def _capacity(c: Call) -> list[Tensor]:
+    """The choices, -1 for those of an expert that the tokens before in the sequence have filled."""
+    (ids,), (type,) = c.args, c.types
+    axes, at = type.axes_of(SEQUENCE), ids.dims.index(SEQUENCE) - len(ids.dims)
+    whole = c.world.coerced(ids, axes, sharded(SEQUENCE), REPLICATED, c.numbers) if axes else ids
+    experts, k = (c.world.dims[dim] for dim in (str(c.get("experts")), ids.dims[-1]))
+    most = ceil(c.number("capacity") * c.world.dims[SEQUENCE] * k / experts)
+    hot = np.moveaxis(np.eye(experts, dtype=int)[whole.array].sum(axis=-2), at, 0)
+    before = np.moveaxis(np.cumsum(hot, axis=0) - hot, 0, at)
+    full = np.take_along_axis(before, whole.array, axis=-1) >= most
+    kept = Tensor(ids.dims, np.where(full, -1, whole.array))
+    return [c.world.coerced(kept, axes, REPLICATED, sharded(SEQUENCE), c.numbers) if axes else kept]
+
+
+class _Balance:
+    """by · Σ f · P, where f is experts / (k · length) times how many tokens of a sequence chose an expert."""
+
+    def __init__(self, c: Call) -> None:
+        self.c, self.n = c, c.numbers
+        self.logits, ids = c.args
+        self.dims = self.logits.dims
+        experts, k = (c.world.dims[dims[-1]] for dims in (self.dims, ids.dims))
+        length = c.world.dims[SEQUENCE]
+        axes, self.per = c.types[0].axes_of(SEQUENCE), tuple(dim for dim in self.dims if dim != SEQUENCE)
+        hot = np.eye(experts, dtype=int)[ids.array].sum(axis=(ids.dims.index(SEQUENCE) - len(ids.dims) - 1, -2))
+        counts = Tensor(self.per, hot)
+        counts = c.world.coerced(counts, axes, PARTIAL, INVARIANT, self.n) if axes else counts
+        share = self.n.ratio(experts, k * length * length)
+        self.f = self.n.product(self.per, self.n.constant(counts.array, self.per), share, number(c, "by"))
+
+    def _scores(self) -> Tensor:
+        """Of each token, their sum 1."""
+        if self.c.get("score") == "softmax":
+            return self.n.softmax(self.logits)
+        plain = self.n.function("sigmoid", self.logits)
+        return self.n.product(self.dims, plain, self.n.function("reciprocal", self.n.product(self.dims[:-1], plain)))
+
+    def value(self) -> Tensor:
+        return self.n.product((), self.f, self._scores())
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        n, scores = self.n, self._scores()
+        if self.c.get("score") == "softmax":
+            slope, total = scores, None
+        else:
+            plain = n.function("sigmoid", self.logits)
+            total = n.function("reciprocal", n.product(self.dims[:-1], plain))
+            slope = n.product(self.dims, n.function("sigmoid slope", self.logits), total)
+        mean = n.negative(n.product(self.dims[:-1], self.f, scores))
+        return n.product(self.dims, grad, slope, n.total(self.dims, self.f, mean))
+
+
+def number(c: Call, name: str) -> Tensor:
+    """An attribute, exactly."""
+    return c.numbers.ratio(*c.number(name).as_integer_ratio())
+
+
+def _logsumexp(c: Call) -> Tensor:
+    total = c.numbers.product(c.args[0].dims[:-1], c.numbers.exponential(c.args[0]))
+    return c.numbers.function("log", total)
+
+
+def _router_z(c: Call) -> list[Tensor]:
+    each = _logsumexp(c)
+    return [c.numbers.product((), each, each, number(c, "by"))]
+
+
+def _router_z_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    n, x = c.numbers, c.args[0]
+    total = n.function("reciprocal", n.product(x.dims[:-1], n.exponential(x)))
+    return [n.product(x.dims, grads[0], n.ratio(2, 1), number(c, "by"), _logsumexp(c), n.exponential(x), total)]
 
 
 def _order(c: Call) -> list[Tensor]:
@@ -164,6 +240,10 @@ def _sum_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 MEANINGS = {
     "top": Semantics(_top, lambda c, grads: [_Choice(c).gradient(grads[0]), *(None for _ in c.args[1:])]),
+    "no_loss": Semantics(lambda c: [zero(c, c.op.outputs[0].type)], lambda c, grads: [None]),
+    "balance": Semantics(lambda c: [_Balance(c).value()], lambda c, grads: [_Balance(c).gradient(grads[0]), None]),
+    "router_z": Semantics(_router_z, _router_z_gradients),
+    "limit_capacity": Semantics(_capacity, lambda c, grads: [None]),
     "sort_by_expert": Semantics(_order, lambda c, grads: [None]),
     "exchange_counts": Semantics(_counts, lambda c, grads: [None]),
     "dispatch": Semantics(_rows, _rows_gradients),
