@@ -57,14 +57,14 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", ACTIVE)
 def test_a_token_uses_as_many_parameters_as_published(name: str) -> None:
-    plan = f'''use "scalec:models/{name}.scale"
+    plan = f"""use "scalec:models/{name}.scale"
 mesh {{ dp = 1 }}
 shard {{ batch over dp }}
 train {{
   seq = 4096  global_batch = 1  microbatch = 1  steps = 1
   optimizer sgd {{ lr = 1 }}
   data text {{ files = ["a"] }}
-}}'''
+}}"""
     compiled = compile_plan(Source("plan.scale", plan), "resolve")
     assert (active_count(compiled), parameter_count(compiled)) == ACTIVE[name]
 
