@@ -140,6 +140,7 @@ __all__ = [
     "max_logit",
     "mean",
     "mean_square",
+    "no_loss",
     "normal",
     "once",
     "once_replicated",

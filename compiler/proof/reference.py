@@ -12,7 +12,7 @@ from attrs import Factory, evolve, field, frozen
 
 from ..ir import BATCH, MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Stmt
 from .inputs import Inputs, everywhere
-from .interpreter import Outcome, Watch, Where, differing
+from .interpreter import METRICS, Outcome, Watch, Where, differing
 from .prime_field import Field
 from .semantics import MEANINGS, Call
 from .semantics import step as meaning
@@ -96,8 +96,8 @@ class Reference:
             name: meaning.updated(self.program, n, name, param, grads[name], scale, count)
             for name, param in params.items()
         }
-        metrics = {"loss": n.product((), losses[0], share), "norm": norm, "count": count}
-        return Outcome(metrics | {"router loss": loss for loss in losses[1:]}, grads, updated)
+        results = n.product((), losses[0], share), norm, count, *losses[1:]
+        return Outcome(dict(zip(METRICS, results, strict=False)), grads, updated)
 
     # ---- forward
 

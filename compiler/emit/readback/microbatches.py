@@ -77,9 +77,9 @@ class Microbatches:
             return [self._spec(f"PIPELINE.evaluate({of})", mesh=mesh, **chunks)]
         first, *others = self._seeds()
         seed, given = self._values[first.outputs[0].name], ["model", "batch", "seed", "mesh", *chunks]
-        given += [f"router_share={'1.0' if other.kind == 'one' else 'scale'}" for other in others]
-        scales = {"scale": self._values[other.outputs[0].name] for other in others if other.kind != "one"}
-        result = self._spec(f"PIPELINE.run({', '.join(given)})", seed=seed, mesh=mesh, **chunks, **scales)
+        shares = {f"share{i}": self._values[seed.outputs[0].name] for i, seed in enumerate(others) if seed.kind != "one"}
+        given += [f"router_share={''.join(shares) or 1.0}" for _ in others]
+        result = self._spec(f"PIPELINE.run({', '.join(given)})", seed=seed, mesh=mesh, **chunks, **shares)
         return self._machine.parts(self._node, result, 2) if others else [result]
 
     def _loop(self) -> Sequence[object]:
