@@ -332,6 +332,11 @@ class Program(Known):
             return ""
         return next((dim for dim in type.dims if dim in self.choices), "")
 
+    def outer(self, param: Param) -> tuple[str, ...]:
+        """The dims before a parameter's own: those of repeats, and that of the experts that have one each."""
+        of_experts = param.type.dims[param.stacked : param.stacked + 1]
+        return param.type.dims[: param.stacked + (of_experts[0] in self.choices if of_experts else 0)]
+
     def places(self, at: dict[str, Placement]) -> Places:
         """Placements in mesh order, invariant ones omitted, with their levels: the canonical form."""
         found = ((a.name, at[a.name]) for a in self.axes if at.get(a.name, INVARIANT) != INVARIANT)
