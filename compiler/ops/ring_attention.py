@@ -11,7 +11,7 @@ from functools import partial
 from attrs import evolve
 
 from ..ir import SEQUENCE, Op, Program, Type
-from .attention import ATTENTION, attention_call, attention_roles, documents_whole, window_of
+from .attention import ATTENTION, attention_call, attention_roles, documents_whole, result_elements, rows, window_of
 from .call import Call, Group
 from .messages import Message
 from .protocol import Attribute, TypingError
@@ -51,7 +51,7 @@ def _hops(it: Local) -> int:
 
 def _rotate(it: Local, what: str, dtype: str, count: int = 0, by: int = 1) -> Message:
     """Keys and values, or their gradients, as one flat buffer."""
-    return Message("rotate", what, it.op.names(RING), dtype, (2 * it.elements(1),), hops=count, by=by)
+    return Message("rotate", what, it.op.names(RING), dtype, (it.elements(1) + it.elements(2),), hops=count, by=by)
 
 
 def _forward(it: Local) -> tuple[Message, ...]:
@@ -71,14 +71,14 @@ def _backward(it: Local) -> tuple[Message, ...]:
 
 def _saves(it: Local) -> Saved:
     """Queries, keys and values of this rank, the result, and a number for each of its rows."""
-    row = it.elements() // it.program.size(it.types[0].dims[-1]) * it.wide
-    return Saved(operands=tuple(range(len(it.types))), results=(0,), others=(("logsumexp", row),))
+    lse = ("logsumexp", rows(it) * it.wide)
+    return Saved(operands=tuple(range(len(it.types))), results=(0,), others=(lse,))
 
 
 def _workspace(it: Local, back: bool = False) -> int:
     """Two buffers of keys and values and the sum of results; backward three of gradients, and those of one call."""
-    keys, call = 4 * it.bytes(1), it.widened()
-    return keys + 8 * it.widened(1) + it.widened() + call if back else keys + it.widened() + call
+    keys, gradients = 2 * (it.bytes(1) + it.bytes(2)), 4 * (it.widened(1) + it.widened(2))
+    return keys + gradients + 2 * it.widened() if back else keys + 2 * result_elements(it) * it.wide
 
 
 def _call(it: Local) -> Call:

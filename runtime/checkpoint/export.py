@@ -89,7 +89,7 @@ def _fit(parts: list[tuple[str, HFWeight]], recorded: Mapping[str, Tensor]) -> b
     """Whether parameters of these sizes are whole rows, or heads, of a tensor, and enough of them."""
     stored, counts = parts[0][1], [recorded[name].numel() for name, _ in parts]
     row = prod(stored.rows(0)[1:])
-    wholes = [row * (each.interleaved[1] if each.interleaved else 1) for _, each in parts]
+    wholes = [row * (each.interleaved[-1] if each.interleaved else 1) for _, each in parts]
     is_whole = all(count % whole == 0 for count, whole in zip(counts, wholes, strict=True))
     return is_whole and sum(counts) >= prod(stored.shape)
 

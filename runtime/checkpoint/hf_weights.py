@@ -37,7 +37,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 class HFWeight:
     """Where files hold a parameter: in the rows from `start` on of a tensor of `shape`, or of its transpose.
 
-    Where `interleaved` is (64, 256), the first 64 of the 256 rows of each head are pairs: (0, 1), (2, 3), …
+    Where `interleaved` is (0, 64, 256), rows 0 to 63 of the 256 of each head are pairs: (0, 1), (2, 3), …
     A file may have more `positions` than the plan's sequences: its first rows are read.
     """
 
@@ -45,7 +45,7 @@ class HFWeight:
     shape: tuple[int, ...]
     start: int = 0
     transposed: bool = False
-    interleaved: tuple[int, int] | None = None
+    interleaved: tuple[int, int, int] | None = None
     positions: bool = False
 
     def named(self, indices: Sequence[int]) -> str:
@@ -78,10 +78,11 @@ class HFWeight:
     def _heads(self, rows: Tensor, turned: tuple[int, int]) -> Tensor:
         if not self.interleaved:
             return rows
-        count, head = self.interleaved
+        start, stop, head = self.interleaved
         heads = rows.reshape(-1, head, *rows.shape[1:])
-        pairs = heads[:, :count].reshape(len(heads), *turned, *rows.shape[1:])
-        return torch.cat([pairs.transpose(1, 2).flatten(1, 2), heads[:, count:]], 1).flatten(0, 1)
+        pairs = heads[:, start:stop].reshape(len(heads), *turned, *rows.shape[1:])
+        turned_rows = pairs.transpose(1, 2).flatten(1, 2)
+        return torch.cat([heads[:, :start], turned_rows, heads[:, stop:]], 1).flatten(0, 1)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,10 @@ def mean(x: Tensor, dim: int | tuple[int, ...], size: int) -> Tensor:
 
 
 def concat(*tensors: Tensor) -> Tensor:
-    """Tensors concatenated along their last dims."""
+    """Tensors concatenated along their last dims, and repeated along others in which they have size 1."""
+    if len({x.shape[:-1] for x in tensors}) > 1:
+        before = torch.broadcast_shapes(*(x.shape[:-1] for x in tensors))
+        tensors = tuple(x.expand(*before, x.shape[-1]) for x in tensors)
     return torch.cat(tensors, dim=-1)
 
 
@@ -144,6 +147,9 @@ def attention(
     away, 0 for all, with `causal` none ahead, and only those of its own document, by the ids `documents` [s, b] or
     [b, s].  scale is d^-1/2 by default; softcap c is c · tanh(x / c), 0 none.
 
+    v may have another last dim than q and k, which the result has.  Torch's attention for CPUs has one for all: there
+    the narrower are padded with zeros.
+
     With `positions`, q has queries of these alone, and k, v and documents are of all; so each chunk of a causal
     sequence is a call on a prefix of the keys.
 
@@ -157,6 +163,11 @@ def attention(
     seq = layout.index("s")
     window = window if window < k.shape[seq] else 0
     if not softcap and draws is None:
+        if q.shape[-1] != v.shape[-1] and not q.is_cuda:
+            scale = q.shape[-1] ** -0.5 if scale is None else scale
+            padded = _of_one_width(q, k, v)
+            out = attention(*padded, layout, causal, window, scale, documents=documents, positions=positions)
+            return out[..., : v.shape[-1]]
         fused = partial(_fused, k=k, v=v, seq=seq, documents=documents, causal=causal, window=window, scale=scale)
         if positions is None:
             return fused(q, 0, documents)
@@ -169,6 +180,12 @@ def attention(
     q, k, v = q.movedim(seq, -2), k.movedim(seq, -2), v.movedim(seq, -2)
     seen = _seen(rows, keys, causal, window, own, documents, seq)
     return _unfused(q, k, v, seen, scale, softcap, kept).movedim(-2, seq)
+
+
+def _of_one_width(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors whose last dims are padded with zeros to that of the widest."""
+    widest = max(x.shape[-1] for x in tensors)
+    return tuple(F.pad(x, (0, widest - x.shape[-1])) if x.shape[-1] < widest else x for x in tensors)
 
 
 def by_chunks(

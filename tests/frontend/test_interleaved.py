@@ -112,7 +112,7 @@ def _saved(module: ModuleType, folder: Path) -> list[tuple[str, Place, Tensor]]:
 
 def test_each_rank_reads_its_own_heads_alone() -> None:
     """Of 4 heads over 2 ranks, 16 of 32 rows."""
-    stored = HFWeight("q", (32, 5), interleaved=(6, 8))
+    stored = HFWeight("q", (32, 5), interleaved=(0, 6, 8))
     rows = torch.arange(160.0).view(32, 5)
     assert torch.equal(stored.halves(rows[16:]), stored.halves(rows)[16:])
     assert stored.halves(rows)[8:16, 0].tolist() == [5 * (8 + row) for row in ROWS["wq"]]
@@ -153,9 +153,9 @@ def test_ir_and_program_say_what_the_plan_says() -> None:
         verifier.check(evolve(program, names=tuple(longer)))
     files = program_files(program, source)
     for old, new in (
-        ("[6, 8]", "[4, 8]"),
-        ("[8, 8]", "[8, 16]"),
-        (', "interleaved": [6, 8]', ""),
+        ("[0, 6, 8]", "[0, 4, 8]"),
+        ("[0, 8, 8]", "[0, 8, 16]"),
+        (', "interleaved": [0, 6, 8]', ""),
         (', "positions": true', ""),
         ('"repeats": {"layers": 2}', '"repeats": {"layers": 3}'),
     ):

@@ -37,6 +37,8 @@ def backend(
     dim = q.shape[-1]
     if drops:
         return Choice("torch", "dropout has no kernel")
+    if v.shape[-1] != dim:
+        return Choice("plain" if special else "torch", "no kernel for values of another size than keys")
     if not special and not (q.is_cuda or q.is_meta):
         return Choice("torch", "flash attention for CPUs")
     if not special and q.dtype in (torch.bfloat16, torch.float16) and dim % 8 == 0 and dim <= 256:
@@ -160,5 +162,6 @@ class Attention:
         back = window - 1  # -1, no limit, without a window
         factor = q.shape[-1] ** -0.5 if scale is None else scale
         how = Setting(seq, factor, back, 0 if causal else back, softcap, shift)
-        blocks = launching.tile_for(self, self.blocks, q.shape[-1], q, k, v)
+        alike = q.shape[-1] == v.shape[-1]
+        blocks = launching.tile_for(self, self.blocks, q.shape[-1], q, k, v) if alike else None
         return attend(q, k, v, q_documents, k_documents, how, blocks)

@@ -13,6 +13,14 @@ LAYER = """
     k = rope(a @ wk[hidden -> kv_heads, head_dim], theta)
     v = a @ wv[hidden -> kv_heads, head_dim]
 """
+LATENT = """
+    a = rmsnorm(x, norm1[hidden], eps)
+    q, qp = split(rmsnorm(a @ wq_a[hidden -> q_rank], q_norm[q_rank], eps) @ wq[q_rank -> heads, qk], [nope, pe])
+    c, kp = split(a @ wkv_a[hidden -> kv_a], [kv_rank, pe])
+    k, v = split(rmsnorm(c, kv_norm[kv_rank], eps) @ wkv[kv_rank -> kv_heads, kv_b], [nope, v_dim])
+    q = concat(q, rope(qp, theta), as=qk)
+    k = concat(k, rope(kp, theta), as=qk)
+"""
 SEQUENTIAL = """
     x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]
     m = rmsnorm(x, norm2[hidden], eps)
@@ -110,6 +118,7 @@ class Case:
             tied=self.model == "tied",
             parallel=self.model == "parallel",
             every=self.model == "every",
+            latent=self.model == "latent",
             layers=self.layers,
         )
 
@@ -133,11 +142,12 @@ def plan_text(case: Case) -> str:
     return f"""model llama(tokens[batch, seq], labels[batch, seq]) {{
   dims  {{ vocab = {vocab}  hidden = {c.hidden}  heads = {c.heads}  kv_heads = {c.kv_heads}
           head_dim = hidden / heads  ffn = {c.ffn}  layers = {c.layers}
-          {f"experts = {c.experts}  few = {c.few}  wide = experts + few" if c.every else ""} }}
+          {f"experts = {c.experts}  few = {c.few}  wide = experts + few" if c.every else ""}
+          {_latent_dims(c) if c.latent else ""} }}
   const {{ eps = {c.eps}  theta = {c.theta} }}
   init ~ normal(0.02)
   x = embedding(tokens, wte[vocab, hidden])
-  repeat layers {{{EVERY if c.every else LAYER + (PARALLEL if c.parallel else SEQUENTIAL)}  }}
+  repeat layers {{{_layer(c)}  }}
   loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ {head}, labels{options})
 }}
 mesh  {{ {_outer(case)} dp = {case.dp}  {contexts(case)} tp = {case.tp} }}
@@ -145,6 +155,19 @@ shard {{ {case.rules or _rules(case)} }}
 state {{ {case.state} }}
 {_pipeline(case)}
 {train_text(case)}"""
+
+
+def _layer(c: Config) -> str:
+    if c.every:
+        return EVERY
+    if c.latent:
+        return LATENT + SEQUENTIAL.replace("head_dim", "v_dim")
+    return LAYER + (PARALLEL if c.parallel else SEQUENTIAL)
+
+
+def _latent_dims(c: Config) -> str:
+    return f"""q_rank = {c.q_rank}  kv_rank = {c.kv_rank}  nope = {c.nope}  pe = {c.pe}  v_dim = {c.v_dim}
+          qk = nope + pe  kv_a = kv_rank + pe  kv_b = nope + v_dim"""
 
 
 def _kernels(case: Case) -> str:
