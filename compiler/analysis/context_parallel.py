@@ -127,10 +127,8 @@ class _Attention:
             return
         each = ranks // few
         moved = self.queries * (ranks - 1) // ranks + (each - 1) * self.keys + each * self.keys * (few - 1) // few
-        if few > 1 and each > 1:
-            calls = 6  # keys are gathered and exchanged, then values
-        else:
-            calls = 1 + self.exchanges if few > 1 else 2 + self.gathers
+        apart = few > 1 and each > 1  # keys are gathered and exchanged, then values
+        calls = 6 if apart else 1 + self.exchanges if few > 1 else 2 + self.gathers
         yield Cost(ULYSSES, (calls, moved), (calls * (1 + recomputed), moved * (1 + recomputed)), each * self.keys)
 
 

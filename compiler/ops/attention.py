@@ -127,14 +127,14 @@ def _heads_alike(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> 
 # ---- saved tensors: of torch's kernels, and all scores where torch has no kernel
 
 
-def rows(it: Local) -> int:
+def query_rows(it: Local) -> int:
     """The number of a rank's queries, of all heads and samples."""
     return it.elements() // it.program.size(it.types[0].dims[-1])
 
 
 def result_elements(it: Local) -> int:
     """The number of elements of the result on a rank, whose last dim is that of values."""
-    return rows(it) * it.program.size(it.types[2].dims[-1])
+    return query_rows(it) * it.program.size(it.types[2].dims[-1])
 
 
 def _attention_saves(it: Local) -> Saved:
@@ -145,7 +145,7 @@ def _attention_saves(it: Local) -> Saved:
     special = "softcap" in given or 0 < window_of(it.op) < it.program.size(SEQUENCE) or len(it.types) > 3
     masks = 0 if it.kernels and special else _masks(it) * it.item
     padded = {} if it.kernels and special else _padded(it)
-    others = [("mask", masks)] * bool(masks) + [("logsumexp", rows(it) * it.wide)]
+    others = [("mask", masks)] * bool(masks) + [("logsumexp", query_rows(it) * it.wide)]
     others += [(f"{_NAMES[i]}, padded", size) for i, size in padded.items() if i < 3]
     operands = tuple(i for i in range(3) if i not in padded)
     if _chunks(it) > 1:
@@ -163,7 +163,7 @@ def _padded(it: Local) -> dict[int, int]:
     """The bytes of those of q, k, v and the result, by number, that torch's attention for CPUs has with wider rows."""
     widths = [it.program.size(type.dims[-1]) for type in it.types[:3]]
     counts = [it.elements(i) // width for i, width in enumerate(widths)]
-    sides = zip((*widths, widths[2]), (*counts, rows(it)), strict=True)
+    sides = zip((*widths, widths[2]), (*counts, query_rows(it)), strict=True)
     widest = max(widths) if it.device == "cpu" else 0
     return {i: count * widest * it.item for i, (width, count) in enumerate(sides) if width < widest}
 
@@ -200,7 +200,7 @@ def _scores(it: Local) -> Saved:
     """Keys and values repeated for each query head, their weights, and what these are made from."""
     q, given = it.types[0], dict(it.op.attrs)
     size, item = it.program.size(SEQUENCE), it.item
-    scores = rows(it) * size
+    scores = query_rows(it) * size
     values = result_elements(it) * item
     others = [("keys of each head", it.bytes()), ("values of each head", values), ("softmax", scores * it.wide)]
     others += [("seen", _pairs(it))]
@@ -235,7 +235,7 @@ def _scores_of_some(it: Local, back: bool, capped: bool, window: int) -> int:
     before = min(size - queries, keys)
     now, left = (6, 1) if back else (3 + capped, 1 + capped)
     sums = sum(map(it.widened, range(3))) if back and it.is_narrow else 0
-    heads = rows(it) // size
+    heads = query_rows(it) // size
     return heads * queries * (now * keys + left * before) * it.wide + sums
 
 
@@ -243,7 +243,7 @@ def _scores_twice(it: Local) -> int:
     """The workspace where all scores are in memory, two functions of them at a time."""
     if not {"softcap", "dropout"} & {*dict(it.op.attrs)}:
         return 0
-    return 2 * rows(it) * it.program.size(SEQUENCE) * it.wide
+    return 2 * query_rows(it) * it.program.size(SEQUENCE) * it.wide
 
 
 def _flash_backward(it: Local) -> int:
@@ -255,7 +255,7 @@ def _flash_backward(it: Local) -> int:
     if it.device == "cpu" or not it.is_narrow:
         return 0
     repeated = it.bytes() + result_elements(it) * it.item if it.elements(1) < it.elements() else 0
-    return it.widened() + rows(it) * it.wide + repeated
+    return it.widened() + query_rows(it) * it.wide + repeated
 
 
 def _pairs(it: Local) -> int:

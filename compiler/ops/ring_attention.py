@@ -11,7 +11,15 @@ from functools import partial
 from attrs import evolve
 
 from ..ir import SEQUENCE, Op, Program, Type
-from .attention import ATTENTION, attention_call, attention_roles, documents_whole, result_elements, rows, window_of
+from .attention import (
+    ATTENTION,
+    attention_call,
+    attention_roles,
+    documents_whole,
+    query_rows,
+    result_elements,
+    window_of,
+)
 from .call import Call, Group
 from .messages import Message
 from .protocol import Attribute, TypingError
@@ -71,7 +79,7 @@ def _backward(it: Local) -> tuple[Message, ...]:
 
 def _saves(it: Local) -> Saved:
     """Queries, keys and values of this rank, the result, and a number for each of its rows."""
-    lse = ("logsumexp", rows(it) * it.wide)
+    lse = ("logsumexp", query_rows(it) * it.wide)
     return Saved(operands=tuple(range(len(it.types))), results=(0,), others=(lse,))
 
 

@@ -56,7 +56,7 @@ def mean(x: Tensor, dim: int | tuple[int, ...], size: int) -> Tensor:
 def concat(*tensors: Tensor) -> Tensor:
     """Tensors concatenated along their last dims, and repeated along others in which they have size 1."""
     if len({x.shape[:-1] for x in tensors}) > 1:
-        before = torch.broadcast_shapes(*(x.shape[:-1] for x in tensors))
+        before: torch.Size = cast(Any, torch).broadcast_shapes(*(x.shape[:-1] for x in tensors))
         tensors = tuple(x.expand(*before, x.shape[-1]) for x in tensors)
     return torch.cat(tensors, dim=-1)
 
@@ -165,8 +165,8 @@ def attention(
     if not softcap and draws is None:
         if q.shape[-1] != v.shape[-1] and not q.is_cuda:
             scale = q.shape[-1] ** -0.5 if scale is None else scale
-            padded = _of_one_width(q, k, v)
-            out = attention(*padded, layout, causal, window, scale, documents=documents, positions=positions)
+            q, k, padded = _of_one_width(q, k, v)
+            out = attention(q, k, padded, layout, causal, window, scale, documents=documents, positions=positions)
             return out[..., : v.shape[-1]]
         fused = partial(_fused, k=k, v=v, seq=seq, documents=documents, causal=causal, window=window, scale=scale)
         if positions is None:

@@ -1,8 +1,8 @@
 """Attention in plain torch, in chunks of queries: the kernels' twin, which saves the same tensors.
 
 In float64 for float64, else in float32, whatever q, k and v are in.  Tensors are [s, b, n, d] with seq 0, [b, s, n, d]
-with seq 1; v and the result may have another last dim than q and k; rows of numbers are [b, n, s].  Letters of dims: b samples, h heads of keys, g heads of queries for each, q
-queries, k keys, d.
+with seq 1; v and the result may have another last dim than q and k; rows of numbers are [b, n, s].  Letters of dims: b
+samples, h heads of keys, g heads of queries for each, q queries, k keys, d.
 """
 
 from collections.abc import Iterator
