@@ -16,8 +16,11 @@ from .attention import (
     attention_call,
     attention_roles,
     documents_whole,
+    flash_workspace,
+    is_special,
     query_rows,
     result_elements,
+    scores_of_some,
     window_of,
 )
 from .call import Call, Group
@@ -84,9 +87,34 @@ def _saves(it: Local) -> Saved:
 
 
 def _workspace(it: Local, back: bool = False) -> int:
-    """Two buffers of keys and values and the sum of results; backward three of gradients, and those of one call."""
-    keys, gradients = 2 * (it.bytes(1) + it.bytes(2)), 4 * (it.widened(1) + it.widened(2))
-    return keys + gradients + 2 * it.widened() if back else keys + 2 * result_elements(it) * it.wide
+    """Two buffers of keys and values, sums of results or gradients, and the call that takes most.
+
+    Backward has one buffer of gradients on the first hop, then three: those that it adds to, sends and receives.
+    """
+    part, attrs = it.program.local_size(it.types[0], SEQUENCE), dict(it.op.attrs)
+    keys, gradients = (of(1) + of(2) for of in (it.bytes, it.widened))
+    if not back:
+        return 2 * keys + result_elements(it) * (it.wide - it.item) + _of_call(it, back, part, part)
+    zigzag = it.program.zigzag_axes(SEQUENCE, it.op.names(RING)) and attrs["mask"] == "causal" and not window_of(it.op)
+    later = ((part, part // 2), (part // 2, part)) if zigzag else ((part, part),)
+    most = max(2 * gradients + _of_call(it, back, *sizes) for sizes in later)
+    sums = it.widened() - it.bytes() + gradients - keys
+    return 2 * keys + sums + max(most, _of_call(it, back, part, part))
+
+
+def _of_call(it: Local, back: bool, queries: int, keys: int) -> int:
+    """The results of some queries and keys, float32 at least, and what a call holds besides.
+
+    torch's flash attention for CPUs is given copies in float32 of what is narrower.
+    """
+    part = it.program.local_size(it.types[0], SEQUENCE)
+    of_q, of_result = it.widened() * queries // part, result_elements(it) * it.wide * queries // part
+    of_k = (it.widened(1) + it.widened(2)) * keys // part
+    made = of_q + of_k if back else of_result
+    if is_special(it) or (it.device == "cuda" and not it.is_narrow):
+        return made + (0 if it.launched else scores_of_some(it, back, max(queries, keys)))
+    copies = of_q + of_k + 2 * back * of_result if it.is_narrow and it.device == "cpu" else 0
+    return made + copies + flash_workspace(it, back, queries, keys)
 
 
 def _call(it: Local) -> Call:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ..comm.mesh import Axis, Mesh
 from ..comm.positions import Positions
 from .dropout import dropout as dropped
-from .plain_attention import wide
+from .plain_attention import padded, wide
 
 exp, sigmoid, tanh = torch.exp, torch.sigmoid, torch.tanh
 
@@ -165,9 +165,9 @@ def attention(
     if not softcap and draws is None:
         if q.shape[-1] != v.shape[-1] and not q.is_cuda:
             scale = q.shape[-1] ** -0.5 if scale is None else scale
-            q, k, padded = _of_one_width(q, k, v)
-            out = attention(q, k, padded, layout, causal, window, scale, documents=documents, positions=positions)
-            return out[..., : v.shape[-1]]
+            width = max(q.shape[-1], v.shape[-1])
+            given = padded(q, width), padded(k, width), padded(v, width), layout, causal, window, scale
+            return attention(*given, documents=documents, positions=positions)[..., : v.shape[-1]]
         fused = partial(_fused, k=k, v=v, seq=seq, documents=documents, causal=causal, window=window, scale=scale)
         if positions is None:
             return fused(q, 0, documents)
@@ -180,12 +180,6 @@ def attention(
     q, k, v = q.movedim(seq, -2), k.movedim(seq, -2), v.movedim(seq, -2)
     seen = _seen(rows, keys, causal, window, own, documents, seq)
     return _unfused(q, k, v, seen, scale, softcap, kept).movedim(-2, seq)
-
-
-def _of_one_width(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors whose last dims are padded with zeros to that of the widest."""
-    widest = max(x.shape[-1] for x in tensors)
-    return tuple(F.pad(x, (0, widest - x.shape[-1])) if x.shape[-1] < widest else x for x in tensors)
 
 
 def by_chunks(

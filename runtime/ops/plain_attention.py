@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 _QUERIES = 256
 """How many queries have their scores in memory at a time."""
@@ -93,6 +94,11 @@ def backward(
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which sums are kept: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def padded(x: Tensor, width: int) -> Tensor:
+    """x with zeros after its last dim, up to a width."""
+    return x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1]))
 
 
 def _widened(x: Tensor) -> Tensor:
