@@ -375,9 +375,10 @@ def _at_least_0(value: float) -> bool:
 
 ATTENTION = OpDef(
     "attention",
-    "softmax(cap(q·kᵀ · scale) + mask)·v; query head i uses key/value head i // (heads / kv_heads) (Ainslie et al."
-    " 2023).  scale 0 is d^(-1/2); softcap c is c · tanh(x / c), 0 none; a query sees keys less than `window` away, 0"
-    " all; of `documents`, where they are given, only keys of its own; `dropout` drops weights after the softmax.",
+    "softmax(cap(q·kᵀ · scale) + mask)·v, where v may have a last dim of its own; query head i uses key/value head"
+    " i // (heads / kv_heads) (Ainslie et al. 2023).  scale 0 is d^(-1/2); softcap c is c · tanh(x / c), 0 none; a"
+    " query sees keys less than `window` away, 0 all; of `documents`, where they are given, only keys of its own;"
+    " `dropout` drops weights after the softmax.",
     _attended,
     operands=(Operand("q"), Operand("k"), Operand("v"), *LAST),
     attributes=(

@@ -119,6 +119,13 @@ def test_each_rank_reads_its_own_heads_alone() -> None:
     assert torch.equal(stored.pairs(stored.halves(rows)), rows)
 
 
+def test_rows_of_a_head_may_precede_its_pairs() -> None:
+    stored = HFWeight("q", (16, 1), interleaved=(2, 6, 8))
+    rows = torch.arange(16.0).view(16, 1)
+    assert stored.halves(rows).flatten().tolist() == [0, 1, 2, 4, 3, 5, 6, 7, 8, 9, 10, 12, 11, 13, 14, 15]
+    assert torch.equal(stored.pairs(stored.halves(rows)), rows)
+
+
 CASES = [  # what is written instead of what, the code, a part of the message
     ("rotary)", "5)", "E0405", "5 rows are no pairs"),
     ("rotary)", "0)", "E0405", "0 rows are no pairs"),
@@ -127,6 +134,9 @@ CASES = [  # what is written instead of what, the code, a part of the message
     ("rotary)", "rotated)", "E0404", "this is not a number of rows"),
     ("rotary)", "8MiB)", "E0404", "this is not a number of rows"),
     ('"{i}.out"', 'interleaved("{i}.out", 4)', "E0405", "`wo` has no heads"),
+    ("rotary)", "rotary, from=4)", "E0405", "a head of `wq` has 8 rows"),
+    ("rotary)", "rotary, from=0)", "E0405", "0 rows cannot be skipped"),
+    ("rotary)", "rotary, after=2)", "E0404", "does not name a stored tensor"),
     ('"wte"', 'interleaved("wte", 4)', "E0405", "`wte` has no heads"),
     ('"wpe"', 'interleaved("wpe", 4)', "E0405", "`wpe` has no heads"),
     ('interleaved("{i}.bias", 6)', 'transposed(interleaved("{i}.bias", 6))', "E0404", "does not name a stored tensor"),
