@@ -4,6 +4,7 @@ The section's entries as values, read from syntax and shown as plan text.  An ex
 inside out: `part(transposed("h.{i}.attn.c_attn.weight"), 0, 3)` is the first of three equal parts along
 the first dim, of that tensor transposed.  `interleaved("h.{i}.q.weight", 64)` has the first 64 rows of each head pair
 by pair, (0, 1), (2, 3), …, as GPT-J needs them, which turns neighbours (Wang and Komatsuzaki 2021).
+`"h.{i}.experts.{experts}.up.weight"` has a tensor for each of the `experts`.
 """
 
 import re
@@ -17,11 +18,15 @@ from ..syntax.source import Span
 from ..syntax.tree import Call, Entry, Expr, Name, Number, Section, Setting, String
 
 INDICES = ("i", "j")
-"""Indices in braces in a tensor's name: of the outermost repeat that has the parameter, and of the one in it."""
+"""Indices in braces in a tensor's name: of the outermost repeat that has the parameter, and of the one in it.
+
+The name of a dim of experts is the index along it.
+"""
 
 _TERM = r"(?:(?:[0-9]{1,4}\*)?[ij]|[0-9]{1,4})"
 _INDEX = rf"\{{{_TERM}(?:\+{_TERM})*\}}"
-_TENSOR = re.compile(rf"(?:[A-Za-z0-9_.-]|{_INDEX})+")
+_DIM = r"\{([A-Za-z_]\w*)\}"
+_TENSOR = re.compile(rf"(?:[A-Za-z0-9_.-]|{_INDEX}|{_DIM})+")
 _FORMS = (
     '`"…"`, `transposed("…")`, `part("…", 0, 3)`, `interleaved("…", 64)` or, of all, '
     '`interleaved(part(transposed("…"), 0, 3), 64)`'
@@ -48,9 +53,10 @@ class HFWeight:
 
     @property
     def indices(self) -> tuple[str, ...]:
-        """The indices of repeats in the tensor's name."""
+        """The indices in the tensor's name: of repeats, then of dims."""
         used = "".join(re.findall(_INDEX, self.tensor))
-        return tuple(index for index in INDICES if index in used)
+        dims = (dim for dim in dict.fromkeys(re.findall(_DIM, self.tensor)) if dim not in INDICES)
+        return *(index for index in INDICES if index in used), *dims
 
 
 def read_names(section: Section, found: Diagnostics, numbers: Numbers) -> tuple[HFWeight, ...]:
@@ -144,7 +150,10 @@ def _whole(param: str, expr: Expr, span: Span) -> HFWeight:
 
 def _tensor(name: str, span: Span) -> str:
     if not _TENSOR.fullmatch(name):
-        help = "letters, digits, `_.-`, and `{i}` or `{2*i+1}` for the index of a repeat, `{j}` for that of one in it"
+        indices = (
+            "`{i}` or `{2*i+1}` for the index of a repeat, `{j}` for that of one in it, `{experts}` for an expert's"
+        )
+        help = f"letters, digits, `_.-`, and {indices}"
         raise wrong("E0405", f"`{name}` cannot be a tensor's name", span, help=help)
     return name
 

@@ -3,7 +3,10 @@
 Non-goals: anything from the network; each model is built from its configuration.
 """
 
+import copy
 import os
+import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
@@ -20,6 +24,9 @@ from scalec.compiler.frontend.hf_import import import_config
 from scalec.compiler.syntax.limits import load
 
 SEQ, ROWS, VOCAB = 16, 8, 64
+
+AXIS = r"\b(?!pp)(\w+) ="
+"""An axis of a mesh over which experts may lie."""
 
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -83,9 +90,14 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "phi3_part": lambda: transformers.Phi3Config(
         **{**SMALL, "hidden_size": 64}, pad_token_id=None, rope_parameters={"partial_rotary_factor": 0.75, **PLAIN}
     ),
+    "mixtral": lambda: transformers.MixtralConfig(**SMALL, num_local_experts=4, sliding_window=5),
     "olmo2": lambda: transformers.Olmo2Config(**SMALL, pad_token_id=None),
+    "olmoe": lambda: transformers.OlmoeConfig(**SMALL, pad_token_id=None, num_experts=8, num_experts_per_tok=3),
     "qwen2": lambda: transformers.Qwen2Config(**SMALL),
     "qwen3": lambda: transformers.Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **{**SMALL, "head_dim": 16}, moe_intermediate_size=12, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True
+    ),
     "starcoder2": lambda: transformers.Starcoder2Config(**SMALL, sliding_window=5, bos_token_id=0, eos_token_id=0),
     "starcoder2_head": lambda: transformers.Starcoder2Config(
         **SMALL, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0
@@ -109,7 +121,7 @@ def _wider(value: Any) -> Any:
 def model(name: str, dtype: torch.dtype) -> Any:
     """A model of transformers whose every weight matters: norms and biases are random too."""
     config = CONFIGS[name]()
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     torch.manual_seed(3)
     kind = transformers.AutoModelForMaskedLM if name == "distilbert" else transformers.AutoModelForCausalLM
     with Wide():
@@ -126,10 +138,12 @@ def plan(saved: Path, mesh: str, dp: int, precision: str = "fp64") -> str:
     config = load(saved / "config.json")
     text = import_config(config).split("\nmesh {")[0]
     kv = "kv_heads, " if "kv_heads" in text else ""
+    ffn = "" if "expert_ffn" in text else ", ffn"
+    experts = f"experts over {', '.join(re.findall(AXIS, mesh))}  " if "experts" in text else ""
     ring = "seq over cp as zigzag via ring  " if "cp =" in mesh else ""
     return f"""{text}
 mesh {{ {mesh} }}
-shard {{ batch over dp  {ring}vocab, heads, {kv}ffn over tp  seq over tp }}
+shard {{ {experts}batch over dp  {ring}vocab, {kv}heads{ffn} over tp  seq over tp }}
 train {{
   seq = {SEQ}  global_batch = {ROWS}  microbatch = {ROWS // dp // 2}  steps = 2  precision = {precision}
   optimizer sgd {{ lr = 0.1 }}
@@ -151,6 +165,9 @@ def loss_and_gradients(made: Any, tokens: Tensor, labels: Tensor) -> tuple[float
         logits = made(input_ids=tokens).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
         loss.backward()
-    head = "embed_out" if isinstance(made, transformers.GPTNeoXForCausalLM) else "lm_head"  # as files have it
-    parameters: dict[str, Any] = dict(made.named_parameters())
-    return float(loss), {name.replace("lm_head", head): each.grad for name, each in parameters.items()}
+    gradients = copy.deepcopy(made)
+    for parameter, each in zip(gradients.parameters(), made.parameters(), strict=True):
+        parameter.data = each.grad
+    with tempfile.TemporaryDirectory() as folder:
+        gradients.save_pretrained(folder)
+        return loss.item(), load_file(Path(folder) / "model.safetensors")

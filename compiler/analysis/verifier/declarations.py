@@ -65,7 +65,7 @@ class Declarations(Checker):
         self._once("stored part", [(each.tensor, each.part) for each in it.names])
         pairs = {each.param: each.interleaved for each in it.names if each.interleaved}
         for param in it.params:
-            rows = param.type.dims[param.stacked : len(param.type.dims) - param.inner]
+            rows = param.type.dims[len(it.outer(param)) : len(param.type.dims) - param.inner]
             head = self.sizes[rows[-1]] if len(rows) > 1 else 0
             assert pairs.get(param.name, 0) <= head, f"{param.name}: pairs in heads of {head} rows"
 
