@@ -50,7 +50,7 @@ MESHES: Mapping[str, Sequence[dict[str, Any]]] = {
 }
 STAGES = ("[0, 2]", "[2, 0]", "")
 """Layers of the first stage and of the last, where there are two."""
-EXPERTS = ("two", "sigmoid", "one", "groups")
+EXPERTS = ("losses", "capacity", "two", "one", "sigmoid", "groups")
 REPLICAS = Case(replicas=2, dp=2, optimizer="adamw", clip=0.05, state="zero 3 over replica, dp", recompute="full")
 FACTORS: Mapping[str, Sequence[Any]] = {
     "schedule": ("none", *STAGED),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from end_to_end.test_numbers import compare
+from end_to_end.test_numbers import LR, compare
 from end_to_end.test_pipelines import possible
 from helpers.oracle import harness, reference
 from helpers.oracle.all_pairs import Pair, all_pairs
@@ -31,7 +31,7 @@ FACTORS = {
     "folding": tuple(FOLDINGS),
     "schedule": ("none", "1f1b", "interleaved_1f1b(chunks=2)", "zb_h1", "zbv"),
     "state": ("", "zero 1 over {}", "zero 2 over {}", "zero 3 over {}", "bucket = 1KiB"),
-    "model": ("two", "one", "sigmoid", "groups"),
+    "model": ("two", "one", "sigmoid", "groups", "losses", "capacity"),
     "recompute": ("none", "full", "every(2, layers)", "selective(dispatch)", "selective(silu, dispatch)"),
     "microbatches": (1, 2, 3),
     "gathered": ("save", "regather"),
@@ -73,6 +73,17 @@ FEW = (
 @pytest.mark.parametrize("case", FEW, ids=str)
 def test_two_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     compare(case, harness.compiled(case, tmp_path), steps=2)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.15), ("fp32", 1e-5)])
+def test_narrower_precisions_come_near(precision: str, tolerance: float, tmp_path: Path) -> None:
+    """Scores are float32, but of rounded activations: in bfloat16 some tokens choose other experts."""
+    case = Case(dp=2, model="two", experts="dp", precision=precision)
+    start, batches = reference.initial(case.config), list(harness.batches(case, 3))
+    expected = reference.run(case.config, case.training, start, batches, LR)
+    steps = harness.run(case, harness.compiled(case, tmp_path), start, batches, LR)
+    for got, want in zip(steps, expected, strict=True):
+        assert (got.loss, got.norm) == (pytest.approx(want.loss, tolerance), pytest.approx(want.norm, tolerance))
 
 
 TO_FIRST = (

@@ -97,6 +97,7 @@ def compare(case: Case, module: ModuleType, steps: int = 3, start: Tensors | Non
     for number, (got, want) in enumerate(zip(emitted, expected, strict=True)):
         at = f"step {number}: "
         assert got.loss == pytest.approx(want.loss, rel=1e-10, abs=0), at
+        assert got.router_loss == pytest.approx(want.router_loss, rel=1e-10, abs=0), at
         assert got.gradients.keys() == want.gradients.keys()
         for name, gradient in want.gradients.items():
             _close(f"{at}gradient of {name}", got.gradients[name], gradient)

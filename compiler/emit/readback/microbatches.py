@@ -7,7 +7,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from ...ir import Op, Program, Region, base, walk
+from ...ir import Op, Program, Region, base, uses
 from .buckets import Buckets
 from .compare import compare, demand_known, function_of
 from .machine import Machine
@@ -45,8 +45,9 @@ class Microbatches:
 
     def _seeds(self) -> list[Op]:
         """The ops of the step, but for parameters, whose results the block reads: from these backward begins."""
-        read = {name for op in walk(self._backward.body) for name in op.inputs}
-        made = [op for op in self._program.region.body if isinstance(op, Op) and read & {v.name for v in op.outputs}]
+        read = uses(self._backward)
+        body = (op for op in self._program.region.body if isinstance(op, Op))
+        made = [op for op in body if any(read[value.name] for value in op.outputs)]
         found = [op for op in made if not any(self._is_state(value.name) for value in op.outputs)]
         kinds = [op.kind for op in found]
         of_scale = ["loss_scale", "mul"] if self._program.losses > 1 else ["mul"]

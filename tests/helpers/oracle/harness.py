@@ -49,6 +49,7 @@ class RankStep:
     tokens: int
     gradients: dict[str, Part]
     parameters: dict[str, Part]
+    router_loss: float
 
 
 def compiled(case: Case, folder: Path) -> ModuleType:
@@ -126,7 +127,9 @@ def _step(module: ModuleType, model: torch.nn.Module, state: Any, batch: Batch, 
 
     state.update = update
     metrics = module.train_step(model, state, batch, lr)
-    return RankStep(float(metrics.loss), float(metrics.norm), int(metrics.tokens), gradients, _parameters(state))
+    of_routers = 0.0 if metrics.router_loss is None else float(metrics.router_loss)
+    shown = float(metrics.loss), float(metrics.norm), int(metrics.tokens)
+    return RankStep(*shown, gradients, _parameters(state), of_routers)
 
 
 def _gradient(state: Any, box: Box) -> Part:
@@ -205,10 +208,10 @@ def _box(part: Part) -> tuple[slice, ...]:
 
 def _joined(steps: tuple[RankStep, ...], like: Tensors) -> Step:
     first = steps[0]
-    assert all((s.loss, s.norm, s.tokens) == (first.loss, first.norm, first.tokens) for s in steps), "metrics differ"
+    assert len({(s.loss, s.norm, s.tokens, s.router_loss) for s in steps}) == 1, "metrics differ"
     wholes = (_whole([s.gradients for s in steps]), _whole([s.parameters for s in steps]))
     gradients, parameters = ({name: x.view_as(like[name]) for name, x in each.items()} for each in wholes)
-    return Step(first.loss, first.norm, gradients, parameters)
+    return Step(first.loss, first.norm, gradients, parameters, first.router_loss)
 
 
 def _whole(ranks: list[dict[str, Part]]) -> Tensors:

@@ -78,7 +78,9 @@ ROUTES = {
     "one": Route(k=1, normalise=False),
     "sigmoid": Route(k=3, score="sigmoid", scale=2.5),
     "groups": Route(k=2, score="sigmoid", normalise=False, groups=4, among=2),
-    "eight": Route(experts=8),
+    "eight": Route(experts=8, balance=0.05),
+    "losses": Route(balance=0.05, z=0.01, score="sigmoid"),
+    "capacity": Route(balance=0.05, capacity=1.0),
 }
 """Mixtures of experts, by the name of the model."""
 
@@ -201,7 +203,9 @@ def _layer(c: Config) -> str:
 
 def _choice(route: Route) -> str:
     settings = f"score={route.score}, normalise={'on' if route.normalise else 'off'}, scale={route.scale}"
-    return f"{route.k}, {settings}, groups={route.groups}, from={route.among}"
+    more = {"capacity": route.capacity, "balance": route.balance, "z": route.z}
+    said = "".join(f", {name}={value}" for name, value in more.items() if value)
+    return f"{route.k}, {settings}, groups={route.groups}, from={route.among}{said}"
 
 
 def _kernels(case: Case) -> str:

@@ -9,14 +9,14 @@ Non-goals: speed, and anything the plans of these tests do not use.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import cos, pi
+from math import ceil, cos, pi
 
 import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
-Loss = Callable[..., Tensor]
-"""The sum of token losses, of parameters, tokens, labels and what else a model is given."""
+Loss = Callable[..., Tensor | tuple[Tensor, Tensor]]
+"""The sum of token losses, of parameters, tokens, labels and what else a model is given; then what routers add."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,9 @@ class Route:
     scale: float = 1.0
     groups: int = 1
     among: int = 1  # groups, from which they are chosen
+    capacity: float = 0.0  # of an expert, in equal shares of a sequence; 0 for no bound
+    balance: float = 0.0  # factors of the router's losses
+    z: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Step:
     norm: float
     gradients: Tensors
     parameters: Tensors
+    router_loss: float = 0.0
 
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
@@ -155,18 +159,19 @@ def initial(config: Config) -> Tensors:
     return {name: drawn(shape) for name, shape in shapes(config).items()}
 
 
-def loss(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
-    """The sum of token losses over labels ≥ 0; tokens and labels are [rows, seq]."""
-    x = p["wte"][tokens]
+def loss(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    """The sum of token losses over labels ≥ 0, and routers' losses; tokens and labels are [rows, seq]."""
+    x, of_routers = p["wte"][tokens], list[Tensor]()
     for i in range(config.layers):
-        x = _layer(config, {k.split(".")[2]: v for k, v in p.items() if k.startswith(f"layers.{i}.")}, x)
+        x = _layer(config, {k.split(".")[2]: v for k, v in p.items() if k.startswith(f"layers.{i}.")}, x, of_routers)
     logits = _norm(x, p["norm"], config.eps) @ p["wte" if config.tied else "head"][: config.classes].T
     picked, normaliser = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1), logits.logsumexp(-1)
     aimed = (1 - config.smoothing) * picked + config.smoothing * logits.mean(-1)
-    return ((normaliser - aimed + config.z_loss * normaliser.pow(2)) * (labels >= 0)).sum()
+    total = ((normaliser - aimed + config.z_loss * normaliser.pow(2)) * (labels >= 0)).sum()
+    return (total, torch.stack(of_routers).sum()) if of_routers else total
 
 
-def _layer(c: Config, p: Tensors, x: Tensor) -> Tensor:
+def _layer(c: Config, p: Tensors, x: Tensor, of_routers: list[Tensor]) -> Tensor:
     if c.every:
         return _layer_of_every(c, p, x)
     a = _norm(x, p["norm1"], c.eps)
@@ -174,7 +179,7 @@ def _layer(c: Config, p: Tensors, x: Tensor) -> Tensor:
         return x + _attention(c, p, a) + _mlp(p, a)
     x = x + _attention(c, p, a)
     m = _norm(x, p["norm2"], c.eps)
-    return x + (_experts(c.route, p, m) if c.route else _mlp(p, m))
+    return x + (_experts(c.route, p, m, of_routers) if c.route else _mlp(p, m))
 
 
 def _layer_of_every(c: Config, p: Tensors, x: Tensor) -> Tensor:
@@ -207,7 +212,7 @@ def _mlp(p: Tensors, x: Tensor) -> Tensor:
     return (gate * gate.sigmoid() * (x @ p["w_up"].T)) @ p["w_down"].T
 
 
-def _experts(route: Route, p: Tensors, x: Tensor) -> Tensor:
+def _experts(route: Route, p: Tensors, x: Tensor, losses: list[Tensor]) -> Tensor:
     """Each expert on all tokens, times its gate, which is 0 where it is not chosen (Shazeer et al. 2017)."""
     logits = x @ p["router"].T
     scores = logits.softmax(-1) if route.score == "softmax" else logits.sigmoid()
@@ -216,6 +221,12 @@ def _experts(route: Route, p: Tensors, x: Tensor) -> Tensor:
     chosen = _largest(by_group.masked_fill(~best.unsqueeze(-1), -1).flatten(-2), route.k)
     gates = scores * chosen
     gates = route.scale * (gates / gates.sum(-1, keepdim=True) if route.normalise else gates)
+    if route.balance or route.z:
+        f = chosen.double().mean(1) * route.experts / route.k  # DeepSeek-AI 2024, section 2.1.2: of each sequence
+        balance = (f * (scores / scores.sum(-1, keepdim=True)).mean(1)).sum(-1).mean()
+        losses.append(route.balance * balance + route.z * logits.logsumexp(-1).pow(2).mean())  # Zoph et al. 2022
+    if route.capacity:
+        gates = gates * (chosen.cumsum(1) <= ceil(route.capacity * x.shape[1] * route.k / route.experts))
 
     def expert(e: int) -> Tensor:
         return _mlp({name: p[name][e] for name in ("w_gate", "w_up", "w_down")}, x)
@@ -283,14 +294,16 @@ def train(
     for batch in batches:
         labels = batch[1]
         leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
-        mean = model(leaves, *batch) / max(1, int((labels >= 0).sum()))
-        mean.backward()
+        made = model(leaves, *batch)
+        total, of_routers = made if isinstance(made, tuple) else (made, torch.zeros(()))
+        mean = total / max(1, int((labels >= 0).sum()))
+        (mean + of_routers).backward()
         gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
         norm = sum(float(g.pow(2).sum()) for g in gradients.values()) ** 0.5
         if (labels >= 0).any():
             factor = min(1.0, training.clip / (norm + 1e-6)) if training.clip else 1.0
             parameters = optimizer.step(parameters, {name: g * factor for name, g in gradients.items()}, lr)
-        steps.append(Step(mean.item(), norm, gradients, parameters))
+        steps.append(Step(mean.item(), norm, gradients, parameters, of_routers.item()))
     return steps
 
 
