@@ -1,22 +1,19 @@
 """A whole program: its mesh, dims, parameters and state, and the region that computes."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from functools import cached_property, wraps
+from functools import cached_property
 from math import prod
-from typing import TypeVar, cast
 
-from attrs import Factory, evolve, field, frozen
+from attrs import Factory, evolve, frozen
 
 from ..config.hf_names import HFWeight
 from ..config.settings import Cluster, Flow, Pipelining, Train
-from ..schedules.actions import Schedule, stages_of_rank
+from ..schedules.actions import Known, Schedule, stages_of_rank
 from ..syntax.source import Span
 from .regions import Op, Region, written_at
 from .types import BATCH, DATA_DIMS, INVARIANT, PRECISIONS, Placement, Places, Type
 from .walk import blocks, regions_in, values, walk
-
-T = TypeVar("T")
 
 STATES = ("parameters", "gradients", "optimizer")
 """The parts of a parameter's state that ranks may shard."""
@@ -180,7 +177,7 @@ class Pipeline:
 
 
 @frozen
-class Program:
+class Program(Known):
     """A plan on its way to a training program, after the pass `after`."""
 
     name: str
@@ -197,8 +194,6 @@ class Program:
     state: tuple[StateAxes, ...] = ()
     flow: Flow = Flow()
     pipeline: Pipeline | None = None
-    known: dict[object, object] = field(factory=dict[object, object], init=False, eq=False, repr=False)
-    """Results of functions that run `once` per program."""
 
     @cached_property
     def types(self) -> Mapping[str, Type]:
@@ -255,9 +250,13 @@ class Program:
         """A step's backward block."""
         return blocks(self.microbatches)[1]
 
+    @cached_property
+    def _dims(self) -> Mapping[str, Dim]:
+        return {dim.name: dim for dim in self.dims}
+
     def dim(self, name: str) -> Dim:
         """The dim `name`."""
-        return next(dim for dim in self.dims if dim.name == name)
+        return self._dims[name]
 
     def size(self, dim: str) -> int:
         """The global size of `dim`."""
@@ -344,15 +343,3 @@ class Program:
         if not self.inner:
             return tuple(found)
         return tuple((axis, evolve(place, level=int((place.dim, axis) in self.inner))) for axis, place in found)
-
-
-def once(function: Callable[[Program], T]) -> Callable[[Program], T]:
-    """A function of a program that is asked often, and runs once for each: the result stays with the program."""
-
-    @wraps(function)
-    def known(program: Program) -> T:
-        if function not in program.known:
-            program.known[function] = function(program)
-        return cast(T, program.known[function])
-
-    return known

@@ -183,24 +183,33 @@ QUERIES = 256
 
 def _attention_workspace(it: Local, back: bool = False) -> int:
     """The workspace of torch's attention, or of scalec's where torch has no kernel: its kernels need none."""
-    given = dict(it.op.attrs)
-    window = window_of(it.op)
-    special = "softcap" in given or 0 < window < it.program.size(SEQUENCE) or len(it.types) > 3
-    if not it.kernels or "dropout" in given or not special:
-        return _scores_twice(it) or _flash_backward(it) * back
-    return 0 if it.launched else _scores_of_some(it, back, "softcap" in given, window)
+    given, size = dict(it.op.attrs), it.program.size(SEQUENCE)
+    if not it.kernels or "dropout" in given or not is_special(it):
+        queries = it.program.local_size(it.types[0], SEQUENCE) // _chunks(it)
+        return _scores_twice(it) or flash_workspace(it, back, queries, size)
+    if it.launched:
+        return 0
+    sums = sum(map(it.widened, range(3))) if back and it.is_narrow else 0
+    return scores_of_some(it, back, size) + sums
 
 
-def _scores_of_some(it: Local, back: bool, capped: bool, window: int) -> int:
-    """The workspace where scores are computed for some queries at a time, with the results of the queries before."""
-    size = it.program.size(SEQUENCE)
+def is_special(it: Local) -> bool:
+    """Whether an op has a mask other than a causal one, or a soft cap: torch's flash attention knows neither."""
+    return "softcap" in dict(it.op.attrs) or 0 < window_of(it.op) < it.program.size(SEQUENCE) or len(it.types) > 3
+
+
+def scores_of_some(it: Local, back: bool, size: int) -> int:
+    """The workspace where scores are computed for some queries at a time, with the results of the queries before.
+
+    A call is of `size` queries and as many keys.
+    """
+    capped, window = "softcap" in dict(it.op.attrs), window_of(it.op)
     queries = min(size, QUERIES)
     keys = min(size, window + queries) if window else size
     before = min(size - queries, keys)
     now, left = (6, 1) if back else (3 + capped, 1 + capped)
-    sums = sum(map(it.widened, range(3))) if back and it.is_narrow else 0
-    heads = it.elements() // it.program.size(it.types[0].dims[-1]) // size
-    return heads * queries * (now * keys + left * before) * it.wide + sums
+    heads = it.elements() // it.program.size(it.types[0].dims[-1]) // it.program.local_size(it.types[0], SEQUENCE)
+    return heads * queries * (now * keys + left * before) * it.wide
 
 
 def _scores_twice(it: Local) -> int:
@@ -210,13 +219,23 @@ def _scores_twice(it: Local) -> int:
     return 2 * it.elements() // it.program.size(it.types[0].dims[-1]) * it.program.size(SEQUENCE) * it.wide
 
 
-def _flash_backward(it: Local) -> int:
-    """On CUDA the sums of dq in float32, a number for each of its rows, and dk and dv of each query head.
+def flash_workspace(it: Local, back: bool, queries: int, keys: int) -> int:
+    """On CUDA, backward, the sums of dq in float32, a number for each of its rows, and dk and dv of each query head.
 
     As torch's copy of FlashAttention-2 allocates them (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp:
-    dq_accum, softmax_d, dk_expanded, dv_expanded), unmeasured; cuDNN's workspace is of that size.
+    dq_accum, softmax_d, dk_expanded, dv_expanded), unmeasured; cuDNN's workspace is of that size.  On the CPU the
+    scores that one thread has at a time, and backward their gradients, in float32, and in what is narrower once more;
+    and a copy of the result's gradient unless it is [batch, seq, heads, d] without gaps
+    (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp).
     """
-    if it.device == "cpu" or not it.is_narrow:
+    if it.device == "cpu":
+        rows = min(queries, 256 if queries >= 768 else 64 if queries >= 192 else 32)
+        item = it.wide + it.is_narrow * it.bytes() // it.elements()
+        q, part = it.types[0], it.program.local_size(it.types[0], SEQUENCE)
+        as_it_lies = it.program.local_size(q, BATCH) == 1 or (q.dims.index(SEQUENCE) == 1 and queries == part)
+        copied = 0 if as_it_lies or not back else it.bytes() * queries // part
+        return (1 + back) * rows * min(keys, 512) * item + copied
+    if not back or not it.is_narrow:
         return 0
     repeated = 2 * it.bytes() if it.elements(1) < it.elements() else 0
     return it.widened() + it.widened() // it.program.size(it.types[0].dims[-1]) + repeated

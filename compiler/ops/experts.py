@@ -173,9 +173,9 @@ def _counts(it: Local) -> tuple[Message, ...]:
 
 
 def _rows(it: Local) -> tuple[Message, ...]:
-    rows = it.types[0]
-    shape = it.program.local_shape(rows)
-    return (Message("all_to_all", it.op.outputs[0].name, _axes(it.op), rows.dtype, shape, ragged=True),)
+    rows, drops = it.types[0], any(op.kind == CAPACITY.name for op in it.program.ops)
+    shape, sent = it.program.local_shape(rows), "some" if drops else "all"
+    return (Message("all_to_all", it.op.outputs[0].name, _axes(it.op), rows.dtype, shape, ragged=sent),)
 
 
 def _counts_of_sequences(it: Local) -> tuple[Message, ...]:
@@ -266,6 +266,7 @@ TOP = OpDef(
     ),
     unsharded_dims=_logits_whole,
     vjp=Vjp(wrt=(0,)),
+    decides=True,
     function="top_k",
     call=_choice_call,
     stem="gates",
@@ -316,6 +317,7 @@ CAPACITY = OpDef(
     attributes=(Attribute("capacity", implied=True), Attribute("experts", dims="any", implied=True)),
     typing=_kept,
     communicates=_counts_of_chunks,
+    decides=True,
     function="limit_capacity",
     call=_capacity_call,
     stem="ids",
@@ -328,6 +330,7 @@ SORT = OpDef(
     attributes=(TO, OWN),
     typing=_sorted,
     roles=_roles,
+    decides=True,
     function="sort_by_expert",
     call=_sort_call,
     stem="order",
@@ -340,6 +343,7 @@ COUNTS = OpDef(
     attributes=(MOVES,),
     typing=_counted,
     communicates=_counts,
+    decides=True,
     function="exchange_counts",
     call=_nothing,
     stem="held",

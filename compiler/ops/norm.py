@@ -121,9 +121,13 @@ def norm_workspace(it: Local) -> int:
 
 
 def norm_vjp_workspace(it: Local) -> int:
-    """Backward: sums for the weight, and perhaps for a bias, or in plain torch products of dy and x by rows."""
+    """Backward: sums for the weight, and perhaps for a bias, or in plain torch products of dy and x by rows.
+
+    The RMSNorm that torch composes on the CPU has five products, where dy, x / rms and the gradient of x are counted.
+    """
     if not it.kernels:
-        return 0
+        composed = it.device == "cpu" and it.op.kind == RMSNORM.name
+        return 4 * it.widened() - 2 * it.bytes() if composed else 0
     if it.launched:
         return min(it.elements(), PROGRAMS) * it.wide * (2 if it.op.kind == LAYERNORM.name else 1)
     return (5 + 2 * it.is_narrow) * it.widened() - it.bytes()

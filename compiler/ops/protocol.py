@@ -88,6 +88,7 @@ class Vjp:
     workspace: Bytes = no_bytes
     delayed: bool = False
     communicates: Communicates | None = None
+    decides: bool = False
 
 
 Range = tuple[Callable[[float], bool], str]
@@ -179,6 +180,7 @@ class OpDef:
     workspace       bytes that the function needs while it runs, beside operands, results and saved tensors
     views           whether the results lie in the first operand's memory
     communicates    the messages that each rank sends, in order
+    decides         whether sizes go by its results: backward reads these, and never makes them once more
     user_visible    whether a plan may call it by its name
     plan_name       the name by which a plan calls it, where that is not its own
     """
@@ -209,6 +211,7 @@ class OpDef:
     workspace: Bytes = no_bytes
     views: Views = copied
     communicates: Communicates | None = None
+    decides: bool = False
     user_visible: bool = False
     plan_name: str = Factory(lambda self: self.name, takes_self=True)
 

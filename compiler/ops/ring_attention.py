@@ -11,7 +11,16 @@ from functools import partial
 from attrs import evolve
 
 from ..ir import SEQUENCE, Op, Program, Type
-from .attention import ATTENTION, attention_call, attention_roles, documents_whole, window_of
+from .attention import (
+    ATTENTION,
+    attention_call,
+    attention_roles,
+    documents_whole,
+    flash_workspace,
+    is_special,
+    scores_of_some,
+    window_of,
+)
 from .call import Call, Group
 from .messages import Message
 from .protocol import Attribute, TypingError
@@ -76,9 +85,32 @@ def _saves(it: Local) -> Saved:
 
 
 def _workspace(it: Local, back: bool = False) -> int:
-    """Two buffers of keys and values and the sum of results; backward three of gradients, and those of one call."""
-    keys, call = 4 * it.bytes(1), it.widened()
-    return keys + 8 * it.widened(1) + it.widened() + call if back else keys + it.widened() + call
+    """Two buffers of keys and values, sums of results or gradients, and the call that takes most.
+
+    Backward has one buffer of gradients on the first hop, then three: those that it adds to, sends and receives.
+    """
+    part, attrs = it.program.local_size(it.types[0], SEQUENCE), dict(it.op.attrs)
+    keys, sums, results = 4 * it.bytes(1), it.widened() - it.bytes(), 2 * (it.widened(1) - it.bytes(1))
+    if not back:
+        return keys + sums + _of_call(it, back, part, part)
+    zigzag = it.program.zigzag_axes(SEQUENCE, it.op.names(RING)) and attrs["mask"] == "causal" and not window_of(it.op)
+    later = ((part, part // 2), (part // 2, part)) if zigzag else ((part, part),)
+    most = max(4 * it.widened(1) + _of_call(it, back, *sizes) for sizes in later)
+    return keys + sums + results + max(most, _of_call(it, back, part, part))
+
+
+def _of_call(it: Local, back: bool, queries: int, keys: int) -> int:
+    """The results of some queries and keys, float32 at least, and what a call holds besides.
+
+    torch's flash attention for CPUs is given copies in float32 of what is narrower.
+    """
+    part = it.program.local_size(it.types[0], SEQUENCE)
+    of_q, of_k = it.widened() * queries // part, 2 * it.widened(1) * keys // part
+    made = of_q + back * of_k
+    if is_special(it) or (it.device == "cuda" and not it.is_narrow):
+        return made + (0 if it.launched else scores_of_some(it, back, max(queries, keys)))
+    copies = (1 + 2 * back) * of_q + of_k if it.is_narrow and it.device == "cpu" else 0
+    return made + copies + flash_workspace(it, back, queries, keys)
 
 
 def _call(it: Local) -> Call:

@@ -29,7 +29,8 @@ def _collective(it: Local) -> tuple[Message, ...]:
     op, (source,), among = it.op, it.types, tuple(map(int, it.op.names("among")))
     is_maximum = ends(op)[0].kind is Kind.MAXIMUM
     collective, result, axes = coercion_of(op).collective, op.outputs[0].name, op.names("axes")
-    made = Message(collective, result, axes, source.dtype, _sent(it), maximum=is_maximum, among=among)
+    ragged = "all" if it.program.experts_of(source) else ""
+    made = Message(collective, result, axes, source.dtype, _sent(it), ragged=ragged, maximum=is_maximum, among=among)
     return (made,) if collective else ()
 
 

@@ -6,7 +6,7 @@ then by expert, then by token; an exchange takes them to their peers, where they
 Order and counts are decisions: a call that backward does again gets those of its first run (`decided`).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from ..autograd.recompute import decided
 from .mesh import Axis, Mesh
@@ -27,7 +28,7 @@ class Experts:
 
     held: how many experts a rank has.  groups: how many experts this rank makes rows of, `held` for each peer.
     slots: [count + 1], the number of each expert's group, by peer and then by expert; `groups` for an expert that this
-    rank makes no rows of and, at the end, for id −1.
+    rank makes no rows of and, at the end, for id −1.  copies: in a sanitized run the ranks with the same tokens.
     """
 
     __slots__ = ("axis", "copies", "count", "groups", "held", "slots")
@@ -58,7 +59,7 @@ def _first_of_peers(mesh: Mesh, held: int, axes: Sequence[str], tokens: Collecti
 
 
 class Groups:
-    """Rows of a matrix in groups, one behind the other.
+    """Rows of a matrix in groups, one after another.
 
     counts: int64 [groups], how many rows each has.  sizes: the same on the host, which waits for them once.
     """
@@ -110,21 +111,33 @@ class Held(Groups):
     returned: Tensor | None
 
 
-def sort_by_expert(ids: Tensor, experts: Experts) -> Order:
-    """The order of the rows of tokens that chose `ids`, int64 [..., k]; an id of −1 makes no row."""
-    return decided(lambda: _sorted(ids.detach(), experts))
+Sorted = tuple[Tensor, Tensor, Tensor]
+"""The counts, choices and rows of an order; rows are flat."""
 
 
-def _sorted(ids: Tensor, experts: Experts) -> Order:
+def sorted_choices(ids: Tensor, slots: Tensor, groups: int) -> Sorted:
+    """The order of choices ids, int64 [n], by their group `slots[ids]`; choices of one group stay in theirs."""
+    own = slots[ids]
+    ordered, choices = own.sort(stable=True)
+    numbers = torch.arange(max(len(ids), groups), device=ids.device)
+    ends = torch.searchsorted(ordered, numbers[:groups], right=True)
+    rows = torch.empty_like(choices).scatter_(0, choices, numbers[: len(ids)])
+    return ends.diff(prepend=ends.new_zeros(1)), choices, rows.masked_fill_(own == groups, -1)
+
+
+def sort_by_expert(
+    ids: Tensor, experts: Experts, backend: Callable[[Tensor, Tensor, int], Sorted] = sorted_choices
+) -> Order:
+    """The order of the rows of tokens that chose `ids`, int64 [..., k]; an id of −1 makes no row.  Not for graphs."""
+    assert not is_compiling(), "sort_by_expert: how many rows an expert gets is not known to a graph"
+    return decided(lambda: _order(ids.detach(), experts, backend))
+
+
+def _order(ids: Tensor, experts: Experts, backend: Callable[[Tensor, Tensor, int], Sorted]) -> Order:
     if experts.copies is not None and experts.copies.watch is not None:
         experts.copies.watch.coerced(ids, experts.copies, experts.copies.watch.here(), "operand")
-    slots = experts.slots[ids.flatten()]
-    ordered, choices = slots.sort(stable=True)
-    numbers = torch.arange(max(len(slots), experts.groups), device=ids.device)
-    ends = torch.searchsorted(ordered, numbers[: experts.groups], right=True)
-    rows = torch.empty_like(choices).scatter_(0, choices, numbers[: len(slots)])
-    rows = rows.masked_fill_(slots == experts.groups, -1).view(-1, ids.shape[-1])
-    return Order(experts, ends.diff(prepend=ends.new_zeros(1)), choices, rows)
+    counts, choices, rows = backend(ids.flatten(), experts.slots, experts.groups)
+    return Order(experts, counts, choices, rows.view(-1, ids.shape[-1]))
 
 
 def exchange_counts(order: Order) -> Held:
@@ -135,16 +148,16 @@ def exchange_counts(order: Order) -> Held:
 def _counted(order: Order) -> Held:
     axis, held = order.experts.axis, order.experts.held
     if axis.size == 1:
-        return Held(axis, order.counts, [], [], None, None)
+        alone = Held(axis, order.counts, [], [], None, None)
+        alone.sizes = order.sizes
+        return alone
     came = torch.empty_like(order.counts)
     axis.group.alltoall_base(came, order.counts, [], []).wait()
     order.sizes, arrived = cast(Any, torch.stack([order.counts, came])).tolist()
     sent, received = _by_peer(order.sizes, held), _by_peer(arrived, held)
     by_source = came.view(-1, held)
-    if held == 1:
-        result = Held(axis, by_source.sum(0), sent, received, None, None)
-    else:
-        result = Held(axis, by_source.sum(0), sent, received, *_regrouped(by_source, sum(received)))
+    places = (None, None) if held == 1 else _regrouped(by_source, sum(received))
+    result = Held(axis, by_source.sum(0), sent, received, *places)
     result.sizes = [sum(arrived[expert::held]) for expert in range(held)]
     return result
 

@@ -87,7 +87,7 @@ class Plan:
 class Metrics:
     """Metrics of a step, 0-dim tensors equal on all ranks: mean loss of a token, their number, gradient norm if any.
 
-    Of a model with routers that have a loss, that beside it.  With a loss scale a norm that is not finite is that of a step that was skipped.
+    With a loss scale a norm that is not finite is that of a step that was skipped.  `router_loss`: what routers add.
     """
 
     loss: Tensor

@@ -28,7 +28,7 @@ from torch.compiler import is_compiling
 from ..comm.collectives import rotate
 from ..comm.mesh import Axis
 from ..comm.positions import chunks
-from . import plain_attention
+from . import flash_attention, plain_attention
 from .functional import attention
 from .plain_attention import Setting, across, sizes, wide
 
@@ -55,6 +55,7 @@ class Call(NamedTuple):
 
 
 PLAIN = Backend(plain_attention.forward, plain_attention.backward)
+FLASH = Backend(flash_attention.forward, flash_attention.backward)
 
 
 def ring_attention(
@@ -74,7 +75,7 @@ def ring_attention(
     """`attention` where q, k and v have this rank's part of a sequence that `axis` shards, contiguous or `zigzag`.
 
     `documents` are those of the whole sequence.  Saves q, k, v, the result and its log-sum-exp, all of this rank's
-    part.  Not for graphs.
+    part.  torch's flash attention does the calls that it takes, `backend` the others.  Not for graphs.
     """
     if axis.size == 1:
         return attention(q, k, v, layout, causal, window, scale, softcap, documents)
@@ -156,8 +157,8 @@ class _Ring:
         for hop, (keys, values) in enumerate(self._around(k, v)):
             for call, ids, how in self._calls(hop, documents):
                 given = (self._rows(q, call.rows), self._rows(keys, call.columns), self._rows(values, call.columns))
-                part = self.backend.forward(*given, *ids, how, dtype=out.dtype)
-                _merge(self._rows(out, call.rows), lse.narrow(-1, *call.rows), *part, how.seq)
+                totals = self._rows(out, call.rows), lse.narrow(-1, *call.rows)
+                _merge(*totals, *self._of(*given, ids, how).forward(*given, *ids, how, dtype=out.dtype), how.seq)
         return out.to(q.dtype), lse
 
     def backward(self, saved: Sequence[Tensor], documents: Tensor | None, g_out: Tensor) -> tuple[Tensor, ...]:
@@ -172,11 +173,11 @@ class _Ring:
             g_k, g_v = _unpacked(flat, k, v)
             for call, ids, how in self._calls(hop, documents):
                 rows, columns = call.rows, call.columns
-                given = (self._rows(q, rows), self._rows(keys, columns), self._rows(values, columns), *ids)
-                results = (self._rows(out, rows), lse.narrow(-1, *rows).contiguous())
-                part = self.backend.backward((*given, *results), self._rows(g_out, rows), None, how, dtype=g_q.dtype)
-                for total, of, more in zip((g_q, g_k, g_v), (rows, columns, columns), part, strict=True):
-                    self._rows(total, of).add_(more)
+                given = (self._rows(q, rows), self._rows(keys, columns), self._rows(values, columns))
+                saved_here = (*given, *ids, self._rows(out, rows), lse.narrow(-1, *rows).contiguous())
+                back = self._of(*given, ids, how).backward
+                totals = self._rows(g_q, rows), self._rows(g_k, columns), self._rows(g_v, columns)
+                _add(totals, back(saved_here, self._rows(g_out, rows), None, how, dtype=g_q.dtype))
             if hop:
                 work.wait()
                 flat += arriving
@@ -216,6 +217,9 @@ class _Ring:
             )
             yield call, ids, replace(limited, shift=call.shift) if call.masked else self.how
 
+    def _of(self, q: Tensor, k: Tensor, v: Tensor, ids: tuple[Tensor | None, ...], how: Setting) -> Backend:
+        return FLASH if flash_attention.takes(q, k, v, ids[0], how) else self.backend
+
     def _documents(self, documents: Tensor | None, part: Chunks) -> Tensor | None:
         return None if documents is None else torch.cat([self._rows(documents, run) for run in part], self.how.seq)
 
@@ -242,6 +246,11 @@ class _RingAttention(Function):
 def _unpacked(flat: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """A flat tensor's parts as k and v are shaped."""
     return flat[: k.numel()].view(k.shape), flat[k.numel() :].view(v.shape)
+
+
+def _add(totals: Sequence[Tensor], more: Sequence[Tensor]) -> None:
+    for total, part in zip(totals, more, strict=True):
+        total.add_(part)
 
 
 def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor, seq: int) -> None:

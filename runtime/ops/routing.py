@@ -140,7 +140,7 @@ def balance(
     f is experts / (k · length) times how many tokens of the sequence chose the expert, without a gradient; P the mean
     over the sequence of its score, divided by the sum of all experts' (arXiv:2412.19437, section 2.1.2).  logits and
     ids [batch and seq, …], seq the dim of that number.  Where an axis shards the sequence, `over` is it: one all-reduce
-    of counts, and the result is P over it.  Saves logits, and f.
+    of counts, forward alone, and the result is P over it.  Saves logits, and f.
     """
     return cast(Any, _Balance).apply(logits, ids, by, score, seq, over)
 
@@ -148,10 +148,10 @@ def balance(
 class _Balance(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, by: float, score: Score, seq: int, over: Axis | None) -> Tensor:
-        counts, ranks = picked(ids, logits.shape[-1]).sum(seq), 1
+        counts = is_chosen(ids, logits.shape[-1]).sum(seq)
         if over is not None:
-            counts, ranks = all_reduce_(counts, over), over.size
-        length, dtype = logits.shape[seq] * ranks, wide(logits.dtype)
+            counts = decided(lambda: all_reduce_(counts, over))
+        length, dtype = logits.shape[seq] * (over.size if over else 1), wide(logits.dtype)
         f = counts.to(dtype) * (by * logits.shape[-1] / (ids.shape[-1] * length * length))
         ctx.save_for_backward(logits, f)
         ctx.how = score, seq
@@ -173,7 +173,7 @@ def router_z(logits: Tensor, by: float) -> Tensor:
     return by * logits.to(wide(logits.dtype)).logsumexp(-1).square().sum()
 
 
-def picked(ids: Tensor, experts: int) -> Tensor:
+def is_chosen(ids: Tensor, experts: int) -> Tensor:
     """Which experts each token chose: bool [..., experts]; none for an id of −1."""
     found = torch.zeros((*ids.shape[:-1], experts + 1), dtype=torch.bool, device=ids.device)
     return found.scatter_(-1, ids.where(ids >= 0, experts), True)[..., :experts]
@@ -198,7 +198,7 @@ def limit_capacity(
 def _limited(
     ids: Tensor, experts: int, capacity: int, seq: int, positions: Positions | None, over: Axis | None
 ) -> Tensor:
-    choices = picked(ids, experts)
+    choices = is_chosen(ids, experts)
     if positions is None or over is None or over.size == 1:
         places = choices.cumsum(seq)
     else:

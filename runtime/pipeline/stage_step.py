@@ -21,7 +21,10 @@ _backward: Callable[..., None] = cast(Any, torch.autograd).backward
 
 @dataclass(eq=False, slots=True)
 class Pass:
-    """State that a step's actions share: `shares` are the losses' gradients, `losses` their sums, `chunks` the buckets."""
+    """State that a step's actions share: `shares` are the losses' gradients, `losses` their sums.
+
+    `chunks` are the buckets.
+    """
 
     model: nn.Module
     inputs: Sequence[tuple[Any, ...]]

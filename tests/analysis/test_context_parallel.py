@@ -152,7 +152,8 @@ def test_auto_takes_what_sends_least(rule: str, kv_heads: int, chosen: list[str]
 
 def test_auto_takes_a_ring_where_whole_keys_do_not_fit() -> None:
     """By the account: with so little memory that gathered keys of all layers are too much."""
-    plan = Plan(mesh="cp = 4", shard="seq over cp as zigzag via auto", seq=64, microbatches=1).text()
+    shard, train = "seq over cp as zigzag via auto", "precision = bf16"
+    plan = Plan(mesh="cp = 4", shard=shard, seq=64, microbatches=1, train=train).text()
 
     def compiled(way: str, memory: int) -> Program:
         cluster = f"cluster {{ gpu = any  memory = {memory}B }}"

@@ -35,6 +35,7 @@ CASES = [
     Case(cp=4, how="as zigzag via ring", kv=1, recompute="full", state="zero 3 over cp"),
     Case(cp=2, uly=2, how="as zigzag via ring", kv=4, microbatches=2),
     Case(cp=2, tp=2, sp=True, how="as zigzag", gathered="regather", clip=1.0),
+    Case(cp=2, uly=2, how="as zigzag", kv=4, kernels="triton"),
     Case(tp=2, sp=True, model="every", recompute="full"),
     Case(dp=2, tp=2, sp=True, state="zero 1 over dp", precision="bf16"),
     Case(dp=2, tp=2, state="zero 1 over dp", precision="fp16  reduce = bf16"),

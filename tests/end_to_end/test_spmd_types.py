@@ -47,6 +47,10 @@ CASES = {
     "padded": Case(dp=2, tp=2, sp=True, padded=True),
     "padded, whole loss": Case(dp=2, tp=2, padded=True, vocab=False),
     "padded, whole loss + SP": Case(dp=2, tp=2, sp=True, padded=True, vocab=False),
+    "gather": Case(dp=2, cp=2, how="via gather"),
+    "gather, zigzag × tp + SP": Case(cp=2, how="as zigzag via gather", tp=2, sp=True),
+    "gather, regather, kv < tp": Case(cp=2, how="as zigzag via gather", tp=4, kv=2, gathered="regather"),
+    "Ulysses": Case(dp=2, uly=2),
 }
 
 
@@ -67,6 +71,7 @@ def test_what_is_emitted_passes(name: str) -> None:
 # of other shapes before types are looked at.  "passes": `regather` as `all_gather`, whose types are the same.
 FLAGGED = {
     "dp × tp": {"left out, types": 16, "mistaken, types": 29},
+    "gather": {"left out, types": 7, "mistaken, types": 11},
     "kv < tp + SP": {"left out, types": 11, "left out, shapes": 2, "mistaken, types": 29, "mistaken, shapes": 5},
     "regather": {
         "left out, types": 14,

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from helpers.spmd_types_rules import METHODS, I, P, R, Swap, spmd
-from scalec.compiler.ir import Kind, Op, Program, Region, Type
+from scalec.compiler.ir import REPLICATED, SEQUENCE, Kind, Op, Program, Region, Type, sharded
+from scalec.compiler.ops import roles
 from scalec.runtime import Batch, Mesh
 
 debug = cast(Any, dist)  # the stubs leave its levels out
@@ -93,8 +94,8 @@ class _Step:
         """Both steps, and that what they return is whole."""
         for name, parameter in self._model.named_parameters():
             annotate(parameter, self._uses[name.split(".")[-1]], self._split(name))
-        for buffer in self._model.buffers():
-            spmd.assert_type(buffer, R)
+        for table in self._model.buffers():
+            self._annotate_positions(table)
         batch = self._batch()
         metrics = self._module.train_step(self._model, self, batch, 0.1)
         spmd.assert_type([metrics.loss, metrics.norm, metrics.tokens], I)
@@ -115,6 +116,15 @@ class _Step:
     def update(self, lr: float, skip: Tensor, scale: Tensor | None = None) -> None:
         """Whether to step, and how far, is the same on every rank."""
         spmd.assert_type([skip] if scale is None else [skip, scale], I)
+
+    def _annotate_positions(self, table: Tensor) -> None:
+        """A table of cosines and sines has rows for the positions of what is rotated."""
+        types = self._program.types
+        rotated = next(types[op.inputs[0]] for op in self._program.ops if roles(op, types).rotated)
+        axes = rotated.axes_of(SEQUENCE)
+        places = {axis: sharded(SEQUENCE) if axis in axes else REPLICATED for axis in self.mesh.axes}
+        of = Type(rotated.dtype, (SEQUENCE,), self._program.places(places))
+        annotate(table, of, [(), axes, *[()] * (table.dim() - 2)])
 
     def _batch(self) -> Batch:
         """Random tokens, which serve as labels too."""

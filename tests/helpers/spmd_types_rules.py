@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from scalec import runtime
-from scalec.runtime import Axis, Mesh
+from scalec.runtime import Axis, Mesh, Positions
 
 spmd = cast(Any, spmd_types)  # it exports nothing to type checkers
 I, P, R, S, V, rules = spmd.I, spmd.P, spmd.R, spmd.S, spmd.V, spmd.rules  # noqa: E741
@@ -73,7 +73,8 @@ class Swap:
     def _axes(self, axis: Axis) -> list[str]:
         return [name for name in self._groups if name in axis.name.split("*")]
 
-    def _coerce(self, name: str, x: Tensor, axis: Axis, *args: int, **dims: int) -> Tensor:
+    def _coerce(self, name: str, x: Tensor, axis: Axis, *args: int, zigzag: bool = False, **dims: int) -> Tensor:
+        """Their types do not say in which order a sharded dim lies, so that a zigzag is as any other shard."""
         axes = self._axes(axis)
         for one in reversed(axes) if COERCIONS[name][1] is S else axes:
             x = coerced(name, x, self._groups[one], *args, *dims.values())
@@ -95,7 +96,7 @@ class Swap:
             x = spmd.all_reduce(x, self._groups[one], src=P, dst=I, inplace=True)
         return x
 
-    def _regather(self, x: Tensor, axis: Axis, dim: int) -> nullcontext[Tensor]:
+    def _regather(self, x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> nullcontext[Tensor]:
         return nullcontext(self._coerce("all_gather", x, axis, dim))  # that backward gathers again changes no type
 
     # Rules, for what their checker does not follow by itself (RULED says why).
@@ -105,12 +106,14 @@ class Swap:
             zeros = torch.zeros_like(like)
         return spmd.assert_type(zeros, self._loss)
 
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, layout: str = "bshd") -> Tensor:
+    def _attention(
+        self, q: Tensor, k: Tensor, v: Tensor, layout: str = "bshd", positions: Positions | None = None
+    ) -> Tensor:
         with spmd.no_typecheck():
-            out = runtime.attention(q, k, v, layout)
-        labels = "_bn_" if layout == "sbhd" else "b_n_"
-        equation = f"{labels},{labels},{labels}->{labels}"
-        if spmd.get_partition_spec(q) == spmd.get_partition_spec(k):
+            out = runtime.attention(q, k, v, layout, positions=positions)
+        queries, keys = ("sbn_", "tbn_") if layout == "sbhd" else ("bsn_", "btn_")
+        equation = f"{queries},{keys},{keys}->{queries}"
+        if _heads(q) == _heads(k):
             rules.einsum(equation, q, k, v, out=out)
             return out
         with spmd.local():  # heads of q over more ranks than those of k: kinds alone, and the result lies as q does
@@ -155,6 +158,12 @@ class Swap:
             out = runtime.sum_squares(gradient)
         rules.einsum("f,f->", gradient, gradient, out=out)
         return out
+
+
+def _heads(x: Tensor) -> Any:
+    """The axes that shard the heads of queries or keys."""
+    spec = spmd.get_partition_spec(x)
+    return spec and spec[2]
 
 
 def _shards(x: Tensor) -> list[Any]:

@@ -1,10 +1,13 @@
 """Which ops are fused, and which stand by themselves."""
 
+from collections import Counter
+
 import pytest
 from attrs import evolve
 
 from helpers.plan_table import DP_TP, FUSED, NO_DP
 from helpers.small_plans import DIMS, HEAD, LLAMA, START, Plan
+from scalec.compiler.analysis.communication import collectives
 from scalec.compiler.emit import emit
 from scalec.compiler.ir import Op, Program, walk
 from scalec.compiler.ops.attention import ROPE_PAIR
@@ -227,6 +230,24 @@ def test_a_cap_that_backward_does_again_stands_by_itself(again: str, kind: str) 
     head = "loss = cross_entropy(softcap(silu(x) @ head[hidden -> vocab], 2), labels)"
     plan = evolve(TP, body=f"{START} {head}", train=f"{FUSED}  recompute = selective({again})")
     assert kinds(plan) == [kind, "rescale_to_global_max"]
+
+
+CALLS = [
+    ("over cp via gather", FUSED, 1, 1),
+    ("over cp as zigzag via gather", FUSED, 1, 1),
+    ("over cp via ulysses", FUSED, 3, 3),
+    ("over cp via ulysses", "", 4, 4),
+    ("over cp via gather", "", 2, 2),
+    ("over cp via gather", f"{FUSED} gathered = regather", 2, 4),
+]
+"""Rules of the sequence, settings, and the calls over cp in forward and in backward."""
+
+
+@pytest.mark.parametrize(("rule", "train", "forward", "backward"), CALLS)
+def test_keys_and_values_travel_side_by_side(rule: str, train: str, forward: int, backward: int) -> None:
+    program = Plan(mesh="cp = 2", shard=f"seq {rule}", train=train).program()
+    found = Counter(each.where for each in collectives(program) if each.use == "activations")
+    assert (found["forward"], found["backward"]) == (forward, backward)
 
 
 @pytest.mark.parametrize("kernels", ["kernels = torch", "", "kernels = auto"])

@@ -178,6 +178,28 @@ d {
 # end
 """,
     ),
+    "a comment after `as`": (
+        "model m(t[seq]) { repeat a as # b\ni {} }",
+        "model m(t[seq]) {\n  repeat a as # b\n    i {}\n}\n",
+    ),
+    "columns of rules": (
+        """shard {
+  batch over dp
+  seq over ring as zigzag via ring # one
+  heads, kv_heads over tp
+  seq over uly via ulysses
+  seq over long_axis as contiguous
+}
+""",
+        """shard {
+  batch           over dp
+  seq             over ring      as zigzag via ring # one
+  heads, kv_heads over tp
+  seq             over uly                 via ulysses
+  seq             over long_axis as contiguous
+}
+""",
+    ),
     "aligned comments": (
         """mesh { dp=2 tp=2 }      # one
 

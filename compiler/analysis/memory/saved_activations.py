@@ -4,7 +4,7 @@ Purpose: the tensors by op and plan line, those of a repeat counted for all its 
 Non-goals: when they are freed (`liveness`).
 """
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from attrs import evolve, frozen
 
@@ -42,8 +42,9 @@ class SavedByLayer:
 
     found  by storage, as the body keeps it, with what it keeps of its surroundings
     own    bytes that every layer keeps
-    chain  bytes of what a layer hands on, if that is kept: there is one less of it than of layers
+    chain  bytes of what a layer is handed by another, if it keeps that
     every  one layer in every so many is recomputed and saves `own` bytes; the others save `other` bytes
+    links  one layer in every so many keeps `chain`
     start  how many layers other stages do before
     """
 
@@ -52,12 +53,17 @@ class SavedByLayer:
     chain: int
     every: int = 1
     other: int = 0
+    links: int = 1
     start: int = 0
 
     def first(self, layers: int) -> int:
         """The bytes that the first `layers` layers save."""
         again = multiples(self.every, self.start, self.start + layers)
-        return again * self.own + (layers - again) * self.other + max(layers - 1, 0) * self.chain
+        return again * self.own + (layers - again) * self.other + self.handed(layers) * self.chain
+
+    def handed(self, layers: int) -> int:
+        """How many of the first `layers` layers keep what another hands them."""
+        return multiples(self.links, self.start + 1, self.start + max(layers, 1))
 
 
 def multiples(every: int, start: int, stop: int) -> int:
@@ -149,26 +155,29 @@ class Keeper:
                 chains[end] = evolve(first, what=end, layers=1)
         handed = {arg for arg, _, _ in carried(region)} | {*chains}
         own = {key: inner[key] for key in bound(inner, region) if key not in handed}
-        every, other = self._others(region, handed) if recomputes_layers(storages.program, region.dim) > 1 else (1, own)
+        every = max(recomputes_layers(storages.program, region.dim), 1)
+        whole = self._others(region) if every > 1 else inner
+        other = {key: whole[key] for key in bound(whole, region) if key not in handed}
+        links = 1 if whole.keys() & handed else every
         start = storages.layers.get(region.dim, range(0)).start
         again = multiples(every, start, start + layers)
         self.layers[region.results[0].name] = SavedByLayer(
-            inner, _total(own), _total(chains), every, _total(other), start
+            inner, _total(own), _total(chains), every, _total(other), links, start
         )
         for key, kept in inner.items():
             if key not in own and key not in handed:
                 found.setdefault(key, kept)
         counts = {key: again * (key in own) + (layers - again) * (key in other) for key in own | other}
         found |= {key: evolve(kept, layers=kept.layers * counts[key]) for key, kept in (own | other).items()}
-        found |= {key: evolve(kept, layers=layers - 1) for key, kept in chains.items() if layers > 1}
+        kept_links = self.layers[region.results[0].name].handed(layers)
+        found |= {key: evolve(kept, layers=kept_links) for key, kept in chains.items() if kept_links}
 
-    def _others(self, region: Region, handed: Container[str]) -> tuple[int, dict[str, Kept]]:
-        """Of how many layers one is done again, and what those keep that are not."""
+    def _others(self, region: Region) -> dict[str, Kept]:
+        """What a layer keeps that is not done again."""
         self._by_layer = False
-        inner = self._body(region.body)
+        found = self._body(region.body)
         self._by_layer = True
-        own = {key: inner[key] for key in bound(inner, region) if key not in handed}
-        return recomputes_layers(self._storages.program, region.dim), own
+        return found
 
 
 def _total(found: dict[str, Kept]) -> int:

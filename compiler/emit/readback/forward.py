@@ -15,6 +15,7 @@ from attrs import evolve
 
 from ...analysis.bucket_layout import stored_as_matrix
 from ...analysis.param_uses import leaves
+from ...analysis.recompute import name_of
 from ...ir import FLOATS, INVARIANT, REPLICATED, Arg, Enter, Op, Param, Program, Region, Stmt, base, uses
 from ...ir.placements import ends
 from ...ops import OPS
@@ -130,7 +131,7 @@ class Forward:
             return
         last = log[-1]
         assert isinstance(last, Event), f"emit: {op.kind} is no call"
-        if not whole and (OPS[op.kind].plan_name in self._selected() or self._twins.count[self._twins.of(results[0])]):
+        if not whole and (name_of(op) in self._selected() or self._twins.count[self._twins.of(results[0])]):
             log[-1] = evolve(last, block=True)
         parts = [value] if len(results) == 1 else self._machine.parts(last.node, value, len(results))
         self.values |= dict(zip(results, parts, strict=True))
@@ -155,7 +156,8 @@ class Forward:
 
     def _compare_recomputed(self, ops: Sequence[Op], whole: int) -> None:
         """Raises unless backward recomputes a body up to some op; of ops that are alike, the first."""
-        firsts = [self._twins.of(op.outputs[0].name) for op in ops if not self._is_silent(op)]
+        made = [op for op in ops if not (self._is_silent(op) or OPS[op.kind].decides)]
+        firsts = [self._twins.of(op.outputs[0].name) for op in made]
         left = Counter({first: self._twins.count[first] for first in firsts})
         every = {self._twins.every[first] for first in firsts if left[first]}
         assert every <= {whole}, f"emit: line 0: in the IR, backward recomputes one of {every} layers"

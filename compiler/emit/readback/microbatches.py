@@ -77,9 +77,8 @@ class Microbatches:
             return [self._spec(f"PIPELINE.evaluate({of})", mesh=mesh, **chunks)]
         first, *others = self._seeds()
         seed, given = self._values[first.outputs[0].name], ["model", "batch", "seed", "mesh", *chunks]
-        shares = {
-            f"share{i}": self._values[seed.outputs[0].name] for i, seed in enumerate(others) if seed.kind != "one"
-        }
+        scales = [seed.outputs[0].name for seed in others if seed.kind != "one"]
+        shares = {f"share{i}": self._values[name] for i, name in enumerate(scales)}
         given += [f"router_share={''.join(shares) or 1.0}" for _ in others]
         result = self._spec(f"PIPELINE.run({', '.join(given)})", seed=seed, mesh=mesh, **chunks, **shares)
         return self._machine.parts(self._node, result, 2) if others else [result]

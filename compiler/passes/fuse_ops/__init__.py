@@ -1,7 +1,8 @@
 """Puts one op in the place of several, where kernels do their work in one pass over memory or in one product.
 
 Purpose: a function and its product become a gate, products of one value with several weights one product, a sum and its
-norm one op, rotations of queries and keys one, the head and the loss one that saves no logits.
+norm one op, rotations of queries and keys one, the head and the loss one that saves no logits, gathers of keys and of
+values one collective.
 Before: `insert_collectives`, so that no ops are fused between which ranks communicate.
 Non-goals: which kernels run (`analysis.kernel_tiles`), and programs without any (`kernels = torch`).
 """
@@ -15,13 +16,14 @@ from ...ir import Program, Region, Stmt
 from .context import Known
 from .fused_linear import products
 from .gates import gates
+from .joint_coercions import joint_coercions
 from .loss import heads
 from .norms import norms
 from .ropes import ropes
 
 Pattern = Callable[[tuple[Stmt, ...], Known], tuple[Stmt, ...]]
 
-PATTERNS: tuple[Pattern, ...] = (heads, gates, products, ropes, norms)
+PATTERNS: tuple[Pattern, ...] = (heads, gates, products, ropes, norms, joint_coercions)
 
 
 def fuse_ops(program: Program) -> Program:

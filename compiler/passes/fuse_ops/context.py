@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from attrs import evolve, field, frozen
 
 from ...ir import Dim, Enter, Names, Op, Param, Program, Region, Stmt, Type, uses
+from ...syntax.source import Span
 
 
 @frozen
@@ -41,6 +42,14 @@ class Known:
     def program_with_dims(self) -> Program:
         """The program with the dims that patterns added so far."""
         return evolve(self.program, dims=(*self.program.dims, *self.dims))
+
+    def dim(self, name: str, size: int, span: Span) -> str:
+        """The dim of a name that patterns give it, which it has alone."""
+        while name in {dim.name for dim in self.program.dims}:
+            name += "_"
+        if name not in {dim.name for dim in self.dims}:
+            self.dims.append(Dim(name, size, span=span))
+        return name
 
     def ops(self, body: Sequence[Stmt], *kinds: str) -> list[tuple[int, Op]]:
         """The ops of these kinds that may be fused, with their places."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from attrs import evolve, frozen
 
 from ...config.settings import CHUNK
-from ...ir import Attr, Dim, Op, Stmt, Value
+from ...ir import Attr, Op, Stmt, Value
 from ...ops import OPS
 from ...ops.fused_loss import LINEAR_CROSS_ENTROPY
 from ...ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
@@ -132,9 +132,4 @@ def _in_parts(made: _Made, largest: Op, parts: Op, known: Known) -> tuple[Op, Op
 
 def _shares(classes: str, axes: tuple[str, ...], parts: Op, known: Known) -> str:
     """A dim of one for each rank that has a part of the classes."""
-    name, own = f"{classes}_shares", {dim.name for dim in known.program.dims}
-    while name in own:  # the plan's
-        name += "_"
-    if name not in {dim.name for dim in known.dims}:
-        known.dims.append(Dim(name, known.program.degree(axes), span=parts.span))
-    return name
+    return known.dim(f"{classes}_shares", known.program.degree(axes), parts.span)

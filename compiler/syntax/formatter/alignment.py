@@ -1,4 +1,4 @@
-"""Alignment in columns: the `=` of settings, the `over` of rules, the `{` of sections, comments.
+"""Alignment in columns: the `=` of settings, the `over`, `as` and `via` of rules, the `{` of sections, comments.
 
 Consecutive settings, rules and sections, one to a line without a blank line between, share a column.  Comments
 after code share one where they did in the source.
@@ -87,11 +87,26 @@ def _is_section(plan: Arranged, line: Line, brace: int) -> bool:
 
 def _padded(plan: Arranged, run: Sequence[_Anchored]) -> dict[Line, str]:
     """The code of lines with their anchors in one column, or nothing if one would become too long."""
-    heads = [" " * it.line.indent + text(plan, it.line.first, it.at) for it in run]
-    width = max(map(len, heads))
-    tails = [text(plan, it.at, it.line.end) for it in run]
-    rows = [f"{head:<{width}} {tail}" for head, tail in zip(heads, tails, strict=True)]
-    return {it.line: row for it, row in zip(run, rows, strict=True)} if max(map(len, rows)) <= LIMIT else {}
+    cut = {it.line: _columns(plan, it) for it in run}
+    rows = {it.line: " " * it.line.indent + cut[it.line][""] for it in run}
+    for column in (_ANCHOR, *_PARTS):
+        those = [line for line in rows if column in cut[line]]
+        width = max((len(rows[line]) for line in those), default=0)
+        rows |= {line: f"{rows[line]:<{width}} {cut[line][column]}" for line in those}
+    return rows if max(map(len, rows.values())) <= LIMIT else {}
+
+
+def _columns(plan: Arranged, it: _Anchored) -> dict[str, str]:
+    """The text of each column of a line, by the word that begins it; "" for the first."""
+    parts = [at for at in range(it.at, it.line.end) if plan.words[at].goes_on]
+    starts = {"": it.line.first, _ANCHOR: it.at} | {plan.words[at].text: at for at in parts}
+    ends = [*starts.values(), it.line.end][1:]
+    return {name: text(plan, at, end) for (name, at), end in zip(starts.items(), ends, strict=True)}
+
+
+_ANCHOR = "anchor"
+_PARTS = ("as", "via")
+"""Of a rule, after the axes."""
 
 
 # ---- comments

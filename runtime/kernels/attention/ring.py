@@ -1,4 +1,4 @@
-"""Attention around a ring of ranks, each call by the kernels where they serve it."""
+"""Attention around a ring of ranks; kernels do the calls that they serve and torch's flash attention does not take."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ from .tiles import Blocks
 class RingAttention:
     """`scalec.runtime.ring_attention` by the kernels of `Attention`, with the same blocks; in plain torch without.
 
-    Results of hops and gradients are float32 until the last hop, as are those that kernels give.
+    Results of hops and gradients are float32 until the last hop, as are those that kernels give; those of torch's flash
+    attention on CUDA are rounded once each to the element type of q.
     """
 
     blocks: Mapping[int, Blocks]
@@ -44,7 +45,7 @@ class RingAttention:
         return ring_attention(q, k, v, axis, *options, backend=self.backend(q, k, v))
 
     def backend(self, q: Tensor, k: Tensor, v: Tensor) -> Backend:
-        """What computes each call of a ring."""
+        """What computes the calls of a ring that torch's flash attention does not take."""
         blocks = launching.tile_for(self, self.blocks, q.shape[-1], q, k, v)
         if blocks is None:
             return PLAIN

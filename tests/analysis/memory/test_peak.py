@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.measured_memory import peak
+from helpers.measured_memory import peak, peaks
 from helpers.memory_plans import ONE, PLANS, SP, compiled, of_model
 from helpers.oracle.models import MODELS
 from scalec.compiler.analysis.memory import Account, account
@@ -113,6 +113,51 @@ def test_few_tokens(state: str, reduce: str, tmp_path: Path) -> None:
     text = f'use "tiny_llama.scale" {{ {dims}  {train} }}\nmesh {{ dp = 2  tp = 1 }}\nstate {{ {STATES[state]} }}\n'
     module, program = compiled(text, tmp_path)
     _near(peak(module, 4), account(program))
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("ranks", "recompute"), [(2, "none"), (4, "full")])
+@pytest.mark.parametrize("how", ["", "as zigzag", "via ring", "as zigzag via ring", "via ulysses"])
+def test_context_parallel(how: str, ranks: int, recompute: str, precision: str, tmp_path: Path) -> None:
+    """The rank with most: contiguous parts of a causal sequence see unequal numbers of keys."""
+    ranks = 2 if "ulysses" in how else ranks
+    train = f"train {{ seq = {256 * ranks}  global_batch = 4  microbatch = 4  precision = {precision} }}"
+    dims, again = "dims { vocab = 32 }", f"train {{ recompute = {recompute} }}"
+    text = f'use "tiny_llama.scale" {{ {dims}  {train}  {again} }}\nmesh {{ cp = {ranks}  dp = 1  tp = 1 }}\n'
+    module, program = compiled(f"{text}shard {{ seq over cp {how} }}\n", tmp_path)
+    _near(max(peaks(module, 4)), account(program))
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("mask", ["causal", "full", "causal, window=100", "causal, softcap=30"])
+@pytest.mark.parametrize("how", ["", "as zigzag"])
+def test_a_ring_of_attention_alone(how: str, mask: str, precision: str, tmp_path: Path) -> None:
+    """So that it is fullest within a call, by torch's flash attention or in plain torch."""
+    text = f"""model alone(tokens[batch, seq], labels[batch, seq]) {{
+  dims {{ vocab = 32  hidden = 64  heads = 4  kv_heads = 2  head_dim = 16  layers = 2 }}
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  repeat layers {{
+    q = x @ wq[hidden -> heads, head_dim]
+    k = x @ wk[hidden -> kv_heads, head_dim]
+    v = x @ wv[hidden -> kv_heads, head_dim]
+    x = x + attention(q, k, v, mask={mask}) @ wo[heads, head_dim -> hidden]
+  }}
+  loss = cross_entropy(x @ head[hidden -> vocab], labels)
+}}
+mesh {{ cp = 2 }}
+shard {{ seq over cp {how} via ring }}
+train {{
+  seq = 512  global_batch = 4  microbatch = 4  steps = 1  precision = {precision}
+  optimizer sgd {{ lr = 0.1 }}
+  data text {{ files = [python_stdlib] }}
+}}
+"""
+    module, program = compiled(text, tmp_path)
+    assert account(program).peak.name == "q"
+    _near(max(peaks(module, 4)), account(program))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from math import ceil, prod
 from helpers.kernels.compiled import Compiled, Launch, compile_for
 from helpers.kernels.launches import GPUS, distinct
 
-PRODUCTS = {"forward_kernel", "keys_kernel", "queries_kernel"}
+PRODUCTS = {"forward_kernel", "keys_kernel", "queries_kernel", "grouped_rows_kernel", "grouped_weight_kernel"}
 """The kernels that multiply matrices."""
 
 COMPARES = {"top_k_forward", "top_k_backward"}

@@ -83,7 +83,7 @@ def imported(path: Path) -> ModuleType:
 def run(case: Case, module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float) -> list[Step]:
     """Trains the emitted program from `start` on global batches, [rows, seq] each; its steps, put together."""
     ranks: list[list[RankStep]] = run_ranks(case.ranks, _train, module, start, batches, lr)
-    return [_joined(steps) for steps in zip(*ranks, strict=True)]
+    return [_joined(steps, start) for steps in zip(*ranks, strict=True)]
 
 
 def evaluate(case: Case, module: ModuleType, start: Tensors, batch: Inputs) -> list[float]:
@@ -161,8 +161,9 @@ def fill(state: Any, start: Tensors) -> None:
     """Copies this rank's part of global parameters into the state."""
     for box in _boxes(state):
         value = start[box.key]
-        assert box.shape == value.shape, f"{box.key}: {box.shape} where the reference has {value.shape}"
-        box.tensor.copy_(value[box.extent.within(whole(box.shape))])
+        joined = value.flatten(0, -2).shape if value.ndim > 2 else value.shape  # of experts, rows of all of them
+        assert box.shape in (value.shape, joined), f"{box.key}: {box.shape} where the reference has {value.shape}"
+        box.tensor.copy_(value.view(box.shape)[box.extent.within(whole(box.shape))])
     state.refresh()
 
 
@@ -202,10 +203,12 @@ def _box(part: Part) -> tuple[slice, ...]:
     return tuple(slice(at, at + size) for at, size in zip(part.offsets, part.local.shape, strict=True))
 
 
-def _joined(steps: tuple[RankStep, ...]) -> Step:
+def _joined(steps: tuple[RankStep, ...], like: Tensors) -> Step:
     first = steps[0]
     assert all((s.loss, s.norm, s.tokens) == (first.loss, first.norm, first.tokens) for s in steps), "metrics differ"
-    return Step(first.loss, first.norm, _whole([s.gradients for s in steps]), _whole([s.parameters for s in steps]))
+    wholes = (_whole([s.gradients for s in steps]), _whole([s.parameters for s in steps]))
+    gradients, parameters = ({name: x.view_as(like[name]) for name, x in each.items()} for each in wholes)
+    return Step(first.loss, first.norm, gradients, parameters)
 
 
 def _whole(ranks: list[dict[str, Part]]) -> Tensors:

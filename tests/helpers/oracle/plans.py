@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from helpers.oracle.reference import Config, Training
+from helpers.oracle.reference import Config, Route, Training
 
 SEQ = 8
 ROWS = 2  # of a microbatch on one data-parallel rank
@@ -22,6 +22,14 @@ PARALLEL = """
     o = attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]
     x = x + o + (silu(a @ w_gate[hidden -> ffn]) * (a @ w_up[hidden -> ffn])) @ w_down[ffn -> hidden]
 """
+ROUTED = """
+    x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]
+    y = rmsnorm(x, norm2[hidden], eps)
+    route y to experts by top(y @ router[hidden -> experts], {}) {{
+      y = (silu(y @ w_gate[hidden -> expert_ffn]) * (y @ w_up[hidden -> expert_ffn])) @ w_down[expert_ffn -> hidden]
+    }}
+    x = x + y
+"""
 
 EVERY = """
     a = layernorm(x, norm1[hidden], bias1[hidden], eps)
@@ -38,12 +46,15 @@ EVERY = """
     x = x + silu(up) @ w_down[ffn -> hidden] + m * scale * mean(up, over=ffn)
 """
 
+EPS = 1e-5
+"""So large that updates do not show the rounding of gradients of experts to which hardly a token goes."""
 OPTIMIZERS = {
     "sgd": Training(weight_decay=0.05),
     "momentum": Training(momentum=0.9, weight_decay=0.05),
-    "adamw": Training("adamw", weight_decay=0.1),
+    "adamw": Training("adamw", eps=EPS, weight_decay=0.1),
     "groups": Training(
         "adamw",
+        eps=EPS,
         weight_decay=0.1,
         decay=(("norm", 0.0), ("norm1", 0.0), ("norm2", 0.0), ("wq", 0.3)),
         scale=(("norm", 0.5), ("norm1", 0.5), ("norm2", 0.5)),
@@ -53,6 +64,15 @@ GROUPS = """
     group norms { params = ["*norm*"]  weight_decay = 0.0  lr_scale = 0.5 }
     group queries { params = ["*wq*"]  weight_decay = 0.3 }
 """
+
+ROUTES = {
+    "two": Route(),
+    "one": Route(k=1, normalise=False),
+    "sigmoid": Route(k=3, score="sigmoid", scale=2.5),
+    "groups": Route(k=2, score="sigmoid", normalise=False, groups=4, among=2),
+    "eight": Route(experts=8),
+}
+"""Mixtures of experts, by the name of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +108,19 @@ class Case:
     cp: int = 1
     how: str = ""  # what the rule of the sequence over cp says besides
     uly: int = 1  # an axis over which attention exchanges the sequence for heads
+    ep: int = 1  # an axis of experts, and of the batch
+    experts: str = ""  # the axes that they lie over
+    inner: bool = False  # the dim within each expert over tp
 
     @property
     def ranks(self) -> int:
         """The size of the mesh."""
-        return self.pp * self.replicas * self.dp * self.cp * self.uly * self.tp
+        return self.pp * self.replicas * self.dp * self.ep * self.cp * self.uly * self.tp
 
     @property
     def rows(self) -> int:
         """The global batch."""
-        return ROWS * self.replicas * self.dp * self.microbatches
+        return ROWS * self.replicas * self.dp * self.ep * self.microbatches
 
     @property
     def config(self) -> Config:
@@ -111,6 +134,7 @@ class Case:
             parallel=self.model == "parallel",
             every=self.model == "every",
             layers=self.layers,
+            route=ROUTES.get(self.model),
         )
 
     @property
@@ -133,11 +157,11 @@ def plan_text(case: Case) -> str:
     return f"""model llama(tokens[batch, seq], labels[batch, seq]) {{
   dims  {{ vocab = {vocab}  hidden = {c.hidden}  heads = {c.heads}  kv_heads = {c.kv_heads}
           head_dim = hidden / heads  ffn = {c.ffn}  layers = {c.layers}
-          {f"experts = {c.experts}  few = {c.few}  wide = experts + few" if c.every else ""} }}
+          {_more_dims(c)} }}
   const {{ eps = {c.eps}  theta = {c.theta} }}
   init ~ normal(0.02)
   x = embedding(tokens, wte[vocab, hidden])
-  repeat layers {{{EVERY if c.every else LAYER + (PARALLEL if c.parallel else SEQUENTIAL)}  }}
+  repeat layers {{{_layer(c)}  }}
   loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ {head}, labels{options})
 }}
 mesh  {{ {_outer(case)} dp = {case.dp}  {contexts(case)} tp = {case.tp} }}
@@ -145,6 +169,25 @@ shard {{ {case.rules or _rules(case)} }}
 state {{ {case.state} }}
 {_pipeline(case)}
 {train_text(case)}"""
+
+
+def _more_dims(c: Config) -> str:
+    if c.every:
+        return f"experts = {c.experts}  few = {c.few}  wide = experts + few"
+    return f"experts = {c.route.experts}  expert_ffn = {c.ffn}" if c.route else ""
+
+
+def _layer(c: Config) -> str:
+    if c.every:
+        return EVERY
+    if c.route:
+        return LAYER + ROUTED.format(_choice(c.route))
+    return LAYER + (PARALLEL if c.parallel else SEQUENTIAL)
+
+
+def _choice(route: Route) -> str:
+    settings = f"score={route.score}, normalise={'on' if route.normalise else 'off'}, scale={route.scale}"
+    return f"{route.k}, {settings}, groups={route.groups}, from={route.among}"
 
 
 def _kernels(case: Case) -> str:
@@ -171,10 +214,12 @@ def train_text(case: Case) -> str:
 
 
 def _rules(case: Case) -> str:
-    batch = "replica, dp" if case.replicas > 1 else "dp"
+    batch = ("replica, " if case.replicas > 1 else "") + "dp" + (", ep" if case.ep > 1 else "")
+    experts = f"experts over {case.experts}  " if case.experts else ""
     vocab, seq = "vocab, " if case.vocab else "", "  seq over tp" if case.sp else ""
+    ffn = ", ffn" if not case.config.route else ", expert_ffn" if case.inner else ""
     layers = "  layers over pp" if case.pp > 1 else ""
-    return f"batch over {batch}  {context_rules(case)}{vocab}heads, kv_heads, ffn over tp{seq}{layers}"
+    return f"{experts}batch over {batch}  {context_rules(case)}{vocab}heads, kv_heads{ffn} over tp{seq}{layers}"
 
 
 def context_rules(case: Case) -> str:
@@ -185,7 +230,7 @@ def context_rules(case: Case) -> str:
 
 def contexts(case: Case) -> str:
     """Those axes."""
-    sizes = {"cp": case.cp, "uly": case.uly}
+    sizes = {"ep": case.ep, "cp": case.cp, "uly": case.uly}
     return "  ".join(f"{axis} = {size}" for axis, size in sizes.items() if size > 1)
 
 

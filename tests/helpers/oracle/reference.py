@@ -39,6 +39,20 @@ class Config:
     every: bool = False  # with norms of queries and keys over all heads, softmax, means and joined features
     experts: int = 6
     few: int = 4
+    route: "Route | None" = None  # the MLP is a mixture of experts
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a token's experts are chosen and weighed."""
+
+    experts: int = 12
+    k: int = 2
+    score: str = "softmax"
+    normalise: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    among: int = 1  # groups, from which they are chosen
 
 
 @dataclass(frozen=True)
@@ -79,6 +93,7 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
         "w_up": (c.ffn, c.hidden),
         "w_down": (c.hidden, c.ffn),
         **(_more_shapes(c) if c.every else {}),
+        **(_expert_shapes(c, c.route) if c.route else {}),
     }
     layers = {f"layers.{i}.{name}": shape for i in range(c.layers) for name, shape in layer.items()}
     head: dict[str, tuple[int, ...]] = {} if c.tied else {"head": (c.vocab, c.hidden)}
@@ -99,13 +114,22 @@ def _more_shapes(c: Config) -> dict[str, tuple[int, ...]]:
     }
 
 
+def _expert_shapes(c: Config, route: Route) -> dict[str, tuple[int, ...]]:
+    return {
+        "router": (route.experts, c.hidden),
+        "w_gate": (route.experts, c.ffn, c.hidden),
+        "w_up": (route.experts, c.ffn, c.hidden),
+        "w_down": (route.experts, c.hidden, c.ffn),
+    }
+
+
 def initial(config: Config) -> Tensors:
     """Parameters of a size at which every one of them matters; no two norm weights are alike."""
     generator = torch.Generator().manual_seed(7)
 
     def drawn(shape: tuple[int, ...]) -> Tensor:
         values = torch.randn(shape, generator=generator, dtype=torch.float64)
-        return values / shape[1] ** 0.5 if len(shape) == 2 else 1 + 0.2 * values
+        return values / shape[-1] ** 0.5 if len(shape) > 1 else 1 + 0.2 * values
 
     return {name: drawn(shape) for name, shape in shapes(config).items()}
 
@@ -128,7 +152,8 @@ def _layer(c: Config, p: Tensors, x: Tensor) -> Tensor:
     if c.parallel:
         return x + _attention(c, p, a) + _mlp(p, a)
     x = x + _attention(c, p, a)
-    return x + _mlp(p, _norm(x, p["norm2"], c.eps))
+    m = _norm(x, p["norm2"], c.eps)
+    return x + (_experts(c.route, p, m) if c.route else _mlp(p, m))
 
 
 def _layer_of_every(c: Config, p: Tensors, x: Tensor) -> Tensor:
@@ -159,6 +184,28 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _mlp(p: Tensors, x: Tensor) -> Tensor:
     gate = x @ p["w_gate"].T
     return (gate * gate.sigmoid() * (x @ p["w_up"].T)) @ p["w_down"].T
+
+
+def _experts(route: Route, p: Tensors, x: Tensor) -> Tensor:
+    """Each expert on all tokens, times its gate, which is 0 where it is not chosen (Shazeer et al. 2017)."""
+    logits = x @ p["router"].T
+    scores = logits.softmax(-1) if route.score == "softmax" else logits.sigmoid()
+    by_group = scores.detach().unflatten(-1, (route.groups, -1))
+    best = _largest(by_group.topk(2).values.sum(-1), route.among)  # DeepSeek-AI 2024, section 2.1.2
+    chosen = _largest(by_group.masked_fill(~best.unsqueeze(-1), -1).flatten(-2), route.k)
+    gates = scores * chosen
+    gates = route.scale * (gates / gates.sum(-1, keepdim=True) if route.normalise else gates)
+
+    def expert(e: int) -> Tensor:
+        return _mlp({name: p[name][e] for name in ("w_gate", "w_up", "w_down")}, x)
+
+    return torch.stack([gates[..., e, None] * expert(e) for e in range(route.experts)]).sum(0)
+
+
+def _largest(x: Tensor, k: int) -> Tensor:
+    """Whether an element is among the k largest along the last dim; of equal ones the first."""
+    order = x.sort(dim=-1, descending=True, stable=True).indices
+    return torch.zeros_like(x, dtype=torch.bool).scatter(-1, order[..., :k], True)
 
 
 def _attention(c: Config, p: Tensors, x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.nn.functional import silu
 
 from helpers import bigram
 from helpers.forked_ranks import run_ranks
+from helpers.kernels.saved_tensors import saved_by
 from scalec.runtime import (
     Experts,
     Mesh,
@@ -32,6 +33,7 @@ from scalec.runtime import (
 from scalec.runtime.comm.experts import Groups
 from scalec.runtime.debug.record import Recorder
 from scalec.runtime.debug.sanitize import Sanitizer
+from scalec.runtime.ops import grouped_linear as module
 
 Layout = tuple[dict[str, int], tuple[str, ...], tuple[str, ...]]
 LAYOUTS: list[Layout] = [
@@ -158,6 +160,50 @@ def _check_all(layout: Layout) -> None:
 def test_a_route_is_the_dense_formula(layout: Layout) -> None:
     ranks = prod(layout[0].values())
     _check_all(layout) if ranks == 1 else run_ranks(ranks, _check_all, layout)
+
+
+def test_what_is_saved() -> None:
+    """Rows that enter products, rows and gates that are combined, weights: nothing else that has gradients."""
+    order = sort_by_expert(torch.tensor([[0, 1], [1, 2]]), Experts(Mesh({}), 3))
+    x, gates, bias = (_draw(*shape).requires_grad_() for shape in ((2, H), (2, 2), (3, F)))
+    up, down = _draw(3, F, H).requires_grad_(), _draw(3, H, F).requires_grad_()
+    made: list[Tensor] = []
+
+    def route() -> Tensor:
+        made.append(dispatch(x, order))
+        made.append(grouped_bias(grouped_linear(made[0], up, order), bias, order))
+        made.append(grouped_linear(made[1], down, order))
+        return combine(made[2], gates, order)
+
+    saved = saved_by(route)
+    assert [it.data_ptr() for it in saved] == [it.data_ptr() for it in (made[0], up, made[1], down, made[2], gates)]
+
+
+def _by_torch(x: Tensor, weight: Tensor, ids: Tensor) -> list[Tensor]:
+    order = sort_by_expert(ids, Experts(Mesh({}), len(weight)))
+    out = grouped_linear(dispatch(x, order), weight, order)
+    return [out, *torch.autograd.grad(out.sum(), [x, weight])]  # of which the gradient is expanded
+
+
+def test_where_torch_has_products_of_groups_they_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With experts without rows, and rows that are no whole 16 bytes, which it does not take."""
+    for width, served in ((16, True), (12, False)):
+        calls: list[bool] = []
+
+        def is_torchs(*operands: Tensor, calls: list[bool] = calls) -> bool:
+            calls.append(all(map(module._is_aligned, operands)))
+            return calls[-1]
+
+        monkeypatch.setattr(module, "is_torchs", is_torchs)
+        x, weight = _draw(6, width).bfloat16().requires_grad_(), _draw(5, 8, width, seed=1).bfloat16().requires_grad_()
+        ids = torch.tensor([[1], [3], [3], [1], [1], [3]])
+        found = _by_torch(x, weight, ids)
+        assert calls == [served] * 3
+        monkeypatch.undo()
+        wanted = _by_torch(x.detach().double().requires_grad_(), weight.detach().double().requires_grad_(), ids)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one.double(), other, atol=0.1, rtol=0.02)
+        assert not found[-1][[0, 2, 4]].any()
 
 
 def _of_peers(tokens: int) -> tuple[list[list[int]], list[int], list[list[int]]]:

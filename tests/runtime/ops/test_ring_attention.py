@@ -216,7 +216,8 @@ def _events() -> list[str]:
         return computing
 
     q, k, v = (torch.randn(1, 4, 2, DIM, requires_grad=True) for _ in range(3))
-    ring_attention(q, k, v, axis, zigzag=True, backend=Backend(*map(seen, PLAIN))).sum().backward()
+    backend = Backend(*map(seen, PLAIN))
+    ring_attention(q, k, v, axis, softcap=9.0, zigzag=True, backend=backend).sum().backward()
     return [kind if number < 0 else f"{kind} {number}" for kind, _, number in link.events]
 
 

@@ -1,0 +1,74 @@
+"""torch's own flash attention, forward and backward apart, with the log-sum-exp by which results are merged.
+
+For calls on all keys, and for causal ones whose query i is at key i; k and v may have fewer heads than q.  On CUDA
+results and gradients of a call are in q's dtype.  On the CPU they are in float32 at least, which is also faster there
+than bfloat16.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .plain_attention import Saved, Setting, wide
+
+_ATEN: Any = cast(Any, torch.ops).aten
+_CUDA: Any = torch.backends.cuda
+
+OPERATORS = {
+    "cpu": "_scaled_dot_product_flash_attention_for_cpu",
+    "cuda": "_scaled_dot_product_flash_attention",
+}
+"""By device; that of backward has `_backward` after its name.  They are private: a test knows their signatures."""
+
+
+def takes(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, how: Setting) -> bool:
+    """Whether torch has a kernel for a call."""
+    name = OPERATORS.get(q.device.type)
+    if not name or not hasattr(_ATEN, f"{name}_backward") or documents is not None or how.cap or how.back >= 0:
+        return False
+    causal = how.forth == 0
+    if how.forth > 0 or (causal and (how.shift or q.shape[how.seq] != k.shape[how.seq])):
+        return False
+    if not q.is_cuda:
+        return True
+    given = _CUDA.SDPAParams(*(_by_head(it, how) for it in (q, k, v)), None, 0.0, causal, q.shape[2] != k.shape[2])
+    return q.shape[-1] % 8 == 0 and _CUDA.can_use_flash_attention(given)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, q_ids: None, k_ids: None, how: Setting, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """As `plain_attention.forward`."""
+    operator = getattr(_ATEN, OPERATORS[_kind(q)])
+    out, lse, *_ = operator(*(_by_head(it, how) for it in (q, k, v)), 0.0, how.forth == 0, scale=how.scale)
+    return out.movedim(-2, how.seq).to(dtype or q.dtype), lse
+
+
+def backward(
+    saved: Saved, g_out: Tensor, g_lse: None, how: Setting, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `plain_attention.backward`; the result and its log-sum-exp may be of more keys than these."""
+    q, k, v, _, _, out, lse = saved
+    operator = getattr(_ATEN, f"{OPERATORS[_kind(q)]}_backward")
+    given = (*(_by_head(it, how) for it in (g_out, q, k, v, out)), lse)
+    causal = how.forth == 0
+    if _kind(q) == "cpu":
+        gradients = operator(*given, 0.0, causal, scale=how.scale)
+    else:
+        unused = torch.empty(0, dtype=torch.int64, device=q.device)  # the random state of dropout
+        sizes = (None, None, q.shape[how.seq], k.shape[how.seq])  # those of sequences of one size
+        gradients = operator(*given, *sizes, 0.0, causal, unused, unused, scale=how.scale)
+    g_q, g_k, g_v = (g.movedim(-2, how.seq).to(dtype or q.dtype) for g in gradients)
+    return g_q, g_k, g_v
+
+
+def _kind(q: Tensor) -> str:
+    """A tensor on the meta device counts as one on a GPU."""
+    return "cpu" if q.device.type == "cpu" else "cuda"
+
+
+def _by_head(x: Tensor, how: Setting) -> Tensor:
+    """[b, n, s, d] with neighbours in memory along d, which kernels take for granted; a view where it can be."""
+    x = x.to(wide(x.dtype)) if _kind(x) == "cpu" else x
+    return (x if x.stride(-1) == 1 else x.contiguous()).movedim(how.seq, -2)
