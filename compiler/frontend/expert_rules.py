@@ -41,7 +41,7 @@ def check_declared(use: tree.ParamUse, experts: str, routed: Set[str]) -> None:
             help = "leave it out: each parameter in the route has it by itself, in front"
             raise wrong("E0220", f"`{use.name}` has `{dim}` twice", dim.span, f"in a route to `{dim}`", help)
         if dim.name in routed:
-            help = f"logits are written in the route, `by top(y @ router[hidden -> {dim}], 2)`; else a dim has another name"
+            help = f"logits are written in the route, `by top(y @ router[hidden -> {dim}], 2)`; all else has other dims"
             message = f"`{dim}` is the dim of a route's logits and of the parameters in it"
             raise wrong("E0220", message, dim.span, "outside of both", help)
 
