@@ -58,6 +58,8 @@ def express(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
 
 
 Written = tuple[str, int]
+CASTS = {"f32": "float", "f64": "double"}
+"""Methods of a tensor, by the element type that they give."""
 
 
 def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -97,6 +99,10 @@ def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:
         sign = "-" if operand.negates else "+"
         text += f" {sign} {_aligned(op, i, PRODUCT, operand.negates or operand, context)}"
     return text, SUM
+
+
+def _cast(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    return f"{operands[0].within(ATOM)}.{CASTS[str(op.get('dtype'))]}()", ATOM
 
 
 def _scale(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -179,6 +185,7 @@ def matrix_view(type: Type, inner: int) -> str:
 
 WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "add": _add,
+    "cast": _cast,
     "contract": _contract,
     "contracts": _contracts,
     "div": _div,

@@ -11,7 +11,7 @@ from math import ceil
 
 from attrs import evolve
 
-from ..ir import BATCH, DATA_DIMS, SEQUENCE, Attr, Op, Placement, Program, Type, sharded
+from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, SEQUENCE, Attr, Op, Placement, Program, Type, sharded
 from .call import Argument, Call, Dims, Experts, Group, Positions
 from .loss import wide
 from .messages import Message
@@ -160,7 +160,20 @@ def _held(it: Local) -> Saved:
 
 
 def _choice_saves(it: Local) -> Saved:
-    return Saved(operands=tuple(range(len(it.types))), results=(1,))
+    return Saved(operands=tuple(range(len(it.types))), results=(0, 1))
+
+
+def _order_bytes(program: Program, op: Op) -> int:
+    """For each choice its row, in order of rows and in that of tokens; the number of rows of each expert."""
+    (ids,), (order,) = program.operands(op), op.outputs
+    return ITEM_BYTES["i64"] * (2 * program.elements(ids) + program.local_size(order.type, order.type.dims[0]))
+
+
+def _held_bytes(program: Program, op: Op) -> int:
+    """For each row its place as it came, and the inverse, if a rank has several experts; their numbers of rows."""
+    rows = op.outputs[0].type
+    experts = program.local_size(rows, rows.dims[0])
+    return ITEM_BYTES["i64"] * (2 * program.elements(rows) * (experts > 1) + experts)
 
 
 # ---- messages and calls
@@ -330,6 +343,7 @@ SORT = OpDef(
     attributes=(TO, OWN),
     typing=_sorted,
     roles=_roles,
+    holds=_order_bytes,
     decides=True,
     function="sort_by_expert",
     call=_sort_call,
@@ -343,6 +357,7 @@ COUNTS = OpDef(
     attributes=(MOVES,),
     typing=_counted,
     communicates=_counts,
+    holds=_held_bytes,
     decides=True,
     function="exchange_counts",
     call=_nothing,

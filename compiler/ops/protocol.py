@@ -179,6 +179,7 @@ class OpDef:
     saves           what autograd keeps for backward, where that is not what the `vjp` reads
     workspace       bytes that the function needs while it runs, beside operands, results and saved tensors
     views           whether the results lie in the first operand's memory
+    holds           bytes of the result on one rank, where it is no tensor of its type
     communicates    the messages that each rank sends, in order
     decides         whether sizes go by its results: backward reads these, and never makes them once more
     user_visible    whether a plan may call it by its name
@@ -210,6 +211,7 @@ class OpDef:
     saves: Saves | None = None
     workspace: Bytes = no_bytes
     views: Views = copied
+    holds: Callable[[Program, Op], int] | None = None
     communicates: Communicates | None = None
     decides: bool = False
     user_visible: bool = False

@@ -63,6 +63,13 @@ CASES = {
     "ring, fused": Case(cp=2, tp=2, sp=True, how="via ring", kernels="triton"),
     "heads exchanged": Case(uly=4, kv=2, microbatches=2),
     "ops and gathers again": replace(SP, recompute="selective(rmsnorm, silu)", gathered="regather"),
+    "experts": replace(ONE, model="two"),
+    "experts of all axes": replace(SP, model="sigmoid", experts="dp, tp"),
+    "experts, whole tokens": Case(tp=2, model="one", experts="tp"),
+    "experts, split within": Case(dp=2, tp=2, model="groups", experts="dp", inner=True, state="zero 1 over dp"),
+    "experts, rows again": replace(SP, model="two", experts="dp, tp", recompute="selective(dispatch)"),
+    "experts, layers again": replace(SP, model="two", experts="dp, tp", recompute="full"),
+    "experts, fused": replace(SP, model="two", experts="dp, tp", kernels="triton"),
 }
 
 DROPS = """model drops(tokens[batch, seq], labels[batch, seq], documents[batch, seq]) {

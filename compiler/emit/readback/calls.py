@@ -94,6 +94,8 @@ class _Reader:
                 return self._elementwise("add", *self._summands(value))
             case Term(head="*" | "/" as sign, args=(x, y)):
                 return self._elementwise("mul" if sign == "*" else "div", x, y)
+            case Term(head="call", args=(Term(head="attr", args=(x, "float" | "double" as wide)), (), {})):
+                return self._elementwise("cast", x, dtype={"float": "f32", "double": "f64"}[str(wide)])
             case Term(head="call", args=(Term(head="attr", args=(of, "unflatten")), args, {})):
                 at, sizes = cast(tuple[object, Values], args)
                 self._demand(at == -1, f"unflattened at {at}")
@@ -123,7 +125,7 @@ class _Reader:
             case _:
                 return [value]
 
-    def _elementwise(self, kind: str, *values: object, **attrs: float) -> list[Shape]:
+    def _elementwise(self, kind: str, *values: object, **attrs: float | str) -> list[Shape]:
         """Shapes are aligned at their ends, as torch broadcasts them."""
         operands, shapes = zip(*map(self._tensor, values), strict=True)
         count = max(map(len, shapes))
