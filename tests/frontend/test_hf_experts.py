@@ -142,6 +142,19 @@ def test_each_mistake_is_told(old: str, new: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+def test_layers_with_experts_may_begin_later() -> None:
+    """As in models whose first layers have none."""
+    route, rest = (
+        PLAN.split("    y = x\n")[1].split("  }\n  loss")[0],
+        "x = x + x @ square[hidden -> ffn] @ down[ffn -> hidden]",
+    )
+    text = PLAN.replace(f"    y = x\n{route}", f"if i < 1 {{ {rest} }} else {{ y = x\n{route} }}\n")
+    names = f'{NAMES}  square = "{{i}}.square"\n  down = "{{i}}.d"\n'
+    text = text.replace("repeat layers {", "repeat layers as i {").replace("layers = 2", "layers = 3")
+    program = compile_plan(Source("tiny.scale", text % (*ONE, names)), "resolve")
+    assert {each.param: each.tensor for each in program.names}["e_down"] == "{i+1}.{experts}.down"
+
+
 def test_ir_and_program_say_what_the_plan_says() -> None:
     source = Source("tiny.scale", PLAN % (*FOUR, NAMES))
     program = compile_plan(source)
