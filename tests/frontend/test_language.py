@@ -225,14 +225,9 @@ def route_table() -> Iterator[str]:
         yield row(f"`{each.name}`", ROUTER[each.name][0], "none" if each.optional else "needed", ROUTER[each.name][1])
     for each in CALL.attributes:
         if not each.implied:
-            kept = (
-                "needed"
-                if each.default is None
-                else f"`{each.default:g}`"
-                if isinstance(each.default, float)
-                else f"`{each.default}`"
-            )
-            yield row(f"`{each.name}`", ROUTER[each.name][0], kept, ROUTER[each.name][1])
+            kept = f"{each.default:g}" if isinstance(each.default, float) else each.default
+            of = "needed" if kept is None else f"`{kept}`"
+            yield row(f"`{each.name}`", ROUTER[each.name][0], of, ROUTER[each.name][1])
 
 
 # ---- the tables of settings and codes
