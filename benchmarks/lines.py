@@ -46,7 +46,7 @@ APART = {
     "runtime: recorder, sanitizer, profiler": ("runtime/debug",),
     "runtime: Triton kernels": ("runtime/kernels",),
 }
-LIMITS = {"core": 26_840, "all": 44_700}
+LIMITS = {"core": 26_900, "all": 44_760}
 """The most lines that there may be.  An issue that adds to the product raises them by its budget."""
 GOALS = {"core": 16_000, "all": 36_000}
 """The limits to reach."""

@@ -17,7 +17,7 @@ from ..ops import Message, messages
 from ..schedules.actions import Action, Work
 from .collective import Collective, Use, Where
 from .stage_buckets import Chunk, chunk_moves, chunks, needed, with_chunks
-from .stage_program import StageProgram, rank_program, stage_programs
+from .stage_program import StageProgram, rank_programs, stage_programs
 
 
 def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
@@ -61,7 +61,7 @@ def _of_ranks(program: Program) -> tuple[tuple[Collective, ...], ...]:
 def _of_rank(program: Program, pipeline: Pipeline, rank: int) -> Iterator[Collective]:
     """The collectives of a pipeline rank: before its row, of each of its stages, when these end, and after the row."""
     of_stages = stage_programs(program)
-    account, moves = _Account(rank_program(program, rank), program.types), _ChunkMoves(program, pipeline, rank)
+    account, moves = _Account(rank_programs(program)[rank], program.types), _ChunkMoves(program, pipeline, rank)
     for is_row, body in groupby(program.region.body, lambda stmt: isinstance(stmt, Region)):
         if is_row:
             yield from moves.gathers()
@@ -80,7 +80,7 @@ class _ChunkMoves:
     def __init__(self, program: Program, pipeline: Pipeline, rank: int) -> None:
         assert pipeline.schedule, "account: a pipeline without rows"
         self._program, self._rank, self._spans = program, rank, pipeline.schedule.spans[rank]
-        self._chunks = chunks(program, rank)
+        self._chunks = chunks(program)[rank]
         self._account = _Account(program, program.types)
         self.ops = [op for op in chunk_moves(program) if self._account.messages(op)]
 
@@ -118,9 +118,11 @@ def _of_stage(program: Program, pipeline: Pipeline, number: int, stage: StagePro
 
 def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Collective]:
     """The messages of a stage, each value that crosses by itself."""
+    from ..schedules.cell_table import cell_table
+
     assert pipeline.schedule, "account: a pipeline without rows"
     rank, axis = pipeline.stage_to_rank[stage], pipeline.axis
-    counts = pipeline.schedule.counts
+    counts = cell_table(pipeline.schedule).counts
     cuts = crossing(program, pipeline)
     for work, (op, where) in MESSAGES.items():
         peer = Action(stage, work, 0).peer

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from attrs import frozen
 
-from ..ir import Bucket, Op, Pipeline, Program
+from ..ir import Bucket, Op, Pipeline, Program, once
 from ..ir.stages import stages, stages_of_param
 from .bucket_layout import layout
 
@@ -43,11 +43,16 @@ def chunk_moves(program: Program) -> list[Op]:
     return [op for op in moved if pipeline.axis not in op.names("axes")]
 
 
-def chunks(program: Program, rank: int) -> list[Chunk]:
-    """The chunks of a rank along the pipeline's axis, by bucket and stages."""
+@once
+def chunks(program: Program) -> tuple[tuple[Chunk, ...], ...]:
+    """The chunks of each rank along the pipeline's axis, by bucket and stages."""
     pipeline = program.pipeline
     assert pipeline, "chunks: no pipeline"
-    return [chunk for bucket in program.buckets for chunk in _of_bucket(program, pipeline, bucket, rank)]
+    ranks = range(program.axis(pipeline.axis).size)
+    return tuple(
+        tuple(chunk for bucket in program.buckets for chunk in _of_bucket(program, pipeline, bucket, rank))
+        for rank in ranks
+    )
 
 
 def needed(spans: Mapping[int, range], stages: Iterable[int]) -> range:

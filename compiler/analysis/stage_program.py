@@ -75,18 +75,22 @@ def stage_programs(program: Program) -> tuple[StageProgram, ...]:
     return tuple(found)
 
 
-def rank_program(program: Program, rank: int) -> Program:
-    """The program with the parameters, layers and buckets of a rank along the pipeline's axis.
+@once
+def rank_programs(program: Program) -> tuple[Program, ...]:
+    """The programs with the parameters, layers and buckets of each rank along the pipeline's axis.
 
-    Its statements are those of all stages, so it need not be legal.
+    Their statements are those of all stages, so they need not be legal.
     """
     pipeline = program.pipeline
-    assert pipeline, "rank_program: no pipeline"
-    sized = program.sized({dim: len(own) for dim, own in layers_of_rank(program, pipeline, rank).items()})
+    assert pipeline, "rank_programs: no pipeline"
     ranks = {p.name: {pipeline.stage_to_rank[k] for k in stages_of_param(program, pipeline, p)} for p in program.params}
-    params = tuple(param for param in program.params if rank in ranks[param.name])
-    buckets = (evolve(b, params=tuple(name for name in b.params if rank in ranks[name])) for b in program.buckets)
-    return evolve(with_chunks(sized, chunks(program, rank)), params=params, buckets=tuple(buckets))
+    found: list[Program] = []
+    for rank, own in enumerate(chunks(program)):
+        sized = program.sized({dim: len(layers) for dim, layers in layers_of_rank(program, pipeline, rank).items()})
+        params = tuple(param for param in program.params if rank in ranks[param.name])
+        buckets = (evolve(b, params=tuple(name for name in b.params if rank in ranks[name])) for b in program.buckets)
+        found.append(evolve(with_chunks(sized, own), params=params, buckets=tuple(buckets)))
+    return tuple(found)
 
 
 @frozen

@@ -146,7 +146,7 @@ def _dump() -> "Callable[[Program], None]":
 
 def read(source: "Source") -> "Program":
     """The program that IR text shows; text edited by hand may show an illegal one, which is no bug of scalec."""
-    from ..analysis.verifier import check, check_rows
+    from ..analysis.verifier import check
     from ..ir.parser import read_ir
     from ..passes import PASS_NAMES
     from ..syntax.diagnostics import Note, wrong
@@ -155,7 +155,6 @@ def read(source: "Source") -> "Program":
     try:
         assert program.after in PASS_NAMES, f"there is no pass `{program.after}`"
         check(program)
-        check_rows(program)
     except AssertionError as error:
         note = Note(None, str(error))
         raise wrong("E0190", "this IR is not legal", source.whole(), notes=(note,)) from None

@@ -19,6 +19,7 @@ from ..analysis.memory import account, capacity
 from ..ir import Pipeline, Program
 from ..ir.printer import how_claimed, print_ir
 from ..ir.stages import stages
+from ..schedules.csv_file import csv
 from ..syntax.source import Source
 from .naming import file_word, run_word
 
@@ -66,7 +67,7 @@ def _pipeline(program: Program, pipeline: Pipeline) -> dict[str, Any]:
             {"rank": rank, "turns": {dim: [own.start, own.stop] for dim, own in its.items()}}
             for rank, its in zip(pipeline.stage_to_rank, layers, strict=True)
         ],
-        "rows": [*map(" ".join, pipeline.schedule.words)],
+        "rows": csv(pipeline.schedule).replace(",", " ").splitlines(),
     }
 
 

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from attrs import evolve, frozen
 
-from ..analysis.communication import places
 from ..analysis.stage_buckets import chunk_moves
-from ..analysis.stage_program import rank_program
+from ..analysis.stage_program import rank_programs
 from ..ir import Bucket, Kind, Op, Program, Region, Value, base
 from ..ir.placements import ends
 from ..ops.dropout import are_draws
@@ -55,7 +54,7 @@ class _Step:
         self._seed = "inv_num_tokens"  # the gradient from which backward begins
         self.train, self.evaluate = Function(), Function()
         self._flats = {bucket.dim: bucket for bucket in program.buckets}
-        self._of_ranks = [rank_program(program, rank) for rank in places(program)] if program.pipeline else [program]
+        self._of_ranks = rank_programs(program) if program.pipeline else (program,)
         self._given = ["flat_params"] if any(bucket.layers for bucket in program.buckets) else []
         self._chunked = chunk_moves(program)
         self._runs = {run[0].name: run for run in runs(program)}  # by the first bucket's name

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import define, field, frozen
 
-from ..analysis.communication import places
 from ..analysis.stage_buckets import chunks
 from ..ir import Bucket, Kind, Op, Program
 from ..ir.placements import ends
@@ -113,7 +112,7 @@ def stage_reductions(program: Program) -> Iterator[str]:
 
 def _largest(program: Program, *of: Bucket) -> str:
     """The most elements that any rank has of one chunk of each of these buckets."""
-    own = [chunk for rank in places(program) for chunk in chunks(program, rank)]
+    own = [chunk for each in chunks(program) for chunk in each]
     sizes = [max(chunk.size for chunk in own if chunk.bucket == bucket.name) for bucket in of]
     text = " + ".join(f"{size:,}" for size in sizes)
     return f"up to {f'({text})' if len(of) > 1 else text}"

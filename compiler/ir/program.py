@@ -238,9 +238,13 @@ class Program:
         """A step's backward block."""
         return blocks(self.microbatches)[1]
 
+    @cached_property
+    def _dims(self) -> Mapping[str, Dim]:
+        return {dim.name: dim for dim in self.dims}
+
     def dim(self, name: str) -> Dim:
         """The dim `name`."""
-        return next(dim for dim in self.dims if dim.name == name)
+        return self._dims[name]
 
     def size(self, dim: str) -> int:
         """The global size of `dim`."""

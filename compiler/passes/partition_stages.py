@@ -76,7 +76,7 @@ def _balanced(program: Program, pipeline: Pipeline, count: int) -> tuple[int, ..
     for repeat, behind in zip(repeats, (*between, 0), strict=True):
         costs += [cost(program, repeat.body).forward] * program.size(repeat.dim)
         costs[-1] += behind
-    return balanced(costs, first, last, count)
+    return balanced(tuple(costs), first, last, count)
 
 
 def _given(program: Program, pipeline: Pipeline, layers: tuple[int, ...], count: int, total: int) -> tuple[int, ...]:

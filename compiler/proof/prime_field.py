@@ -8,6 +8,7 @@ count as the same only if they are in every trial.  exp(x) is w^s, s the hash of
 
 from functools import cache
 from hashlib import blake2b
+from math import prod
 
 import numpy as np
 from attrs import define, field
@@ -69,7 +70,12 @@ class Field:
         self.degree |= degree
         if not {*x.dims, *y.dims} - {*out}:
             return Tensor(out, _reduced(x.onto(out) * y.onto(out)), degree)
-        path = subscripts(out, x.dims, y.dims)  # halves of 16 bits: 2^16 products of 47 bits fit 64
+        path = subscripts(out, x.dims, y.dims)
+        each = zip(x.dims + y.dims, x.array.shape[x.lead :] + y.array.shape[y.lead :], strict=True)
+        sizes = dict(sorted(each))  # where one is 1, the other
+        if prod(size for dim, size in sizes.items() if dim not in out) <= 4:  # that many products of 62 bits fit 64
+            return Tensor(out, _reduced(np.einsum(path, x.array, y.array)), degree)
+        # in halves of 16 bits, of which 2^16 products of 47 bits do
         high = _reduced(np.einsum(path, x.array >> _HALF, y.array))
         low = np.einsum(path, x.array & _LOW, y.array)
         return Tensor(out, _reduced((high << _HALF) + _reduced(low)), degree)

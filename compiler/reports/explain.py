@@ -11,7 +11,7 @@ from ..analysis.communication import collectives, places
 from ..analysis.context_parallel import costs, sequence_axes, strategy
 from ..analysis.link_traffic import crosses, sent, volumes, whole
 from ..analysis.memory import Account, Kept, PeakSnapshot, account, capacity, fits, place
-from ..analysis.stage_program import rank_program
+from ..analysis.stage_program import rank_programs
 from ..config.units import amount, counted
 from ..ir import MICROBATCHES, Op, Program, base
 from ..syntax.diagnostics import CODES
@@ -126,7 +126,7 @@ def explain_collectives(program: Program) -> str:
     if not listed:
         return f"{head}\n\nno communication"
     if program.pipeline:
-        program = rank_program(program, of_all.index(listed))
+        program = rank_programs(program)[of_all.index(listed)]
     uses = [rows for use in USES if (rows := list(_use(program, use, listed)))]
     parts = [_tables(uses), *_strategies(program), "\n".join(table(list(_volumes(program, listed)))), FORMULA]
     return "\n\n".join((head, _traffic_verdict(program, listed), *parts))

@@ -3,10 +3,10 @@
 In text `3F12` is stage 3's forward of microbatch 12, as torch.distributed.pipelining writes it."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from functools import cached_property
+from itertools import pairwise
 
 from attrs import evolve, field, frozen
 
@@ -85,19 +85,10 @@ class Schedule:
         return len(self.rows)
 
     @cached_property
-    def words(self) -> tuple[tuple[str, ...], ...]:
-        """Each rank's actions as text."""
-        return tuple(tuple(map(str, row)) for row in self.rows)
-
-    @cached_property
     def splits(self) -> bool:
         """Whether backward is done in two parts anywhere."""
-        return any(action.work is Work.WEIGHT for _, _, action in self.cells())
-
-    @cached_property
-    def counts(self) -> Counter[tuple[int, Work]]:
-        """How many actions each stage does of each kind of work."""
-        return Counter((action.stage, action.work) for _, _, action in self.cells())
+        weight = Work.WEIGHT
+        return any(action.work is weight for row in self.rows for action in row)
 
     @cached_property
     def spans(self) -> tuple[dict[int, range], ...]:
@@ -129,15 +120,10 @@ def spans(row: Row) -> dict[int, range]:
 
     The value that a last action makes is sent before a reduction begins.
     """
-    found: dict[int, tuple[int, int]] = {}
-    last: int | None = None
-    for at, action in enumerate(row):
-        if not action.work.is_message:
-            if last is not None:
-                found[last] = found[last][0], at
-            last = action.stage
-            found[last] = found.get(last, (at, 0))[0], len(row)
-    return {stage: range(*ends) for stage, ends in found.items()}
+    cells = [(at, action.stage) for at, action in enumerate(row) if not action.work.is_message]
+    ends = {stage: end for (_, stage), (end, _) in pairwise([*cells, (len(row), -1)])}
+    begins = {stage: at for at, stage in reversed(cells)}
+    return {stage: range(begins[stage], end) for stage, end in ends.items()}
 
 
 def stages_of_rank(stage_to_rank: Sequence[int], rank: int) -> tuple[int, ...]:

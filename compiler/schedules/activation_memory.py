@@ -1,5 +1,6 @@
 """Activation memory of ranks over their rows: microbatches between forward and backward, and values between stages."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -91,21 +92,25 @@ class MemoryBudget:
         return all(held <= most for held, most in zip(high_water(schedule, self.keeps), self.most, strict=True))
 
 
-def beside(schedule: Schedule, rank: int, keeps: Keeps) -> Beside:
-    """The row of a rank, whose messages are needed for `handed`."""
+def beside(schedule: Schedule, keeps: Keeps) -> Iterator[Beside]:
+    """The row of each rank; `handed` needs messages."""
     import numpy as np
 
     from .cell_table import cell_table
 
-    row = cell_table(schedule).row(rank)
-    more = row.each(lambda action: _more(action, schedule.stages - 1, keeps))
-    first = np.unique(row.like, return_index=True)[1]
-    more[first[row.are_sends[first]]] = 0  # none before it is gone
-    handed = np.concatenate(([0], more)).cumsum()[:-1]
-    cells, handed = row.where(~row.are_messages), handed[~row.are_messages]
-    own, takes = cells.each(keeps.before), cells.each(lambda action: _passes(action, schedule.stages - 1, keeps)[0])
-    kept = np.concatenate(([0], cells.each(keeps.after) - own)).cumsum()[:-1]
-    return Beside(cells, kept - own, handed - takes)
+    cells, last = cell_table(schedule), schedule.stages - 1
+    more = cells.each(lambda action: _more(action, last, keeps))
+    takes = cells.each(lambda action: _passes(action, last, keeps)[0])
+    before, after = cells.each(keeps.before), cells.each(keeps.after)
+    first = cells.first_of_kinds
+    more[first[cells.are_sends[first]]] = 0  # none before it is gone
+    for rank in range(schedule.ranks):
+        row = cells.row(rank)
+        computes = ~cells.are_messages[row]
+        own = row[computes]
+        handed = np.concatenate(([0], more[row])).cumsum()[:-1][computes]
+        kept = np.concatenate(([0], after[own] - before[own])).cumsum()[:-1]
+        yield Beside(cells.where(own), kept - before[own], handed - takes[own])
 
 
 def _more(action: Action, last: int, keeps: Keeps) -> float:
@@ -137,11 +142,10 @@ def high_water(schedule: Schedule, keeps: Keeps | None = None) -> tuple[float, .
     Rows have messages, unless what stages hand to each other counts nothing.
     """
     keeps = keeps or Keeps.uniform(schedule.stages)
-    return tuple(_most(schedule, rank, keeps) for rank in range(schedule.ranks))
+    return tuple(_most(it, keeps) for it in beside(schedule, keeps))
 
 
-def _most(schedule: Schedule, rank: int, keeps: Keeps) -> float:
-    it = beside(schedule, rank, keeps)
+def _most(it: Beside, keeps: Keeps) -> float:
     own = it.cells.each(lambda action: max(keeps.before(action), keeps.after(action)))
     return (it.kept + it.handed + own).max(initial=0).item()
 

@@ -3,8 +3,10 @@
 This imports numpy, which takes longer than many commands: what needs it imports it then.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import islice
 from typing import Any, SupportsIndex, cast
 
 import numpy as np
@@ -12,9 +14,10 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from .actions import Action, Schedule, Work
-from .dependencies import PARTS, Cell, Value, needs
+from .dependencies import PARTS, Cell, Value, made_by, needs
 
 Numbers = NDArray[np.int64]
+WORKS = tuple(Work)
 
 
 @frozen(eq=False, slots=False)
@@ -32,12 +35,18 @@ class CellTable:
     like: Numbers
     kinds: tuple[Action, ...]
 
-    def row(self, rank: int) -> "CellTable":
-        """Those of a rank."""
-        start, end = np.searchsorted(self.rank, (rank, rank + 1))
-        return self.where(slice(start, end))
+    def row(self, rank: int) -> Numbers:
+        """The numbers of those of a rank."""
+        return np.flatnonzero(self.rank == rank)
 
-    def where(self, chosen: NDArray[np.bool_] | slice) -> "CellTable":
+    @property
+    def first_of_kinds(self) -> Numbers:
+        """The number of the first of each kind; 0 where there is none."""
+        found = np.zeros(len(self.kinds), dtype=np.int64)
+        found[self.like[::-1]] = np.arange(len(self.like))[::-1]
+        return found
+
+    def where(self, chosen: NDArray[np.bool_] | Numbers) -> "CellTable":
         """Some of the cells."""
         rank, at, microbatch, like = (column[chosen] for column in (self.rank, self.at, self.microbatch, self.like))
         return CellTable(self.schedule, rank, at, microbatch, like, self.kinds)
@@ -48,8 +57,29 @@ class CellTable:
 
     def action(self, number: SupportsIndex) -> Action:
         """What it does."""
-        rank, at = self.cell(number)
-        return self.schedule.rows[rank][at]
+        kind = self.kinds[int(self.like[number])]
+        return Action(kind.stage, kind.work, int(self.microbatch[number]))
+
+    @cached_property
+    def actions(self) -> list[Action]:
+        """What each does."""
+        kinds: Iterator[Action] = map(self.kinds.__getitem__, self.like.tolist())
+        each = zip(kinds, self.microbatch.tolist(), strict=True)
+        return [Action(kind.stage, kind.work, microbatch) for kind, microbatch in each]
+
+    @property
+    def counts(self) -> Counter[tuple[int, Work]]:
+        """How many each stage has of each kind of work."""
+        each = zip(self.kinds, np.bincount(self.like, minlength=len(self.kinds)).tolist(), strict=True)
+        return Counter({(kind.stage, kind.work): count for kind, count in each})
+
+    @cached_property
+    def words(self) -> tuple[tuple[str, ...], ...]:
+        """What each does as text, rank by rank."""
+        begins = [f"{kind.stage}{kind.work.value}" for kind in self.kinds]
+        each = zip(self.like.tolist(), self.microbatch.tolist(), strict=True)
+        words = (f"{begins[like]}{microbatch}" for like, microbatch in each)
+        return tuple(tuple(islice(words, len(row))) for row in self.schedule.rows)
 
     def largest(self, sizes: NDArray[Any]) -> list[int]:
         """The number of the first cell of each kind for which a size is largest; kinds as they first occur."""
@@ -111,6 +141,17 @@ class CellTable:
         needed = {it: () if it.work.is_message else needs(it, stages) for it in self.kinds}
         return self.values(lambda it: (*needed[it], None)[0]), self.values(lambda it: (*needed[it], None, None)[1])
 
+    @cached_property
+    def makers(self) -> Numbers:
+        """For each value the number of the cell that makes it."""
+        return self.where_of(self.values(made_by), ~self.are_messages)
+
+    @property
+    def need_later(self) -> bool:
+        """Whether any cell needs what its own rank makes later."""
+        cells = np.arange(len(self.rank))
+        return any(np.any((self.makers[values] > cells) & ~self.elsewhere(values)) for values in self.needed)
+
     def elsewhere(self, values: Numbers) -> NDArray[np.bool_]:
         """Of a value for each cell, whether another rank makes it."""
         home = np.array([*self.schedule.stage_to_rank * 2, -1])[values // self.schedule.microbatches]
@@ -132,16 +173,25 @@ def cell_table(schedule: Schedule) -> CellTable:
 
 
 def _made(schedule: Schedule) -> CellTable:
-    works, lengths = [*Work], [*map(len, schedule.rows)]
+    lengths = [*map(len, schedule.rows)]
     actions = [action for row in schedule.rows for action in row]
-    codes = [action.stage * len(works) + action.work.number for action in actions]
-    kinds, like = np.unique(np.array(codes, dtype=np.int64), return_inverse=True)
-    found: list[int] = kinds.tolist()
-    return CellTable(
+    return coded(
         schedule,
         rank=np.repeat(np.arange(len(lengths)), lengths),
         at=np.concatenate([np.arange(length) for length in lengths]),
         microbatch=np.array([action.microbatch for action in actions], dtype=np.int64),
-        like=like,
-        kinds=tuple(Action(kind // len(works), works[kind % len(works)], 0) for kind in found),
+        codes=np.array([*map(code, actions)], dtype=np.int64),
     )
+
+
+def code(action: Action) -> int:
+    """A number for its stage and work."""
+    return action.stage * len(WORKS) + action.work.number
+
+
+def coded(schedule: Schedule, rank: Numbers, at: Numbers, microbatch: Numbers, codes: Numbers) -> CellTable:
+    """The cells whose stage and work have these codes."""
+    found, like = np.unique(codes, return_inverse=True)
+    numbers: list[int] = found.tolist()
+    kinds = (Action(number // len(WORKS), WORKS[number % len(WORKS)], 0) for number in numbers)
+    return CellTable(schedule, rank, at, microbatch, like, tuple(kinds))

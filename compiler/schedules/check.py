@@ -17,15 +17,23 @@ def problems(schedule: Schedule) -> list[Problem]:
 
     A mistake in one of these shows in the next too, where it would be told in other words.  A schedule is checked once.
     """
+    if problems not in schedule.known:
+        schedule.known[problems] = tuple(_found(schedule))
+    return [*cast(tuple[Problem, ...], schedule.known[problems])]
+
+
+def _found(schedule: Schedule) -> list[Problem]:
+    """Cells have an order if all messages arrive and no cell needs what its own rank makes later."""
     from .cell_table import cell_table  # these have numpy, which is heavy
     from .rendezvous import rendezvous
 
-    if problems not in schedule.known:
-        cells = cell_table(schedule)
-        found = [] if cells.are_whole else _cells(schedule)
-        found = found or _order(schedule) or (rendezvous(schedule) if cells.are_messages.any() else [])
-        schedule.known[problems] = tuple(found)
-    return [*cast(tuple[Problem, ...], schedule.known[problems])]
+    cells = cell_table(schedule)
+    if not cells.are_whole and (wrong := _cells(schedule)):
+        return wrong
+    if not cells.are_messages.any():
+        return _order(schedule)
+    lost = rendezvous(schedule)
+    return (_order(schedule) or lost) if lost or cells.need_later else []
 
 
 def _cells(schedule: Schedule) -> list[Problem]:

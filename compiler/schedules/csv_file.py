@@ -25,7 +25,9 @@ class BadRows(Exception):
 
 def csv(schedule: Schedule) -> str:
     """The rows as torch's `_PipelineScheduleRuntime._load_csv` reads them."""
-    return "".join(f"{','.join(row)}\n" for row in schedule.words)
+    from .cell_table import cell_table  # imports numpy
+
+    return "".join(f"{','.join(row)}\n" for row in cell_table(schedule).words)
 
 
 def read_csv(text: str) -> Schedule:

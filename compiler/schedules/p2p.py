@@ -4,15 +4,18 @@ A send comes right after the action that makes its value, a receive early.  Mess
 each two ranks, even where a send blocks until it is received.
 """
 
-from collections.abc import Iterator
+from itertools import pairwise
 from math import inf
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from .actions import Action, Schedule, Work
 from .dependencies import Value, made_by
 from .timeline import Timed, Times, timed
+
+if TYPE_CHECKING:
+    from .cell_table import CellTable, Numbers
 
 
 @frozen
@@ -51,39 +54,62 @@ def with_messages(schedule: Schedule, times: Times) -> Schedule:
     two ranks see the messages between them in the same order.  Raises Stuck where rows wait for each other.
     """
     if times not in schedule.known:
-        schedule.known[times] = _with_messages(schedule, timed(schedule, times))
+        schedule.known[times] = _in_order(_ends(schedule), timed(schedule, times))
     return cast(Schedule, schedule.known[times])
 
 
-def _with_messages(schedule: Schedule, found: Timed) -> Schedule:
-    rows: list[list[Action]] = [[] for _ in schedule.rows]
-    like: list[int] = found.cells.like.tolist()
-    made = [None if kind.work.is_message else made_by(kind) for kind in found.cells.kinds]
-    ways = [message_of(value, schedule.stage_to_rank) if value else None for value in made]
-    actions = [action for row in schedule.rows for action in row]
-    for cell, is_message in _events(found, [way is not None for way in ways]):
-        action, way = actions[cell], ways[like[cell]]
-        if way and is_message:
-            rows[way.source].append(Action(way.send.stage, way.send.work, action.microbatch))
-            rows[way.target].append(Action(way.receive.stage, way.receive.work, action.microbatch))
-        else:
-            rows[schedule.stage_to_rank[action.stage]].append(action)
-    return Schedule(schedule.stage_to_rank, schedule.microbatches, tuple(map(tuple, rows)))
+@frozen(eq=False)
+class _Ends:
+    """The actions that compute and both ends of each message, whatever their order.
+
+    of  for each the number of the cell that does it, or makes what it moves
+    """
+
+    cells: "CellTable"
+    of: "Numbers"
 
 
-def _events(found: Timed, crosses: list[bool]) -> Iterator[tuple[int, bool]]:
-    """All actions and messages in order, by the cell that computes them or what they send.
+def _ends(schedule: Schedule) -> _Ends:
+    import numpy as np
 
-    Those that begin together, messages behind actions and then rank by rank; but actions that take no time come first,
-    in an order in which they can be done, each with its message.
+    from .cell_table import cell_table, code, coded
+
+    if _ends not in schedule.known:
+        cells = cell_table(schedule)
+        made = [None if kind.work.is_message else made_by(kind) for kind in cells.kinds]
+        ways = [message_of(value, schedule.stage_to_rank) if value else None for value in made]
+        each = [
+            [None if kind.work.is_message else kind, way and way.send, way and way.receive]
+            for kind, way in zip(cells.kinds, ways, strict=True)
+        ]
+        codes = np.array([[-1 if action is None else code(action) for action in actions] for actions in each])
+        codes = codes[cells.like].T.ravel()
+        there = np.flatnonzero(codes >= 0)
+        of, codes = there % len(cells.like), codes[there]
+        homes = np.array(schedule.stage_to_rank)[codes // len(Work)]
+        schedule.known[_ends] = _Ends(coded(schedule, homes, of, cells.microbatch[of], codes), of)
+    return cast(_Ends, schedule.known[_ends])
+
+
+def _in_order(ends: _Ends, found: Timed) -> Schedule:
+    """By when what they are of begins, messages behind actions, then rank by rank.
+
+    But actions that take no time come first, in an order in which they can be done, each with its message.
     """
     import numpy as np
 
-    start, order = np.array(found.start), np.array(found.order, dtype=np.int64)
-    turn = np.empty(len(start))
-    turn[order] = np.arange(len(order))
-    turn[start != found.end] = inf
-    cells = np.concatenate((order, np.flatnonzero(np.array(crosses, dtype=bool)[found.cells.like])))
-    is_message = np.arange(len(cells)) >= len(order)
-    events = np.lexsort((found.cells.rank[cells], is_message, turn[cells], start[cells]))
-    return zip(cells[events].tolist(), is_message[events].tolist(), strict=True)
+    from .cell_table import cell_table
+
+    turn = np.full(len(found.start), inf)
+    turn[found.order] = np.arange(len(found.order))
+    turn[found.start != found.end] = inf
+    of, cells = ends.of, ends.cells
+    order = np.lexsort((found.cells.rank[of], cells.are_messages, turn[of], found.start[of], cells.rank))
+    starts = np.searchsorted(cells.rank[order], range(found.cells.schedule.ranks + 1))
+    numbers: list[int] = order.tolist()
+    actions = [cells.actions[number] for number in numbers]
+    rows = (tuple(actions[start:end]) for start, end in pairwise(starts))
+    made = evolve(found.cells.schedule, rows=tuple(rows))
+    ordered = cells.where(order)
+    made.known[cell_table] = evolve(ordered, schedule=made, at=np.arange(len(order)) - starts[ordered.rank])
+    return made

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from attrs import frozen
@@ -10,7 +11,8 @@ Ways = dict[int, tuple[int, int]]
 """By where the stages so far end: the least sum of squares, and where the last of them then begins."""
 
 
-def balanced(costs: Sequence[int], first: int, last: int, count: int) -> tuple[int, ...]:
+@lru_cache(maxsize=4)
+def balanced(costs: tuple[int, ...], first: int, last: int, count: int) -> tuple[int, ...]:
     """How many of the items, in order, each of `count` stages has: the dearest stage as cheap as can be.
 
     The first and the last stage cost so much more, and alone may have no item: of items there are `count` - 2 at least.
@@ -21,7 +23,7 @@ def balanced(costs: Sequence[int], first: int, last: int, count: int) -> tuple[i
     extra[-1] += last
     least = tuple(int(0 < stage < count - 1) for stage in range(count))
     assert sum(least) <= len(costs), "balanced: fewer items than stages"
-    return _Division(tuple(costs), tuple(extra), least).most_even()
+    return _Division(costs, tuple(extra), least).most_even()
 
 
 @frozen

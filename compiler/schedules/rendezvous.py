@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .actions import Action, Schedule
 from .cell_table import CellTable, Numbers, cell_table
-from .dependencies import Cell, made_by
+from .dependencies import Cell
 from .p2p import carried, message_of
 from .violations import Problem, circular, lacking, misplaced
 
@@ -47,12 +47,11 @@ class _Ways:
 def _ways(cells: CellTable) -> _Ways:
     moves = cells.values(lambda action: carried(action) if action.work.is_message else None)
     used = np.max([cells.where_of(values, cells.elsewhere(values)) for values in cells.needed], axis=0)
-    made = cells.where_of(cells.values(made_by), ~cells.are_messages)
     fit = np.flatnonzero(cells.at_home & (used[moves] >= 0))
     known = np.zeros(len(moves), dtype=bool)
     known[fit[np.unique(2 * moves[fit] + cells.are_sends[fit], return_index=True)[1]]] = True
     sent, received = (cells.where_of(moves, known & end) for end in (cells.are_sends, ~cells.are_sends))
-    return _Ways(cells, moves, known, made, sent, received, used)
+    return _Ways(cells, moves, known, cells.makers, sent, received, used)
 
 
 def _superfluous(ways: _Ways) -> Iterator[Problem]:

@@ -1,8 +1,9 @@
 """When each action of a schedule happens if each rank does its row in order, and how long ranks wait."""
 
 from collections import deque
-from itertools import accumulate
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
 
 from attrs import evolve, frozen
 
@@ -10,6 +11,8 @@ from .actions import Action, Schedule, Work
 from .dependencies import Stuck, made_by
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from .cell_table import CellTable
 
 
@@ -98,8 +101,9 @@ def simulate(schedule: Schedule, times: Times) -> Timeline:
     """
     slots: list[list[Slot]] = [[] for _ in schedule.rows]
     found = timed(schedule, times)
+    start, end = found.start.tolist(), found.end.tolist()
     for cell in sorted(found.order):
-        slots[found.cells.cell(cell).rank].append(Slot(found.cells.action(cell), found.start[cell], found.end[cell]))
+        slots[found.cells.cell(cell).rank].append(Slot(found.cells.action(cell), start[cell], end[cell]))
     return Timeline(tuple(map(tuple, slots)))
 
 
@@ -108,43 +112,54 @@ class Timed:
     """When each cell begins and ends that computes, and their numbers in an order in which all can be done."""
 
     cells: "CellTable"
-    start: list[float]
-    end: list[float]
+    start: "NDArray[Any]"
+    end: "NDArray[Any]"
     order: list[int]
+
+
+_Each = tuple[int, int, int, float, float, float, int]
+"""A cell, the values that it needs, how long these are on their way, how long it takes, and the value that it makes."""
 
 
 def timed(schedule: Schedule, times: Times) -> Timed:
     """Each computing action begins after those before it in its row and those that it waits for; raises Stuck."""
+    import numpy as np
+
     from .cell_table import cell_table
 
     cells = cell_table(schedule)
-    nothing, skipped = cells.nothing, cells.are_messages.tolist()
-    needed: list[list[int]] = [values.tolist() for values in cells.needed]
-    ways: list[list[float]] = [(cells.elsewhere(values) * times.send).tolist() for values in cells.needed]
-    (first, second), (first_way, second_way) = needed, ways
-    makes, takes = cells.values(made_by).tolist(), cells.each(times.of).tolist()
-    found = Timed(cells, [0.0] * len(makes), [0.0] * len(makes), [])
-    ends = [*accumulate(map(len, schedule.rows), initial=0)]
-    free = [0.0] * schedule.ranks
+    nothing = cells.nothing
+    ways = [cells.elsewhere(values) * times.send for values in cells.needed]
+    takes, makes = cells.each(times.of), cells.values(made_by)
+    start, order = [0.0] * len(takes), list[int]()
     done = [-1.0] * nothing + [0.0]  # when each value is there; negative until it is made
-    waits: dict[int, list[int]] = {}
-    ready = deque(enumerate(ends[:-1]))
+    waits: dict[int, dict[int, int]] = {}  # for each value the cell at which each rank waits for it
+
+    def row(rank: int) -> Iterator[tuple[int, int]]:
+        """Does a row; stops at each value that is not there, and at which cell."""
+        numbers = cells.row(rank)[~cells.are_messages[cells.row(rank)]]
+        columns = (it[numbers].tolist() for it in (*cells.needed, *ways, takes, makes))
+        each = cast(Iterator[_Each], zip(numbers.tolist(), *columns, strict=True))
+        free = 0.0
+        for cell, one, other, way, other_way, time, made in each:
+            if done[one] < 0:
+                yield one, cell
+            if done[other] < 0:
+                yield other, cell
+            start[cell] = max(free, done[one] + way, done[other] + other_way)
+            free = start[cell] + time
+            order.append(cell)
+            if made < nothing:
+                done[made] = free
+                if made in waits:
+                    ready.extend(waits.pop(made))
+
+    rows = [*map(row, range(schedule.ranks))]
+    ready = deque(range(schedule.ranks))
     while ready:
-        rank, begun = ready.popleft()
-        for cell in range(begun, ends[rank + 1]):
-            if skipped[cell]:
-                continue
-            one, other = first[cell], second[cell]
-            if done[missing := one if done[one] < 0 else other] < 0:
-                waits.setdefault(missing, []).append(cell)
-                break
-            begin = max(free[rank], done[one] + first_way[cell], done[other] + second_way[cell])
-            found.start[cell], found.end[cell] = begin, begin + takes[cell]
-            free[rank] = found.end[cell]
-            found.order.append(cell)
-            if (made := makes[cell]) < nothing:
-                done[made] = free[rank]
-                ready.extend((cells.cell(each).rank, each) for each in waits.pop(made, ()))
+        rank = ready.popleft()
+        for value, cell in islice(rows[rank], 1):
+            waits.setdefault(value, {})[rank] = cell
     if waits:
-        raise Stuck({cells.cell(cell): cells.value(value) for value, stuck in waits.items() for cell in stuck})
-    return found
+        raise Stuck({cells.cell(cell): cells.value(value) for value, at in waits.items() for cell in at.values()})
+    return Timed(cells, np.array(start), start + takes, order)

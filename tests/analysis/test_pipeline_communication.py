@@ -12,7 +12,7 @@ from scalec.compiler import cli
 from scalec.compiler.analysis.communication import collectives, evaluation, places
 from scalec.compiler.analysis.link_traffic import crosses, sent
 from scalec.compiler.analysis.memory import accounts
-from scalec.compiler.analysis.stage_program import rank_program
+from scalec.compiler.analysis.stage_program import rank_programs
 from scalec.compiler.emit import emit
 from scalec.compiler.ir import Program
 from scalec.compiler.reports.explain import explain_collectives, memory
@@ -42,7 +42,7 @@ def program(layers: list[int], settings: str = "") -> Program:
 
 def test_a_rank_has_its_own_parameters() -> None:
     of = program([3, 2])
-    assert [sum(map(rank_program(of, r).elements, (p.type for p in rank_program(of, r).params))) for r in (0, 1)] == [
+    assert [sum(map(own.elements, (p.type for p in own.params))) for own in rank_programs(of)] == [
         TABLE + 3 * TURN,
         2 * TURN + TABLE,
     ]

@@ -2,7 +2,7 @@
 
 from helpers.proof_pipelines import compiled, piped
 from helpers.uneven_stages import unlike
-from scalec.compiler.analysis.stage_program import StageProgram, rank_program, stage_programs
+from scalec.compiler.analysis.stage_program import StageProgram, rank_programs, stage_programs
 from scalec.compiler.ir import Op, Program
 from scalec.compiler.ir.stages import crossing
 
@@ -35,7 +35,7 @@ def test_a_stage_has_its_layers_and_no_others() -> None:
     for dim in program.pipeline.dims:
         assert [i for stage in stages for i in stage.layers[dim]] == [*range(program.size(dim))]
         assert [stage.program.size(dim) for stage in stages] == [len(stage.layers[dim]) for stage in stages]
-        assert sum(rank_program(program, rank).size(dim) for rank in (0, 1)) == program.size(dim)
+        assert sum(own.size(dim) for own in rank_programs(program)) == program.size(dim)
 
 
 def test_each_stage_of_a_tied_parameter_adds_up_its_own_terms() -> None:

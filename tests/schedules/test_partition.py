@@ -30,7 +30,7 @@ def stage_costs(costs: list[int], first: int, last: int, sizes: tuple[int, ...])
 def test_no_division_is_better(costs: list[int], first: int, last: int, data: st.DataObject) -> None:
     """The dearest stage is as cheap as can be, and of such divisions the squares' sum is the least."""
     count = data.draw(st.integers(1, min(5, len(costs) + 2)))
-    found = balanced(costs, first, last, count)
+    found = balanced(tuple(costs), first, last, count)
 
     every = list(divisions(len(costs), count))
     assert found in every
@@ -51,7 +51,7 @@ def test_the_dearest_stage_counts_before_all_others(
     costs: list[int], first: int, last: int, count: int, best: tuple[int, int]
 ) -> None:
     """Others would be more alike, but have a dearer one."""
-    assert worth(costs, first, last, balanced(costs, first, last, count)) == best
+    assert worth(costs, first, last, balanced(tuple(costs), first, last, count)) == best
     every = [worth(costs, first, last, sizes) for sizes in divisions(len(costs), count)]
     assert min(every) == best
     assert min(squares for _, squares in every) < best[1]
@@ -70,11 +70,11 @@ def test_the_dearest_stage_counts_before_all_others(
     ],
 )
 def test_divisions(costs: list[int], first: int, last: int, count: int, found: tuple[int, ...]) -> None:
-    sizes = balanced(costs, first, last, count)
+    sizes = balanced(tuple(costs), first, last, count)
     assert max(stage_costs(costs, first, last, sizes)) == max(stage_costs(costs, first, last, found))
     assert sorted(stage_costs(costs, first, last, sizes)) == sorted(stage_costs(costs, first, last, found))
 
 
 def test_many_layers_are_divided_quickly() -> None:
     """1,024 layers of sizes as those of a large model."""
-    assert sum(balanced([4096**4 * (1 + layer % 3) for layer in range(1024)], 0, 4096**5, 64)) == 1024
+    assert sum(balanced(tuple(4096**4 * (1 + layer % 3) for layer in range(1024)), 0, 4096**5, 64)) == 1024

@@ -8,7 +8,7 @@ from ...ir import ITEM_BYTES, Op, Program, once
 from ...ir import Bucket as Shared
 from ...ops import roles
 from ...ops.saved_tensors import Device
-from ..stage_program import rank_program
+from ..stage_program import rank_programs
 from .aliasing import Storages
 from .peak import PeakSnapshot, Walk, update
 from .pipeline_peak import Stage, device_of, fullest, keeps, stages_of
@@ -120,22 +120,22 @@ def accounts(program: Program) -> tuple[Account, ...]:
     assert program.pipeline, "memory: no pipeline"
     pipeline, of = program.pipeline, stages_of(program)
     assert pipeline.schedule, "memory: no rows"
-    sizes = keeps(program, of)
-    found: list[Account] = []
-    for rank in range(pipeline.schedule.ranks):
-        it = idle(program, rank, of)
-        peak = max(it.peak, fullest(program, rank, of, sizes), key=lambda moment: moment.bytes)
-        found.append(evolve(it, peak=peak))
-    return tuple(found)
+    moments = zip(idle(program, of), fullest(program, pipeline.schedule, of, keeps(program, of)), strict=True)
+    return tuple(evolve(it, peak=max(it.peak, peak, key=lambda moment: moment.bytes)) for it, peak in moments)
 
 
-def idle(program: Program, rank: int, of: Sequence[Stage]) -> Account:
-    """That of a rank of a pipeline's axis while it works on no microbatch; `of` has all stages."""
+def idle(program: Program, of: Sequence[Stage]) -> list[Account]:
+    """Those of all ranks of a pipeline's axis while they work on no microbatch; `of` has all stages."""
     assert program.pipeline, "memory: no pipeline"
-    kept = tuple(kept for number in program.pipeline.stages_of(rank) for kept in of[number].kept)
-    own = rank_program(program, rank)
-    storages = Storages(evolve(own, params=program.params))
-    return evolve(_account(own, storages, kept, update(storages)), rank=rank)
+    found: list[Account] = []
+    alike: dict[object, Account] = {}  # of ranks that hold as much, but for what they keep of microbatches
+    for rank, own in enumerate(rank_programs(program)):
+        if (own.dims, own.buckets) not in alike:
+            storages = Storages(evolve(own, params=program.params))
+            alike[own.dims, own.buckets] = _account(own, storages, (), update(storages))
+        kept = tuple(kept for number in program.pipeline.stages_of(rank) for kept in of[number].kept)
+        found.append(evolve(alike[own.dims, own.buckets], kept=kept, rank=rank))
+    return found
 
 
 def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak: PeakSnapshot) -> Account:

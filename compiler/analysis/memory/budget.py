@@ -22,8 +22,8 @@ def memory_budget(program: Program, most: int) -> MemoryBudget:
     of = stages_of(program)
     sizes = keeps(program, of)
     left: list[float] = []
-    for rank in range(program.axis(program.pipeline.axis).size):
-        it, own = idle(program, rank, of), program.pipeline.stages_of(rank)
+    for rank, it in enumerate(idle(program, of)):
+        own = program.pipeline.stages_of(rank)
         passing = max(_passing(of[stage]) for stage in own) + Chunks(program, program.pipeline, rank).most
         _demand(it, passing, int(least(program.pipeline.stage_to_rank, rank, sizes)), most)
         left.append(most - it.always - passing)

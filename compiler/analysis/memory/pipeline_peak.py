@@ -8,7 +8,7 @@ Non-goals: what an allocator loses.
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from ...ir import ITEM_BYTES, Op, Pipeline, Program, Value, walk
 from ...ir.stages import crossing, stages
 from ...ops.saved_tensors import Device
-from ...schedules.actions import Work
+from ...schedules.actions import Schedule, Work
 from ...schedules.activation_memory import Beside, Keeps, beside
 from ..stage_buckets import chunks, needed
 from ..stage_program import StageProgram, stage_programs
@@ -39,7 +39,7 @@ class Stage:
     largest   of the gradients that the weights' part makes together, which go as soon as they are added
     forward   the moment when most is there, but of other microbatches
     backward  likewise
-    input     likewise, in backward without the weights' part
+    input     likewise, in backward without the weights' part; that of backward, if no rows split it
     """
 
     kept: tuple[Kept, ...]
@@ -72,18 +72,19 @@ def stages_of(program: Program) -> list[Stage]:
     """All stages of a pipeline, each by itself; those that do the same are one."""
     assert program.pipeline, "memory: no pipeline"
     groups = [cut.groups for cut in stages(program, program.pipeline)]
-    every = max(program.train.recompute.number, 1)
+    every, rows = max(program.train.recompute.number, 1), program.pipeline.schedule
+    splits = rows is None or rows.splits
     found: dict[object, Stage] = {}
     kinds: list[object] = []
     for number, stage in enumerate(stage_programs(program)):
         layers = ((len(own), own.start % every) for own in stage.layers.values())
         kinds.append((groups[number], number == 0, number == len(groups) - 1, *layers))
         if kinds[-1] not in found:
-            found[kinds[-1]] = _stage(stage, device_of(program))
+            found[kinds[-1]] = _stage(stage, device_of(program), splits)
     return [found[kind] for kind in kinds]
 
 
-def _stage(stage: StageProgram, device: Device) -> Stage:
+def _stage(stage: StageProgram, device: Device, splits: bool) -> Stage:
     storages = Storages(stage.program, stage)
     keeper = Keeper(storages, device)
     walked = Walk(storages, keeper, device).fullest
@@ -95,7 +96,7 @@ def _stage(stage: StageProgram, device: Device) -> Stage:
         made[op.inputs] += storages.bytes(op.outputs[0].name)
     largest = max(made.values(), default=0)
     later = sum(put_off(storages, body).values())
-    apart = Walk(storages, keeper, device, splits=True).fullest
+    apart = Walk(storages, keeper, device, splits=True).fullest if splits else walked
     back = walked["backward"]
     first = apart.get("backward", back)  # of an embedding alone, all of backward is put off
     return Stage(kept, entered, later, largest, walked["forward"], back, first)
@@ -113,15 +114,14 @@ def keeps(program: Program, of: Sequence[Stage]) -> Keeps:
     return Keeps(tuple(stage.held for stage in of), tuple(stage.later for stage in of), max(cuts, default=0), cuts)
 
 
-def fullest(program: Program, rank: int, of: Sequence[Stage], keeps: Keeps) -> PeakSnapshot:
-    """The moment of a rank's row when most is in memory beside what always is, the last sums of gradients included."""
+def fullest(program: Program, schedule: Schedule, of: Sequence[Stage], keeps: Keeps) -> Iterator[PeakSnapshot]:
+    """When in each rank's row most is in memory beside what always is, the last sums of gradients included."""
     assert program.pipeline, "memory: no pipeline"
-    assert program.pipeline.schedule, "memory: no rows"
-    schedule, own = program.pipeline.schedule, Chunks(program, program.pipeline, rank)
-    it = beside(schedule, rank, keeps)
-    moments = [_at(it, cell, of, own) for cell in it.cells.largest(it.kept + it.handed + own.held(it.cells.at))]
-    update = PeakSnapshot(None, "update", (), "", 0, 0, own.gradients(len(schedule.rows[rank])), 0)
-    return max([*moments, update], key=lambda moment: moment.bytes)
+    for rank, it in enumerate(beside(schedule, keeps)):
+        own = Chunks(program, program.pipeline, rank)
+        moments = [_at(it, cell, of, own) for cell in it.cells.largest(it.kept + it.handed + own.held(it.cells.at))]
+        update = PeakSnapshot(None, "update", (), "", 0, 0, own.gradients(len(schedule.rows[rank])), 0)
+        yield max([*moments, update], key=lambda moment: moment.bytes)
 
 
 def _at(it: Beside, cell: int, of: Sequence[Stage], own: "Chunks") -> PeakSnapshot:
@@ -147,7 +147,7 @@ class Chunks:
         self._freed = {bucket.name for bucket in program.buckets if bucket.reshard_after_forward}
         sent = {bucket.name: program.reduce_dtype(bucket) for bucket in program.buckets}
         self._sent_bytes = {b.name: ITEM_BYTES[sent[b.name]] * (sent[b.name] != b.type.dtype) for b in program.buckets}
-        self._own = [(chunk, needed(spans, chunk.stages).stop if spans else 1) for chunk in chunks(program, rank)]
+        self._own = [(chunk, needed(spans, chunk.stages).stop if spans else 1) for chunk in chunks(program)[rank]]
         unpacks = [op for op in program.region.body if isinstance(op, Op) and op.kind == "unpack"]
         self._used = {str(op.get("bucket")): op.outputs[0].type.dtype for op in unpacks}
         self._ends = sorted({end for _, end in self._own})

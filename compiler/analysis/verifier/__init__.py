@@ -25,12 +25,6 @@ def check(program: Program) -> None:
         Buckets(program).check()
 
 
-def check_rows(program: Program) -> None:
-    """Asserts that a pipeline's rows are legal: takes too long to be asked after each pass, which leave them alone."""
-    with _named(program):
-        Stages(program).check_rows()
-
-
 @contextmanager
 def _named(program: Program) -> Generator[None]:
     """Adds the pass to what fails inside."""

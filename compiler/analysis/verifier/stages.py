@@ -22,18 +22,11 @@ class Stages(Checker):
         if pipeline.stage_to_rank or pipeline.layers:
             self._stages(pipeline)
         for rows in filter(None, (pipeline.given, pipeline.schedule)):
-            self._counts(pipeline, rows)
+            self._rows(pipeline, rows)
         made = self.program.after in PLACED_PASSES and pipeline.settings.schedule.kind == AUTO
         last = self.program.after == PLACED_PASSES[-1]
         assert pipeline.given or not made, "a pipeline without rows"
         assert pipeline.schedule or not last, "a pipeline without rows"
-
-    def check_rows(self) -> None:
-        """Rows do all the work of their stages, in an order in which it can be done."""
-        pipeline = self.program.pipeline
-        for rows in filter(None, (pipeline.given, pipeline.schedule) if pipeline else ()):
-            for problem in problems(rows):
-                raise AssertionError(f"rows of rank {problem.rank}: {problem.why}")
 
     def _stages(self, pipeline: Pipeline) -> None:
         layers, stage_to_rank = pipeline.layers, pipeline.stage_to_rank
@@ -49,9 +42,12 @@ class Stages(Checker):
             assert name in params, f"stages hold {name}, which is no parameter"
             assert {*stages} <= {*range(len(stage_to_rank))}, f"{name}: held by a stage that there is not"
 
-    def _counts(self, pipeline: Pipeline, rows: Schedule) -> None:
+    def _rows(self, pipeline: Pipeline, rows: Schedule) -> None:
+        """Rows are of these ranks, and do all the work of their stages in an order in which it can be done."""
         ranks, microbatches = self.program.axis(pipeline.axis).size, self.sizes.get(MICROBATCHES, 0)
         assert rows.ranks == ranks, f"rows of {rows.ranks} ranks, the axis has {ranks}"
         assert rows.microbatches == microbatches, f"rows of {rows.microbatches} of {microbatches} microbatches"
         fits = rows.stage_to_rank == (pipeline.stage_to_rank or rows.stage_to_rank)
         assert fits, "the ranks of rows are not those of stage_to_rank"
+        for problem in problems(rows):
+            raise AssertionError(f"rows of rank {problem.rank}: {problem.why}")

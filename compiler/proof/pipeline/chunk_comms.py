@@ -37,7 +37,7 @@ def moves(program: Program, rows: Sequence[Row]) -> tuple[Move, ...]:
     """Communication of all ranks, as it follows from their rows."""
     found: list[Move] = []
     for rank, own in enumerate(map(spans, rows)):
-        for chunk in chunks(program, rank):
+        for chunk in chunks(program)[rank]:
             bucket, span = program.bucket(chunk.bucket), needed(own, chunk.stages)
             found.append(
                 Move(
