@@ -61,7 +61,8 @@ def _cost(program: Program, op: Op) -> Cost:
             return Cost(product, 2 * product, product) if in_parts else Cost(3 * product)
         case _ if keys := roles(op, types).key_seq:
             pairs = seen_pairs(program.size(keys), op.get("mask") == "causal", window_of(op))
-            products = 4 * made // program.size(keys) * pairs
+            q, _, v = (program.size(types[name].dims[-1]) for name in op.inputs[:3])
+            products = 2 * (q + v) * (made // v // program.size(keys)) * pairs
             return Cost(products, 2 * products)
         case _:
             return Cost(made, made)

@@ -127,9 +127,21 @@ def _mul(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     return f"{left} * {right}", PRODUCT
 
 
-def _aligned(op: Op, index: int, binds: int, operand: Expr, context: Context) -> str:
-    """The operand at `index` with the dims that it lacks between its own unsqueezed; torch itself adds those before."""
-    own, full = context.types(op.inputs[index]).dims, op.outputs[0].type.dims
+def _concat(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    *before, _ = op.outputs[0].type.dims
+    lasts = (context.types(name).dims[-1] for name in op.inputs)
+    each = (_aligned(op, i, SUM, operands[i], context, (*before, last)) for i, last in enumerate(lasts))
+    return f"{function_of(op, context.program)}({', '.join(each)})", ATOM
+
+
+def _aligned(
+    op: Op, index: int, binds: int, operand: Expr, context: Context, full: tuple[str, ...] | None = None
+) -> str:
+    """The operand at `index`, with dims that it lacks between its own unsqueezed; torch itself adds those before.
+
+    It comes to have the dims `full`, by default the result's.
+    """
+    own, full = context.types(op.inputs[index]).dims, full or op.outputs[0].type.dims
     lacking = [i for i, dim in enumerate(full) if dim not in own and set(full[:i]) & set(own)]
     if not lacking:
         return operand.within(binds)
@@ -186,6 +198,7 @@ def matrix_view(type: Type, inner: int) -> str:
 WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "add": _add,
     "cast": _cast,
+    "concat": _concat,
     "contract": _contract,
     "contracts": _contracts,
     "div": _div,

@@ -51,7 +51,8 @@ def _entry(each: HFWeight, program: Program) -> dict[str, object]:
     if each.transposed:
         entry["transposed"] = True
     if each.interleaved:  # by heads, whose rows are the last dim that no product sums over
-        entry["interleaved"] = each.interleaved, program.valid(own.type.dims[-own.inner - 1])
+        last = each.skipped + each.interleaved
+        entry["interleaved"] = each.skipped, last, program.valid(own.type.dims[-own.inner - 1])
     of_positions = own.type.dims[own.stacked :][:1] == (SEQUENCE,) and not own.inner
     if of_positions and not each.transposed and each.parts == 1:  # a file may have more than the plan's sequences
         entry["positions"] = True

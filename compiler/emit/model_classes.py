@@ -12,6 +12,7 @@ from attrs import frozen
 from ..analysis.recompute import is_recomputed, recomputes_region
 from ..config.settings import ON
 from ..ir import Op, Program, Region, Stmt, base
+from ..ops import OPS
 from .forward import Body
 from .line_writer import reads
 from .module import Frame, Module
@@ -63,7 +64,7 @@ def recomputed_values(program: Program, region: Region) -> set[str]:
     if recomputes_region(program, region):
         return set()
     inner = [recomputed_values(program, stmt) for stmt in region.body if isinstance(stmt, Region)]
-    read = {name for stmt in region.body if not _moves(stmt) for name in reads((stmt,))}  # a coercion saves nothing
+    read = {name for stmt in region.body if not _saves_nothing(program, stmt) for name in reads((stmt,))}
     read |= {end.name for end in region.yields}
     own = [stmt for stmt in region.body if isinstance(stmt, Op) and is_recomputed(program, stmt)]
     own = [op for op in own if not _moves(op) or op.outputs[0].name in read]
@@ -72,3 +73,10 @@ def recomputed_values(program: Program, region: Region) -> set[str]:
 
 def _moves(stmt: Stmt) -> bool:
     return isinstance(stmt, Op) and stmt.kind == "coerce"
+
+
+def _saves_nothing(program: Program, stmt: Stmt) -> bool:
+    """Whether it is a coercion, or an op whose gradients depend on no operand."""
+    if not isinstance(stmt, Op) or _moves(stmt):
+        return isinstance(stmt, Op)
+    return OPS[stmt.kind].is_linear(len(stmt.inputs)) and not is_recomputed(program, stmt)

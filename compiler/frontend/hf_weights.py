@@ -58,15 +58,15 @@ def _fits(each: HFWeight, param: Param, program: Program, found: Diagnostics) ->
 
 
 def _pairs(each: HFWeight, param: Param, program: Program, found: Diagnostics) -> None:
-    """The parameter's rows are those of heads, which have at least as many rows as are interleaved."""
+    """The parameter's rows are those of heads, or with some skipped of one, which have those that are interleaved."""
     rows = param.type.dims[len(program.outer(param)) : len(param.type.dims) - param.inner]
-    if len(rows) < 2 or SEQUENCE in rows or param.name in map(base, tables(program)):
+    if len(rows) < (1 if each.skipped else 2) or SEQUENCE in rows or param.name in map(base, tables(program)):
         help = "heads are the rows of `wq[hidden -> heads, head_dim]`, or the elements of `bq[heads, head_dim]`"
         notes = [Note(param.span, "declared")]
         found.error("E0405", f"`{param.name}` has no heads", each.span, "interleaved", notes=notes, help=help)
-    elif each.interleaved > (most := program.valid(rows[-1])):
+    elif (last := each.skipped + each.interleaved) > (most := program.valid(rows[-1])):
         message = f"a head of `{param.name}` has {most} rows"
-        found.error("E0405", message, each.span, f"not {each.interleaved}", notes=[Note(param.span, "declared")])
+        found.error("E0405", message, each.span, f"not {last}", notes=[Note(param.span, "declared")])
 
 
 def _shared(names: Iterable[HFWeight], params: dict[str, Param], found: Diagnostics) -> None:

@@ -290,6 +290,10 @@ class OpDef:
         self._require(not split & self.unsharded_dims(types, op), axis, types, "needs that dim whole")
         return [next((sharded(dim) for dim in dims if dim in split), self.contracts) for _, dims in shapes]
 
+    def is_linear(self, count: int) -> bool:
+        """Whether the op is jointly linear in all of its operands, if they are so many."""
+        return (*range(count),) in self._groups(count)
+
     def _groups(self, count: int) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(range(count)) if ALL in group else group for group in self.linear)
 

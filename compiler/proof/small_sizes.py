@@ -121,7 +121,8 @@ class _Sizes:
                 self._groups.setdefault(own.heads, set()).add(own.kv_heads)
         joins = [OPS[op.kind].joins(program.operands(op), op) for op in ops]
         self._parts = {dim: parts for each in joins for dim, parts in each.items()}
-        self._turned = {own.rotated: _turned(op) for op, own in each if own.rotated}
+        few = sorted((_turned(op), own.rotated) for op, own in each if own.rotated)
+        self._turned = {dim: most for most, dim in few}
         self._chosen = {*self._program.choices.values()}
         self._grouped = any("groups" in dict(op.attrs) for op in ops if op.kind == "top")
         self._even = {*self._turned, *(part for dim in self._turned for part in self._parts.get(dim, ()))}

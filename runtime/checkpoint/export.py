@@ -38,7 +38,7 @@ class Part:
 
     def is_whole(self, value: Tensor) -> bool:
         """Whether the part is whole rows, or heads, of the tensor."""
-        head = self.stored.interleaved[1] if self.stored.interleaved else 1
+        head = self.stored.interleaved[-1] if self.stored.interleaved else 1
         return value.numel() % (prod(self.stored.rows(0)[1:]) * head) == 0
 
 

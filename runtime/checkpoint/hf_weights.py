@@ -38,7 +38,7 @@ class HFWeight:
     """Where files hold a parameter: in the rows from `start` on of a tensor of `shape`, or of its transpose.
 
     Where `each` is ("experts", 8), there are 8 such tensors, of equal parts of the parameter's first dim.
-    Where `interleaved` is (64, 256), the first 64 of the 256 rows of each head are pairs: (0, 1), (2, 3), …
+    Where `interleaved` is (0, 64, 256), rows 0 to 63 of the 256 of each head are pairs: (0, 1), (2, 3), …
     A file may have more `positions` than the plan's sequences: its first rows are read.
     """
 
@@ -49,7 +49,7 @@ class HFWeight:
     each: tuple[str, int] = "", 1
     start: int = 0
     transposed: bool = False
-    interleaved: tuple[int, int] | None = None
+    interleaved: tuple[int, int, int] | None = None
     positions: bool = False
 
     def named(self, indices: Sequence[int]) -> tuple[str, ...]:
@@ -84,10 +84,11 @@ class HFWeight:
     def _heads(self, rows: Tensor, turned: tuple[int, int]) -> Tensor:
         if not self.interleaved:
             return rows
-        count, head = self.interleaved
+        start, stop, head = self.interleaved
         heads = rows.reshape(-1, head, *rows.shape[1:])
-        pairs = heads[:, :count].reshape(len(heads), *turned, *rows.shape[1:])
-        return torch.cat([pairs.transpose(1, 2).flatten(1, 2), heads[:, count:]], 1).flatten(0, 1)
+        pairs = heads[:, start:stop].reshape(len(heads), *turned, *rows.shape[1:])
+        turned_rows = pairs.transpose(1, 2).flatten(1, 2)
+        return torch.cat([heads[:, :start], turned_rows, heads[:, stop:]], 1).flatten(0, 1)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "state": tuple(SHARED),
     "optimizer": matrix.FACTORS["optimizer"],
     "recompute": matrix.FACTORS["recompute"],
-    "model": ("llama", "tied", "parallel", "every", "experts"),
+    "model": ("llama", "tied", "parallel", "every", "experts", "latent"),
     "valid": ("uneven", "silent_rank", "silent_microbatch"),
     "kv": (4, 2, 1),
     "microbatches": (1, 2, 3),
@@ -85,7 +85,7 @@ IMPOSSIBLE: frozenset[Pair] = frozenset(
     | _pairs("mesh", ["dp", "cp"], "sp", [True])
     | _pairs("mesh", ["dp", "cp"], "vocab", [False])
     | _pairs("microbatches", [1], "valid", ["silent_microbatch"])
-    | _pairs("model", ["every"], "optimizer", ["groups"])  # which the reference has not
+    | _pairs("model", ["every", "latent"], "optimizer", ["groups"])  # which the reference has not
 )
 ROWS = all_pairs(FACTORS, IMPOSSIBLE)
 
@@ -129,7 +129,16 @@ def _folded(case: Case) -> Case:
 
 BOTH = (
     Case(cp=2, uly=2, how="as zigzag via ring", kv=2, recompute="full", state="zero 3 over cp, uly", optimizer="adamw"),
-    Case(cp=2, uly=2, how="as zigzag", kernels="triton", microbatches=2, state="zero 1 over cp", clip=0.05),
+    Case(
+        cp=2,
+        uly=2,
+        how="as zigzag",
+        model="latent",
+        kernels="triton",
+        microbatches=2,
+        state="zero 1 over cp",
+        clip=0.05,
+    ),
     Case(cp=4, how="as zigzag via ring", kv=1, gathered="regather", model="tied", optimizer="momentum"),
     Case(uly=4, kv=2, microbatches=2, gathered="regather", recompute="selective(silu)", state="zero 2 over uly"),
     Case(dp=2, tp=2, rules="batch over dp  vocab, ffn over tp  seq over tp", valid="silent_rank"),

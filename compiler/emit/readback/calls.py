@@ -103,8 +103,13 @@ class _Reader:
             case Term(head="call", args=(function, args, options)):
                 name, kind = str(function), self.it.op.kind
                 self._demand(name == function_of(self.it.op, self.it.program), f"`{name}`")
-                products = {"contract": self._product, "contracts": self._products, "grouped_contract": self._grouped}
-                call = products.get(kind, self._call)
+                readers = {
+                    "concat": self._concat,
+                    "contract": self._product,
+                    "contracts": self._products,
+                    "grouped_contract": self._grouped,
+                }
+                call = readers.get(kind, self._call)
                 return call(cast(Values, args), cast(Mapping[str, object], options))
             case _:
                 raise wrong(self.node, f"{value} is no op")
@@ -128,13 +133,26 @@ class _Reader:
     def _elementwise(self, kind: str, *values: object, **attrs: float | str) -> list[Shape]:
         """Shapes are aligned at their ends, as torch broadcasts them."""
         operands, shapes = zip(*map(self._tensor, values), strict=True)
+        whole = self._broadcast(kind, shapes)
+        self._demand_op(kind, operands, **attrs)
+        return [whole]
+
+    def _broadcast(self, kind: str, shapes: Sequence[Shape]) -> Shape:
         count = max(map(len, shapes))
         padded = [((),) * (count - len(shape)) + shape for shape in shapes]
         whole: Shape = tuple(max(dims, key=len) for dims in zip(*padded, strict=True))
         alike = all(dim in ((), full) for shape in padded for dim, full in zip(shape, whole, strict=True))
         self._demand(alike, f"`{kind}` of dims {' and '.join(map(_said, shapes))}")
-        self._demand_op(kind, operands, **attrs)
-        return [whole]
+        return whole
+
+    def _concat(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
+        """All dims but the last are as torch broadcasts them; those last ones together are that which the op names."""
+        operands, shapes = zip(*map(self._tensor, args), strict=True)
+        before = self._broadcast("concat", [shape[:-1] for shape in shapes])
+        lasts = [(type.dims[-1],) for type in self.it.types]
+        self._demand([shape[-1] for shape in shapes] == lasts, f"of {', '.join(map(_said, shapes))}")
+        self._demand_op("concat", operands, **options, **dict(self.it.op.attrs))
+        return [(*before, (str(self.it.op.get("as")),))]
 
     def _product(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
         """`linear` sums over the last dims of both."""

@@ -127,7 +127,7 @@ def _place(each: HFWeight, program: Program) -> dict[str, object]:
         said["transposed"] = True
     if each.interleaved:
         outer = own.type.dims[: -own.inner or None]
-        said["interleaved"] = each.interleaved, program.valid(outer[-1])
+        said["interleaved"] = each.skipped, each.skipped + each.interleaved, program.valid(outer[-1])
     if own.type.dims[own.stacked :][:1] == (SEQUENCE,) and not (own.inner or each.transposed or each.parts > 1):
         said["positions"] = True
     return said

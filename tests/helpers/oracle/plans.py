@@ -13,6 +13,14 @@ LAYER = """
     k = rope(a @ wk[hidden -> kv_heads, head_dim], theta)
     v = a @ wv[hidden -> kv_heads, head_dim]
 """
+LATENT = """
+    a = rmsnorm(x, norm1[hidden], eps)
+    q, qp = split(rmsnorm(a @ wq_a[hidden -> q_rank], q_norm[q_rank], eps) @ wq[q_rank -> heads, qk], [nope, pe])
+    c, kp = split(a @ wkv_a[hidden -> kv_a], [kv_rank, pe])
+    k, v = split(rmsnorm(c, kv_norm[kv_rank], eps) @ wkv[kv_rank -> kv_heads, kv_b], [nope, v_dim])
+    q = concat(q, rope(qp, theta), as=qk)
+    k = concat(k, rope(kp, theta), as=qk)
+"""
 SEQUENTIAL = """
     x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]
     m = rmsnorm(x, norm2[hidden], eps)
@@ -135,6 +143,7 @@ class Case:
             tied=self.model == "tied",
             parallel=self.model == "parallel",
             every=self.model == "every",
+            latent=self.model == "latent",
             layers=self.layers,
             route=ROUTES.get(self.model),
         )
@@ -176,12 +185,17 @@ state {{ {case.state} }}
 def _more_dims(c: Config) -> str:
     if c.every:
         return f"experts = {c.experts}  few = {c.few}  wide = experts + few"
+    if c.latent:
+        return f"""q_rank = {c.q_rank}  kv_rank = {c.kv_rank}  nope = {c.nope}  pe = {c.pe}  v_dim = {c.v_dim}
+          qk = nope + pe  kv_a = kv_rank + pe  kv_b = nope + v_dim"""
     return f"experts = {c.route.experts}  expert_ffn = {c.ffn}" if c.route else ""
 
 
 def _layer(c: Config) -> str:
     if c.every:
         return EVERY
+    if c.latent:
+        return LATENT + SEQUENTIAL.replace("head_dim", "v_dim")
     if c.route:
         return LAYER + ROUTED.format(_choice(c.route))
     return LAYER + (PARALLEL if c.parallel else SEQUENTIAL)

@@ -39,6 +39,12 @@ class Config:
     every: bool = False  # with norms of queries and keys over all heads, softmax, means and joined features
     experts: int = 6
     few: int = 4
+    latent: bool = False  # queries, keys and values of narrow vectors; one rotated part of keys for all heads
+    q_rank: int = 6
+    kv_rank: int = 5
+    nope: int = 4
+    pe: int = 2
+    v_dim: int = 3
     route: "Route | None" = None  # the MLP is a mixture of experts
 
 
@@ -98,7 +104,10 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
         "w_down": (c.hidden, c.ffn),
         **(_more_shapes(c) if c.every else {}),
         **(_expert_shapes(c, c.route) if c.route else {}),
+        **(_latent_shapes(c) if c.latent else {}),
     }
+    if c.latent:
+        del layer["wk"], layer["wv"]
     layers = {f"layers.{i}.{name}": shape for i in range(c.layers) for name, shape in layer.items()}
     head: dict[str, tuple[int, ...]] = {} if c.tied else {"head": (c.vocab, c.hidden)}
     return {"wte": (c.vocab, c.hidden), **layers, "norm": (c.hidden,), **head}
@@ -124,6 +133,18 @@ def _expert_shapes(c: Config, route: Route) -> dict[str, tuple[int, ...]]:
         "w_gate": (route.experts, c.ffn, c.hidden),
         "w_up": (route.experts, c.ffn, c.hidden),
         "w_down": (route.experts, c.hidden, c.ffn),
+    }
+
+
+def _latent_shapes(c: Config) -> dict[str, tuple[int, ...]]:
+    return {
+        "wq_a": (c.q_rank, c.hidden),
+        "q_norm": (c.q_rank,),
+        "wq": (c.heads * (c.nope + c.pe), c.q_rank),
+        "wkv_a": (c.kv_rank + c.pe, c.hidden),
+        "kv_norm": (c.kv_rank,),
+        "wkv": (c.kv_heads * (c.nope + c.v_dim), c.kv_rank),
+        "wo": (c.hidden, c.heads * c.v_dim),
     }
 
 
@@ -222,17 +243,31 @@ def _largest(x: Tensor, k: int) -> Tensor:
 def _attention(c: Config, p: Tensors, x: Tensor) -> Tensor:
     """Causal; head i of q attends to head i // (heads / kv_heads) of k and v."""
     rows, seq, _ = x.shape
-    q = (x @ p["wq"].T).view(rows, seq, c.heads, -1)
-    k = (x @ p["wk"].T).view(rows, seq, c.kv_heads, -1)
-    if c.every:
-        q, k = _of_all_heads(q, p["q_norm"], c, False), _of_all_heads(k, p["k_norm"], c, True) + p["k_bias"]
-    q, k = _rotated(q, c.theta), _rotated(k, c.theta)
-    v = (x @ p["wv"].T).view(rows, seq, c.kv_heads, -1)
+    q, k, v = _latent(c, p, x) if c.latent else _projected(c, p, x)
     of = torch.arange(c.heads) // (c.heads // c.kv_heads)
     scores = torch.einsum("rind,rjnd->rnij", q, k[:, :, of]) / q.shape[-1] ** 0.5
     future = torch.ones(seq, seq, dtype=torch.bool).triu(1)
     weights = scores.masked_fill(future, -torch.inf).softmax(-1)
     return torch.einsum("rnij,rjnd->rind", weights, v[:, :, of]).reshape(rows, seq, -1) @ p["wo"].T
+
+
+def _projected(c: Config, p: Tensors, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, [rows, seq, heads, head_dim]."""
+    q = (x @ p["wq"].T).unflatten(-1, (c.heads, -1))
+    k, v = ((x @ p[name].T).unflatten(-1, (c.kv_heads, -1)) for name in ("wk", "wv"))
+    if c.every:
+        q, k = _of_all_heads(q, p["q_norm"], c, False), _of_all_heads(k, p["k_norm"], c, True) + p["k_bias"]
+    return _rotated(q, c.theta), _rotated(k, c.theta), v
+
+
+def _latent(c: Config, p: Tensors, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by latent attention (DeepSeek-V2, arXiv:2405.04434, equations 37 to 47)."""
+    q = (_norm(x @ p["wq_a"].T, p["q_norm"], c.eps) @ p["wq"].T).unflatten(-1, (c.heads, -1))
+    narrow, shared = (x @ p["wkv_a"].T).split([c.kv_rank, c.pe], -1)
+    both = (_norm(narrow, p["kv_norm"], c.eps) @ p["wkv"].T).unflatten(-1, (c.kv_heads, -1))
+    k, v = both.split([c.nope, c.v_dim], -1)
+    turned = _rotated(shared.unsqueeze(2), c.theta).expand(-1, -1, c.kv_heads, -1)
+    return torch.cat([q[..., : c.nope], _rotated(q[..., c.nope :], c.theta)], -1), torch.cat([k, turned], -1), v
 
 
 def _rotated(x: Tensor, theta: float) -> Tensor:
