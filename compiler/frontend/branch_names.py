@@ -43,7 +43,7 @@ def count(items: Iterable[tree.Statement]) -> int:
     return total
 
 
-def declarations(items: Iterable[tree.Statement]) -> Iterator[tree.Name]:
+def declarations(items: Iterable[tree.Section | tree.Init | tree.Statement]) -> Iterator[tree.Name]:
     """The parameters that statements declare."""
     for bind in _binds(items):
         yield from (each.name for each in mentioned(bind.expr) if isinstance(each, tree.ParamUse))

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from attrs import frozen
 
-from ..ir import BATCH, FLOATS, Attr, Type
+from ..ir import BATCH, FLOATS, Attr, Op, Type
 from ..ops import OPS, Attribute, OpDef, Operand, TypingError
 from ..ops.dropout import DROPOUT, SITE
 from ..syntax import tree
@@ -14,6 +14,7 @@ from ..syntax.source import Span
 from .arithmetic import evaluate
 from .builder import Attrs, ModelBuilder
 from .errors import argument_elsewhere, check_count, op_elsewhere, value_elsewhere
+from .expert_rules import check_op, check_rows, check_user_op
 from .parameters import Draws, Parameters, Scope
 from .user_ops import UserOp
 
@@ -123,7 +124,10 @@ class Calls:
         entry = OPS.get(call.name.name)
         if entry is None or not entry.user_visible:
             raise wrong("E0605", f"there is no op `{call.name}`", call.name.span, "not an op", self._instead(call))
+        if self._parameters.experts:
+            check_op(call.name)
         operands, attrs = self.arguments(call, entry)
+        self._check_rows(operands, call.span)
         if entry is DROPOUT and not dict(attrs)["p"]:
             check_count(1, like, call.span)
             return operands
@@ -146,8 +150,16 @@ class Calls:
             attrs = own.attributes(types, [float(str(value)) for _, value in numbers])
         except TypingError as error:
             raise wrong("E0307", str(error), call.span, "these dims do not fit") from None
+        self._check_rows(operands, call.span)
+        if self._parameters.experts:
+            check_user_op(Op("call", operands, (), attrs, span=call.span), self._parameters.experts)
         names = [name or f"_{own.entry.name}" for name in like]
         return self._builder.several("call", operands, attrs, call.span, names)
+
+    def _check_rows(self, operands: Sequence[str], span: Span) -> None:
+        """In a route all operands are rows."""
+        for operand in operands if self._parameters.experts else ():
+            check_rows(self._builder.types[operand], span)
 
     def arguments(self, call: tree.Call, entry: OpDef) -> tuple[tuple[str, ...], Attrs]:
         """The operands and the attributes of a call of `entry`; attributes that have their default are left out."""

@@ -14,6 +14,7 @@ from .arithmetic import Scalar, apply, evaluate, exact
 from .builder import Attrs, ModelBuilder
 from .calls import Calls
 from .errors import check_count, value_elsewhere
+from .expert_rules import check_rows
 from .inputs import INPUTS
 from .parameters import Draws, Parameters, Scope
 from .user_ops import UserOp
@@ -106,6 +107,10 @@ class Expressions:
 
     def _binary(self, link: tree.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
         op = self._builder.op
+        if isinstance(left, str):
+            self._check_rows(left, link.left)
+        if isinstance(right, str) and link.op != "@":
+            self._check_rows(right, link.right)
         match left, link.op, right:
             case str(), "@", str():
                 return self._product(link, left, right, like)
@@ -119,6 +124,11 @@ class Expressions:
                 return op("div", (left, right), (), link.span, like)
             case _:
                 return self._with_number(link, left, right, like)
+
+    def _check_rows(self, value: str, at: tree.Expr) -> None:
+        """In a route operands are rows, but for the right sides of `@`."""
+        if self._parameters.experts:
+            check_rows(self._builder.types[value], at.span)
 
     def _with_number(self, link: tree.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
         """A sum, difference, product or quotient in which at least one side is a number."""
@@ -148,14 +158,15 @@ class Expressions:
 
     def _by(self, kind: str, value: str, by: Scalar, at: tree.Expr, like: str = "") -> str:
         """A tensor scaled or shifted by a number."""
+        self._check_rows(value, at)
         if abs(by) > sys.float_info.max:
             raise wrong("E0302", "a number that is too large", at.span, "beyond 64-bit floating point")
         return self._builder.op(kind, (value,), (("by", float(by)),), at.span, like)
 
     def _product(self, link: tree.Binary, left: str, right: str, like: str) -> str:
         """A product; of rows of experts, one for each."""
-        over, order = (("over", self._contracted(link, left, right)),), self._parameters.order
-        if order and BATCH in self._builder.types[left].dims:
+        over = (("over", self._contracted(link, left, right)),)
+        if order := self._parameters.order:
             return self._builder.op(GROUPED.name, (left, right, order), over, link.span, like)
         return self._builder.op("contract", (left, right), over, link.span, like)
 

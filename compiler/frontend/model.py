@@ -9,6 +9,7 @@ from ..ops import roles
 from ..syntax import tree
 from ..syntax.diagnostics import wrong
 from .arithmetic import Scalar
+from .branch_names import declarations
 from .builder import ModelBuilder
 from .errors import check_name
 from .expressions import Expressions
@@ -36,7 +37,8 @@ def build(
 ) -> Built:
     """The model as a region; `frame` has the dims, `dtype` is that of activations, `stored` that of parameters."""
     check_name(model.name)
-    scope, builder = Scope(numbers, (dim.name for dim in frame.dims)), ModelBuilder(frame)
+    scope, builder = Scope(numbers, _written(frame)), ModelBuilder(frame)
+    builder.reserve(map(str, declarations(model.body)))
     parameters = Parameters(scope, builder, dtype, stored)
     draws = Draws(builder, parameters.repeats)
     check_inputs(model)
@@ -47,6 +49,12 @@ def build(
     ends = tuple(Yield(loss, Leave.LAST) for loss in losses)
     region = Region("model", body, (*args, *draws.inputs), ends, span=model.span)
     return Built(region, tuple(initialised(model, parameters.all, parameters.roles, numbers)))
+
+
+def _written(frame: Program) -> Iterator[str]:
+    """The dims that a plan can name: not those that the compiler makes for routes."""
+    made = {*frame.choices.values()}
+    yield from (dim.name for dim in frame.dims if not dim.twin and dim.name not in made)
 
 
 def _input(given: tree.Input, scope: Scope, builder: ModelBuilder) -> Arg:

@@ -12,6 +12,7 @@ from ..syntax.source import Span
 from .arithmetic import Scalar, evaluate
 from .builder import ModelBuilder
 from .errors import check_dim, check_name, check_not_data
+from .expert_rules import check_declared, check_used
 
 
 class Scope:
@@ -87,7 +88,6 @@ class Parameters:
             dim = twice[-1]
             help = f"give one of the two a name of its own: `dims {{ {dim} = …  inner = {dim} }}`"
             raise wrong("E0308", f"`{name}` has dim `{dim}` twice", dim.span, "repeated", help)
-        self._builder.reserve(name)
         param = Param(name, Type(self._stored, dims), len(stack), len(use.ins), Init(""), span=use.span)
         self.all[name] = param
         leaf = self._builder.value(name, evolve(param.type, dtype=self._dtype))
@@ -101,6 +101,8 @@ class Parameters:
 
     def use(self, param: Param, span: Span) -> str:
         """The value of a parameter declared before: its slice in the repeat that declared it."""
+        own, around = self._builder.program.outer(param)[param.stacked :], (self.experts,) if self.experts else ()
+        check_used(param, own, around, span)
         for repeat in reversed(self.repeats):
             if param.name in repeat.holds:
                 return repeat.holds[param.name]
@@ -127,12 +129,13 @@ class Parameters:
             help = f"write `{name}` without brackets to reuse it"
             notes = (Note(first.span, "declared here"),)
             raise wrong("E0208", f"`{name}` is declared twice", use.span, "repeated", help, notes=notes)
-        if name in self._scope.bound:
+        if name in self._scope.bound or name in self._scope.elsewhere:
             raise wrong("E0207", f"`{name}` is already a value", use.name.span, "declared as a parameter here")
         for dim in (*use.outs, *use.ins):
             self._scope.check_dim(dim)
             if dim.name != SEQUENCE:
                 check_not_data(dim, "a parameter")
+        check_declared(use, self.experts, self._builder.program.choices.keys() - self.twins.keys())
         check_name(use.name)
 
 

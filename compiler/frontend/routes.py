@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from attrs import evolve
 
-from ..ir import BATCH, FLOATS, Attr, Dim
+from ..ir import BATCH, FLOATS, Attr, Dim, Type
 from ..ops.experts import BALANCE, CAPACITY, COMBINE, DISPATCH, NO_LOSS, ROUTER_Z, SORT, TOP
 from ..ops.protocol import Attribute
 from ..syntax import tree
@@ -116,7 +116,7 @@ class Routes:
         """Within it statements are the body's, which sees what it is sent, and no value of all tokens."""
         name, experts = item.value.name, item.dim.name
         value = self._value(item)
-        gates, order = self._order(item)
+        gates, order = self._order(item, self._builder.types[value])
         rows = self._builder.op(DISPATCH.name, (value, order), (), item.span, f"_{name}")
         outside, self._scope.bound = self._scope.bound, {name: rows}
         self._scope.elsewhere, self._parameters.experts, self._parameters.order = outside, experts, order
@@ -134,7 +134,7 @@ class Routes:
     def _value(self, item: tree.Route) -> str:
         name, bound = item.value, self._scope.bound
         if name.name not in bound:
-            help = f"write `{name} = …` before: the route sends it to experts, and `{name}` is their sum behind it"
+            help = f"write `{name} = …` before: the route sends it to experts, and `{name}` is their sum after it"
             raise wrong("E0220", f"`{name}` is not bound before it is routed", name.span, "not known here", help)
         type = self._builder.types[bound[name.name]]
         if BATCH not in type.dims or type.dtype not in FLOATS:
@@ -144,18 +144,20 @@ class Routes:
         self._scope.check_free(name)
         return bound[name.name]
 
-    def _order(self, item: tree.Route) -> tuple[str, str]:
+    def _order(self, item: tree.Route, value: Type) -> tuple[str, str]:
         """Gates, and the order of rows; logits are made in float32, whatever the model computes in."""
         program, experts = self._builder.program, item.dim.name
         scored = next(dim.name for dim in program.dims if dim.twin == experts)
         with self._expressions.of_logits({experts: scored}):
             operands, given = self._expressions.arguments(item.by, CALL)
         logits = self._builder.types[operands[0]]
-        if logits.dims[-1:] != (scored,):
-            label = f"has [{', '.join(logits.dims)}], not [.., {experts}]"
-            raise wrong("E0307", f"`{TOP.name}` takes a number for each expert", item.by.args[0].span, label)
+        if logits.dims != (*value.dims[:-1], scored):
+            found, wanted = (f"[{', '.join(dims)}]" for dims in (logits.dims, (*value.dims[:-1], experts)))
+            label = f"has {found.replace(scored, experts)}, not {wanted}"
+            message = f"`{TOP.name}` takes logits of the tokens of `{item.value}`, one for each expert"
+            raise wrong("E0307", message, item.by.span, label)
         said = dict(given)
-        factors = {each.name: float(str(said.pop(each.name, 0))) for each in FACTORS}
+        factors = {each.name: _factor(item, each, float(str(said.pop(each.name, 0)))) for each in FACTORS}
         attrs = tuple((key, value) for key, value in said.items() if key != CHOICES.name)
         self._check_groups(item, dict(attrs))
         chosen = (*attrs, ("to", program.dim(experts).chosen))
@@ -188,14 +190,20 @@ class Routes:
         program, experts = self._builder.program, item.dim.name
         size, count = program.size(experts), program.size(program.dim(experts).chosen)
         groups, among = (int(str(given.get(key, 1))) for key in ("groups", "from"))
-        if groups < 1 or size % groups or not 1 <= among <= groups:
-            raise _impossible(item, f"{size} experts in {groups} groups, {among} of them, are no equal groups")
-        if count > size // groups * among:
-            left = size // groups * among
-            raise _impossible(
-                item, f"{size} experts in {groups} groups, {among} of them, hold {left}, fewer than {count}"
-            )
+        if groups < 1 or size % groups:
+            raise _impossible(item, f"{size} experts do not make {groups} equal groups")
+        if not 1 <= among <= groups:
+            raise _impossible(item, f"{among} of {groups} groups cannot be chosen from")
+        if count > (left := size // groups * among):
+            raise _impossible(item, f"{among} of {groups} groups have {left} experts: {count} cannot be chosen")
+
+
+def _factor(item: tree.Route, of: Attribute, value: float) -> float:
+    """A factor in its range."""
+    if of.range and not of.range[0](value):
+        raise wrong("E0313", f"`{TOP.name}`'s {of.name} is {value:g}", item.by.span, help=of.range[1])
+    return value
 
 
 def _impossible(item: tree.Route, what: str) -> PlanError:
-    return wrong("E0316", what, item.by.span, "cannot be chosen")
+    return wrong("E0316", what, item.by.span, f"a choice of `{item.dim}`")

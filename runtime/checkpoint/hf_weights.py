@@ -183,12 +183,14 @@ class Reader:
     def _part(self, name: str, spec: Spec, mesh: Mesh) -> Tensor:
         """This rank's part of a parameter; of tensors for each expert, those of its experts."""
         tensors, stored = self._places[name]
-        if len(tensors) > 1:
-            rows = spec.shape[0] // len(tensors)
-            first, count = (size // rows for size in (spec.offsets(mesh)[0], spec.local_shape(mesh)[0]))
-            tensors = tensors[first : first + count]
-            spec = Spec((rows, *spec.shape[1:]), {dim: axes for dim, axes in spec.split.items() if dim}, spec.init)
-        return torch.cat([_part(self._slice(tensor), stored, spec, mesh) for tensor in tensors])
+        if len(tensors) == 1:
+            return _part(self._slice(tensors[0]), stored, spec, mesh)
+        rows, cut = spec.shape[0] // len(tensors), int(spec.shape[0] == len(tensors))
+        first, count = (size // rows for size in (spec.offsets(mesh)[0], spec.local_shape(mesh)[0]))
+        split = {dim - cut: axes for dim, axes in spec.split.items() if dim}
+        own = Spec((rows, *spec.shape[1:])[cut:], split, spec.init)
+        parts = [_part(self._slice(tensor), stored, own, mesh) for tensor in tensors[first : first + count]]
+        return torch.cat(parts).reshape(spec.local_shape(mesh))
 
 
 def safetensors() -> Any:

@@ -46,7 +46,7 @@ model tiny(tokens[batch, seq], labels[batch, seq]) {
   loss = cross_entropy(x @ wte, labels)
 }
 mesh  { %s }
-shard { experts over ep  batch over dp, ep }
+shard { experts over ep  %s }
 state { %s }
 train {
   seq = 16  global_batch = 8  microbatch = 1  steps = 3  precision = fp64
@@ -55,12 +55,21 @@ train {
 }
 names hf {%s}
 """
-MESHES = [("dp = 1  ep = 1", 1, ""), ("dp = 2  ep = 2", 4, ""), ("dp = 2  ep = 2", 4, "zero 3 over dp, ep")]
+TOKENS = "batch over dp, ep"
+MESHES = [  # each with its ranks, the rules besides that of experts, and what of the state is shared out
+    ("dp = 1  ep = 1", 1, TOKENS, ""),
+    ("dp = 2  ep = 2", 4, TOKENS, ""),
+    ("dp = 2  ep = 2", 4, TOKENS, "zero 3 over dp, ep"),
+    ("dp = 2  ep = 2", 4, "batch over ep  ffn over dp", ""),
+]
+ONE, FOUR = (("dp = 1  ep = 1", TOKENS, ""), ("dp = 2  ep = 2", TOKENS, ""))
 
 
-@pytest.mark.parametrize(("mesh", "ranks", "state"), MESHES)
-def test_experts_find_their_place_and_the_way_back(mesh: str, ranks: int, state: str, tmp_path: Path) -> None:
-    module = harness.imported(harness.written(PLAN % (mesh, state, NAMES), tmp_path) / "train.py")
+@pytest.mark.parametrize(("mesh", "ranks", "shard", "state"), MESHES)
+def test_experts_find_their_place_and_the_way_back(
+    mesh: str, ranks: int, shard: str, state: str, tmp_path: Path
+) -> None:
+    module = harness.imported(harness.written(PLAN % (mesh, shard, state, NAMES), tmp_path) / "train.py")
     tensors = _tensors()
     save_file(tensors, tmp_path / "in.safetensors")
     held = run_ranks(ranks, _saved, module, tmp_path)
@@ -106,7 +115,7 @@ def _saved(module: ModuleType, folder: Path) -> list[tuple[str, tuple[tuple[int,
 
 
 def test_an_expert_without_its_tensor_is_told(tmp_path: Path) -> None:
-    module = harness.imported(harness.written(PLAN % (*MESHES[0][::2], NAMES), tmp_path) / "train.py")
+    module = harness.imported(harness.written(PLAN % (*ONE, NAMES), tmp_path) / "train.py")
     tensors = _tensors()
     del tensors["1.3.down"], tensors["1.2.down"]
     save_file(tensors, tmp_path / "in.safetensors")
@@ -128,13 +137,26 @@ CASES = [  # what is written instead of what, a part of the message
 def test_each_mistake_is_told(old: str, new: str, message: str) -> None:
     assert old in NAMES
     with pytest.raises(PlanError) as caught:
-        compile_plan(Source("tiny.scale", PLAN % (*MESHES[0][::2], NAMES.replace(old, new, 1))))
+        compile_plan(Source("tiny.scale", PLAN % (*ONE, NAMES.replace(old, new, 1))))
     assert [found.code for found in caught.value.diagnostics] == ["E0405"]
     assert message in str(caught.value)
 
 
+def test_layers_with_experts_may_begin_later() -> None:
+    """As in models whose first layers have none."""
+    route, rest = (
+        PLAN.split("    y = x\n")[1].split("  }\n  loss")[0],
+        "x = x + x @ square[hidden -> ffn] @ down[ffn -> hidden]",
+    )
+    text = PLAN.replace(f"    y = x\n{route}", f"if i < 1 {{ {rest} }} else {{ y = x\n{route} }}\n")
+    names = f'{NAMES}  square = "{{i}}.square"\n  down = "{{i}}.d"\n'
+    text = text.replace("repeat layers {", "repeat layers as i {").replace("layers = 2", "layers = 3")
+    program = compile_plan(Source("tiny.scale", text % (*ONE, names)), "resolve")
+    assert {each.param: each.tensor for each in program.names}["e_down"] == "{i+1}.{experts}.down"
+
+
 def test_ir_and_program_say_what_the_plan_says() -> None:
-    source = Source("tiny.scale", PLAN % (*MESHES[1][::2], NAMES))
+    source = Source("tiny.scale", PLAN % (*FOUR, NAMES))
     program = compile_plan(source)
     assert read_ir(Source("ir", print_ir(program))) == program
     files = program_files(program, source)
