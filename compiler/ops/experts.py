@@ -11,7 +11,7 @@ from math import ceil
 
 from attrs import evolve
 
-from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, SEQUENCE, Attr, Op, Placement, Program, Type, sharded
+from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, SEQUENCE, Attr, Op, Placement, Program, Type, sharded, splits
 from .call import Argument, Call, Dims, Experts, Group, Positions
 from .loss import wide
 from .messages import Message
@@ -163,6 +163,19 @@ def _choice_saves(it: Local) -> Saved:
     return Saved(operands=tuple(range(len(it.types))), results=(0, 1))
 
 
+def _balance_saves(it: Local) -> Saved:
+    """Of each sequence the share of each expert, in place of what was chosen."""
+    dtype, logits = it.op.outputs[0].type.dtype, it.types[0]
+    each = it.program.local_size(logits, BATCH) * it.program.size(logits.dims[-1]) * ITEM_BYTES[dtype]
+    return Saved(operands=(0,), others=(("shares of experts", each),))
+
+
+def _z_saves(it: Local) -> Saved:
+    dtype, logits = it.op.outputs[0].type.dtype, it.types[0]
+    each = it.elements(0) // it.program.size(logits.dims[-1]) * ITEM_BYTES[dtype]
+    return Saved(operands=(0,), others=(("log of the sum", each),))
+
+
 def _order_bytes(program: Program, op: Op) -> int:
     """For each choice its row, in order of rows and in that of tokens; the number of rows of each expert."""
     (ids,), (order,) = program.operands(op), op.outputs
@@ -199,11 +212,11 @@ def _counts_of_sequences(it: Local) -> tuple[Message, ...]:
 
 
 def _counts_of_chunks(it: Local) -> tuple[Message, ...]:
-    """How many tokens of each chunk of each sequence chose each expert."""
+    """How many tokens of each run of positions of each sequence chose each expert, sent as one row."""
     ids, axes = it.types[0], it.types[0].axes_of(SEQUENCE)
-    chunks = 2 ** len(it.program.zigzag_axes(SEQUENCE, axes))
-    shape = (chunks, it.program.local_size(ids, BATCH), it.program.size(str(it.op.get("experts"))))
-    return (Message("all_gather", it.op.outputs[0].name, axes, "i64", shape),) if axes else ()
+    runs = max(map(len, splits.held(it.program, ids, SEQUENCE)))
+    counts = runs * it.program.local_size(ids, BATCH) * it.program.size(str(it.op.get("experts")))
+    return (Message("all_gather", it.op.outputs[0].name, axes, "i64", (counts,)),) if axes else ()
 
 
 def _axes(op: Op) -> tuple[str, ...]:
@@ -306,9 +319,11 @@ BALANCE = OpDef(
     unsharded_dims=_logits_whole,
     vjp=Vjp(wrt=(0,)),
     communicates=_counts_of_sequences,
+    decides=True,
     function="balance",
     call=_balance_call,
     stem="router_loss",
+    saves=_balance_saves,
 )
 
 ROUTER_Z = OpDef(
@@ -321,6 +336,7 @@ ROUTER_Z = OpDef(
     vjp=Vjp(),
     function="router_z",
     stem="router_loss",
+    saves=_z_saves,
 )
 
 CAPACITY = OpDef(

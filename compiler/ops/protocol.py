@@ -181,7 +181,7 @@ class OpDef:
     views           whether the results lie in the first operand's memory
     holds           bytes of the result on one rank, where it is no tensor of its type
     communicates    the messages that each rank sends, in order
-    decides         whether sizes go by its results: backward reads these, and never makes them once more
+    decides         whether its results are decisions, or come of one: backward reads and never recomputes them
     user_visible    whether a plan may call it by its name
     plan_name       the name by which a plan calls it, where that is not its own
     """

@@ -66,7 +66,8 @@ FEW = (
     Case(dp=2, ep=2, model="sigmoid", experts="ep", state="zero 3 over dp, ep", microbatches=2, optimizer="adamw"),
     Case(pp=2, ep=2, model="two", experts="ep", schedule="zb_h1", microbatches=3, recompute="selective(dispatch)"),
     Case(dp=2, tp=2, sp=True, model="groups", experts="dp, tp", recompute="selective(dispatch, silu)", clip=0.05),
-    Case(tp=2, model="two", experts="tp", recompute="full", microbatches=2),
+    Case(tp=2, model="losses", experts="tp", recompute="full", microbatches=2),
+    Case(model="capacity", valid="silent_microbatch", microbatches=2),
 )
 
 

@@ -7,7 +7,7 @@ the time and count apart.
 import ast
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
@@ -68,8 +68,8 @@ def _measure(module: ModuleType, rows: int) -> Measured:
     seen = _Seen({*_always(model, state, batch)}, Path(str(module.__file__)))
     flat_params = [state.flat_params(1)] if "flat_params" in signature(model.forward).parameters else []
     with saved_tensors_hooks(seen.packed, lambda tensor: tensor), _even_loads(seen, module):
-        loss = model(*next(iter(batch.microbatches())), *flat_params)
-    loss.backward()
+        made = model(*next(iter(batch.microbatches())), *flat_params)
+    (made[0] + made[1] if isinstance(made, tuple) else made).backward()
     return Measured(dict(seen.bytes), *_sizes(model, state, batch))
 
 
@@ -88,13 +88,20 @@ def _even_loads(seen: "_Seen", module: ModuleType) -> Iterator[None]:
 
     def decided(make: Callable[[], Any]) -> Any:
         made = recompute.decided(lambda: even(make()))
-        for each in made if isinstance(made, tuple) else vars(made).values():
+        for each in _kept(made):
             if isinstance(each, Tensor):
                 seen.counted(each, DECISIONS[type(made)])
         return made
 
     with patch.object(routing, "decided", decided), patch.object(experts, "decided", decided):
         yield
+
+
+def _kept(made: Any) -> Iterable[Any]:
+    """What is kept of a decision: not the ids within a capacity, or counts of choices."""
+    if isinstance(made, Tensor):
+        return ()
+    return cast(tuple[Any, ...], made) if isinstance(made, tuple) else vars(made).values()
 
 
 DECISIONS: dict[type, str] = {tuple: "top", experts.Order: "dispatch", experts.Held: "exchange"}

@@ -74,6 +74,9 @@ CASES = {
     "experts, rows again": replace(SP, model="two", experts="dp, tp", recompute="selective(dispatch)"),
     "experts, layers again": replace(SP, model="two", experts="dp, tp", recompute="full"),
     "experts, fused": replace(SP, model="two", experts="dp, tp", kernels="triton"),
+    "experts with losses": replace(ONE, model="losses"),
+    "experts of parts of a sequence, with losses": replace(SP, model="losses", experts="dp, tp"),
+    "experts of a capacity": Case(dp=2, cp=2, how="as zigzag", model="capacity", experts="dp, cp"),
 }
 
 DROPS = """model drops(tokens[batch, seq], labels[batch, seq], documents[batch, seq]) {

@@ -159,16 +159,21 @@ def initial(config: Config) -> Tensors:
     return {name: drawn(shape) for name, shape in shapes(config).items()}
 
 
-def loss(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-    """The sum of token losses over labels ≥ 0, and routers' losses; tokens and labels are [rows, seq]."""
-    x, of_routers = p["wte"][tokens], list[Tensor]()
+def loss(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
+    """The sum of token losses over labels ≥ 0; tokens and labels are [rows, seq]."""
+    return losses(config, p, tokens, labels)[0]
+
+
+def losses(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """That, and the sum of routers' losses."""
+    x, of_routers = p["wte"][tokens], [torch.zeros((), dtype=torch.float64)]
     for i in range(config.layers):
         x = _layer(config, {k.split(".")[2]: v for k, v in p.items() if k.startswith(f"layers.{i}.")}, x, of_routers)
     logits = _norm(x, p["norm"], config.eps) @ p["wte" if config.tied else "head"][: config.classes].T
     picked, normaliser = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1), logits.logsumexp(-1)
     aimed = (1 - config.smoothing) * picked + config.smoothing * logits.mean(-1)
     total = ((normaliser - aimed + config.z_loss * normaliser.pow(2)) * (labels >= 0)).sum()
-    return (total, torch.stack(of_routers).sum()) if of_routers else total
+    return total, torch.stack(of_routers).sum()
 
 
 def _layer(c: Config, p: Tensors, x: Tensor, of_routers: list[Tensor]) -> Tensor:
@@ -283,7 +288,7 @@ def run(
     config: Config, training: Training, start: Tensors, batches: list[tuple[Tensor, Tensor]], lr: float
 ) -> list[Step]:
     """Trains the model above."""
-    return train(partial(loss, config), training, start, batches, lr)
+    return train(partial(losses, config), training, start, batches, lr)
 
 
 def train(
