@@ -3,6 +3,7 @@
 - rates: what torch's products and backends of attention reach, in the shapes of Llama 8B
 - kernels: each beside torch eager, torch.compile and a copy of as many bytes
 - attention: ours beside torch's
+- experts: rows of a mixture beside a copy, products by expert beside a dense one
 - head: head and loss of 128,256 classes, with and without logits: peak memory and time
 - step: Llamas of 1B, 3B and 8B in shape at 4k and 8k tokens, as emitted programs and in plain torch
 
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import torch
 from gpu import Machine
+from gpu_experts import EXPERTS, expert_rows
 from gpu_kernels import KERNELS, kernel_rows
 from gpu_products import ATTENTION, HEADS, attention_rows, head_rows
 from gpu_rates import RATES, rate_rows
@@ -40,6 +42,7 @@ def main() -> None:
         "rates": [("What torch reaches, medians", RATES, lambda: rate_rows(machine))],
         "kernels": [("Kernels, medians", KERNELS, lambda: kernel_rows(machine))],
         "attention": [("Causal attention, medians", ATTENTION, lambda: attention_rows(machine))],
+        "experts": [("A mixture of experts, medians", EXPERTS, lambda: expert_rows(machine))],
         "head": [("Head and loss, forward and backward", HEADS, lambda: head_rows(machine))],
         "step": [
             (f"A training step, {shape}", STEPS, lambda shape=shape: step_rows(machine, shape, options.seqs))
@@ -69,7 +72,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", default="", metavar="A,B", help="these sections: rates, kernels, attention, head, step, ops"
+        "--only", default="", metavar="A,B", help="these sections: rates, kernels, attention, experts, head, step, ops"
     )
     parser.add_argument(
         "--shapes", default="", metavar="A,B", help=f"of the steps: {', '.join(SHAPES)}; by default all"

@@ -14,16 +14,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from gpu import Machine, chip
 from measure import table
 from torch import Tensor
 
-TABLE = Path(__file__).parent.parent / "compiler" / "tiles.toml"
+TABLE = Path(__file__).parent.parent / "compiler" / "analysis" / "tiles.toml"
 HEAD = "# The tiles of kernels: by chip and class, and by the size of what a kernel works on.\n"
 DEVICE = "cuda"
 TOKENS = 8192
@@ -198,6 +200,41 @@ def _adamw(kernels: Any, size: int, tile: Any) -> Call:
     return lambda: kernels.AdamW(tile=tile).update(part, 1e-9, one, zero, one)
 
 
+def _choice(kernels: Any, size: int, tile: Any) -> Call:
+    logits = torch.randn(TOKENS, size, device=DEVICE, requires_grad=True)
+    return _both(kernels.TopK({size: tile}), [logits], min(8, size // 4), normalise=True)
+
+
+def _order() -> Any:
+    """Of tokens that each choose 8 of 128 experts; made on the host, so that it has sizes where nothing is computed."""
+    from scalec.runtime import Experts, Mesh, sort_by_expert
+
+    order = sort_by_expert(torch.rand(TOKENS, 128).argsort(-1)[:, :8], Experts(Mesh({}), 128))
+    assert order.total == 8 * TOKENS
+    order.counts, order.choices, order.rows = (it.to(DEVICE) for it in (order.counts, order.choices, order.rows))
+    return order
+
+
+def _routed(kernels: Any, size: int, tile: Any) -> Call:
+    order, gates = _order(), torch.rand(TOKENS, 8, device=DEVICE, requires_grad=True)
+    there, back = kernels.Dispatch({size: tile}), kernels.Combine({size: tile})
+    return _both(lambda x, gates: back(there(x, order), gates, order), [_randn(TOKENS, size), gates])
+
+
+def _grouped(kernels: Any, size: int, blocks: Any) -> Call:
+    """By our kernels where torch has some too."""
+    from scalec.runtime.ops import grouped_linear
+
+    order, weight = _order(), _randn(128, 768, size)
+    call = _both(kernels.GroupedLinear({size: blocks}), [_randn(order.total, size), weight], order)
+
+    def ours() -> object:
+        with patch.object(grouped_linear, "is_torchs", lambda *_: False):
+            return call()
+
+    return ours
+
+
 WARPS = (1, 2, 4, 8, 16, 32)
 
 
@@ -249,6 +286,13 @@ def _blocks(part: str, kernels: Any, size: int, best: Any) -> Iterable[Any]:
     return [replace(best, **{part: each}) if best else kernels.Blocks(each, blocks[0], blocks[0]) for each in blocks]
 
 
+def _products(part: str, kernels: Any, size: int, best: Any) -> Iterable[Any]:
+    """The blocks of rows or of weights, the others as they are; at first all alike."""
+    sizes = product((64, 128), (64, 128, 256), (32, 64), (4, 8), (3, 4))
+    found = [kernels.Product(rows, columns, terms, warps, stages) for rows, columns, terms, warps, stages in sizes]
+    return [replace(best, **{part: each}) if best else kernels.Products(each, found[0]) for each in found]
+
+
 HIDDEN = (64, 128, 256, 1024, 2048, 4096, 8192, 16384)
 FFN = (1024, 4096, 8192, 14336, 28672)
 VOCABULARIES = (16032, 32064, 50304, 128256)
@@ -265,11 +309,20 @@ SUBJECTS = {
     "GeluMul": Subject(FFN, partial(_gate, "GeluMul"), [_columns]),
     "CrossEntropy": Subject(VOCABULARIES, partial(_loss, "CrossEntropy"), [_columns]),
     "LogitSoftmaxStats": Subject(VOCABULARIES, partial(_loss, "LogitSoftmaxStats"), [_columns]),
+    "TopK": Subject((8, 64, 128, 256), _choice, [_rows]),
+    "Combine": Subject(HIDDEN[2:], _routed, [_columns]),
+    "GroupedLinear": Subject(
+        (768, 2048, 4096), _grouped, [partial(_products, part) for part in ("of_rows", "of_weight")]
+    ),
     "AdamW": Subject((1 << 28,), _adamw, [_columns]),
     "Attention": Subject(HEADS, _attention, [partial(_blocks, part) for part in ("forward", "keys", "queries")]),
 }
-ALIKE = {"CrossEntropy": ["LinearCrossEntropy"], "LogitSoftmaxStats": ["LinearSoftmaxStats"]}
-"""Classes that start the same kernels, on logits of the same size."""
+ALIKE = {
+    "CrossEntropy": ["LinearCrossEntropy"],
+    "LogitSoftmaxStats": ["LinearSoftmaxStats"],
+    "Combine": ["Dispatch"],
+}
+"""Classes that start the same kernels on operands of the same size, or are timed together."""
 
 if __name__ == "__main__":
     main()

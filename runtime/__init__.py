@@ -25,6 +25,8 @@ from .comm.collectives import (
     shard,
     take_shard,
 )
+from .comm.exchange import exchange, exchange_back
+from .comm.experts import Experts, exchange_counts, sort_by_expert
 from .comm.mesh import Axis, Mesh
 from .comm.p2p import StageInput
 from .comm.positions import Positions
@@ -58,7 +60,10 @@ from .ops.functional import (
     token_loss,
 )
 from .ops.fused_linear import fused_linear
+from .ops.grouped_linear import grouped_bias, grouped_linear
 from .ops.ring_attention import ring_attention
+from .ops.routed_rows import combine, dispatch
+from .ops.routing import balance, limit_capacity, no_loss, router_z, top_k
 from .pipeline.executor import Pipeline
 from .state.buckets import Bucket
 from .state.engine import TrainState
@@ -85,6 +90,7 @@ __all__ = [
     "Bucket",
     "Constant",
     "Cosine",
+    "Experts",
     "FlatParamGroup",
     "FlatParams",
     "HFNames",
@@ -109,22 +115,32 @@ __all__ = [
     "all_reduce_",
     "all_to_all",
     "attention",
+    "balance",
     "clip_scale",
+    "combine",
     "compile_each",
     "concat",
     "count_valid",
     "cross_entropy",
+    "dispatch",
     "dropout",
     "embedding",
+    "exchange",
+    "exchange_back",
+    "exchange_counts",
     "exp",
     "fork",
     "fused_linear",
+    "grouped_bias",
+    "grouped_linear",
     "invariant",
     "layer_norm",
+    "limit_capacity",
     "local_softmax_stats",
     "max_logit",
     "mean",
     "mean_square",
+    "no_loss",
     "normal",
     "once",
     "once_replicated",
@@ -145,9 +161,11 @@ __all__ = [
     "rms_scaled",
     "rope",
     "rope_frequencies",
+    "router_z",
     "shard",
     "sigmoid",
     "softcap",
+    "sort_by_expert",
     "split",
     "split_embedding",
     "split_linear",
@@ -155,6 +173,7 @@ __all__ = [
     "take_shard",
     "tanh",
     "token_loss",
+    "top_k",
     "train",
     "unshard",
     "unshard_ahead",

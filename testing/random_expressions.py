@@ -258,7 +258,9 @@ class Expressions(Draws):
         return Text(f"embedding(tokens, {self._name('t')}[vocab, {dims[1]}])")
 
     def _joined(self, dims: Dims, depth: int) -> Text:
-        parts = (self._expr((*dims[:-1], part), depth).text for part in JOINED[dims[-1]])
+        first, *others = JOINED[dims[-1]]
+        shapes = [(*dims[:-1], first), *((part,) if self._maybe(4) else (*dims[:-1], part) for part in others)]
+        parts = (self._expr(shape, depth).text for shape in shapes)
         return Text(f"concat({', '.join(parts)}, as={dims[-1]})")
 
     def _attention(self, dims: Dims, depth: int) -> Text:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scalec.compiler.analysis.communication import collectives, parameter_count
+from scalec.compiler.analysis.communication import active_count, collectives, parameter_count
 from scalec.compiler.analysis.kernel_tiles import tiles_file
 from scalec.compiler.emit import emit
 from scalec.compiler.ir import Program
@@ -34,6 +34,13 @@ PUBLISHED = {  # parameters (Llama Team 2024, table 3, from the models' configur
     "distilbert_base": (66_985_530, 8),  # Sanh et al. 2019: 66M, and the head: transformers' DistilBertForMaskedLM
     "gpt2_124m": (124_439_808, 8),  # Radford et al. 2019; safetensors metadata of the release
     "olmo2_7b": (7_298_617_344, 128),  # OLMo Team 2024: 7B; from the configuration of the release
+    "mixtral_8x7b": (46_702_792_704, 64),  # Jiang et al. 2024: 47B; safetensors metadata of the release
+    "qwen3_30b_a3b": (30_532_122_624, 32),  # Qwen Team 2025: 30.5B; safetensors metadata of the release
+}
+ACTIVE = {  # parameters that compute for a token, and all of them
+    "mixtral": (12_879_925_248, 46_702_792_704),  # Jiang et al. 2024: 13B
+    "qwen3_moe": (3_353_032_704, 30_532_122_624),  # Qwen Team 2025: 3.3B
+    "olmoe": (1_282_017_280, 6_919_161_856),  # Muennighoff et al. 2024: 1.3B of 6.9B
 }
 
 
@@ -46,6 +53,20 @@ def program(name: str) -> Program:
 def test_parameter_counts_are_the_published_ones(name: str) -> None:
     compiled = program(name)
     assert (parameter_count(compiled), ranks(compiled)) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_a_token_uses_as_many_parameters_as_published(name: str) -> None:
+    plan = f"""use "scalec:models/{name}.scale"
+mesh {{ dp = 1 }}
+shard {{ batch over dp }}
+train {{
+  seq = 4096  global_batch = 1  microbatch = 1  steps = 1
+  optimizer sgd {{ lr = 1 }}
+  data text {{ files = ["a"] }}
+}}"""
+    compiled = compile_plan(Source("plan.scale", plan), "resolve")
+    assert (active_count(compiled), parameter_count(compiled)) == ACTIVE[name]
 
 
 @pytest.mark.parametrize("path", sorted(PLANS.glob("*.scale")), ids=lambda path: path.stem)

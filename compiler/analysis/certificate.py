@@ -25,6 +25,7 @@ class Proof:
     gradients, parameters  how many of each were compared, beside loss, norm and count
     ops      the ops of the IR, of so many `kinds`, each evaluated by its field meaning
     trusted  the user's own functions among them, whose meaning is any function of the dims that they work along
+    losses   2 where routers have one of their own
     stages   the axis of a pipeline's stages, whose rows were run
     """
 
@@ -38,12 +39,16 @@ class Proof:
     ops: int
     kinds: int
     trusted: tuple[str, ...] = ()
+    losses: int = 1
     stages: str = ""
 
     def results(self) -> str:
         """The results that were compared."""
         both = f"{counted(self.gradients, 'gradient')} and {counted(self.parameters, 'updated parameter')}"
-        return f"loss, gradient norm, count of labels, {both}"
+        return f"{self._losses()}, gradient norm, count of labels, {both}"
+
+    def _losses(self) -> str:
+        return "loss, routers' loss" if self.losses > 1 else "loss"
 
     def where(self) -> str:
         """The meshes on which it was evaluated."""
@@ -62,7 +67,7 @@ class Proof:
 
     def summary(self) -> str:
         """One line."""
-        both = f"loss, {counted(self.gradients, 'gradient')} and {counted(self.parameters, 'update')}"
+        both = f"{self._losses()}, {counted(self.gradients, 'gradient')} and {counted(self.parameters, 'update')}"
         return f"the step is that of a single device: {both} equal on {self.where()}, error below 2^{self.bound}"
 
     def lines(self) -> str:

@@ -42,7 +42,8 @@ class Collective:
     among    the ranks of the axis that take part, if not all do
     hops     the loop of `times` calls within the op itself, inside all others: `hops`, `hops.1`, …; "" for none
     by       how many ranks further a rotate sends
-    ragged   whether the first size is an even share
+    ragged   whether the first size is an even share of `all` rows that ranks send, or of more than these, where they
+             send but `some`; "" where all send as much
     """
 
     use: Use
@@ -69,7 +70,7 @@ class Collective:
     hops: str = ""
     times: int = 0
     by: int = 1
-    ragged: bool = False
+    ragged: Literal["", "all", "some"] = ""
 
     @property
     def elements(self) -> int:

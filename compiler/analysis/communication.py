@@ -52,6 +52,12 @@ def parameter_count(program: Program) -> int:
     return sum(prod(program.valid(dim) for dim in param.type.dims) for param in program.params)
 
 
+def active_count(program: Program) -> int:
+    """The number of parameters that compute for a token: of experts those that it chose."""
+    chosen = {dim.name: program.dim(dim.chosen or dim.name) for dim in program.dims}
+    return sum(prod(chosen[dim].valid for dim in param.type.dims) for param in program.params)
+
+
 @once
 def _of_ranks(program: Program) -> tuple[tuple[Collective, ...], ...]:
     assert program.pipeline, "account: no pipeline"

@@ -8,6 +8,7 @@ from math import prod
 
 from attrs import frozen
 
+from ..config.settings import TRITON
 from ..ir import BATCH, ITEM_BYTES, Op, Program
 from ..ops import OPS, roles
 from ..ops.attention import window_of
@@ -77,7 +78,7 @@ def costs(program: Program, op: Op, axis: str) -> tuple[Cost, ...]:
 
 
 class _Attention:
-    """The sizes of an attention over the ranks of an axis: bytes of a rank's keys and values, and of its queries."""
+    """An attention over the ranks of an axis: the bytes of a rank's keys and values, and of its queries and result."""
 
     def __init__(self, program: Program, op: Op, axis: str) -> None:
         self.program, self.op, types, own = program, op, program.operands(op), roles(op, program.types)
@@ -88,18 +89,22 @@ class _Attention:
         rest = prod(_size(program, each) for each in others) // exchanged
         batch = program.size(BATCH) // program.degree(tuple(c.axis for c in program.claims if c.dim == BATCH))
         self.positions = program.size(own.key_seq) // rest
-        each = batch * self.positions // self.ranks * program.size(types[0].dims[-1]) * ITEM_BYTES[types[0].dtype]
+        rows = batch * self.positions // self.ranks * ITEM_BYTES[types[0].dtype]
+        q, k, v = (rows * program.size(type.dims[-1]) for type in types[:3])  # the bytes of one head
         self.heads, self.kv_heads = (max(1, heads_left(program, dim) // exchanged) for dim in (own.heads, own.kv_heads))
-        self.keys, self.queries = 2 * each * self.kv_heads, each * self.heads
+        self.keys, self.queries = (k + v) * self.kv_heads, (q + v) * self.heads
         self.wide = max(4, ITEM_BYTES[types[0].dtype]) / ITEM_BYTES[types[0].dtype]
+        fuses, regathers = program.train.kernels == TRITON, program.train.gathered == "regather"
+        self.gathers = 1 if fuses and not regathers else 2
+        self.exchanges = (1 if own.heads == own.kv_heads else 2) if fuses else 3
 
     def gather(self, recomputed: bool) -> Cost:
-        """Keys and values each."""
+        """Keys and values each, or side by side."""
         moved = (self.ranks - 1) * self.keys
         return Cost(
             GATHER,
-            (2, moved),
-            (2 + 2 * recomputed, moved * (1 + recomputed)),
+            (self.gathers, moved),
+            (self.gathers * (1 + recomputed), moved * (1 + recomputed)),
             self.keys * (1 if recomputed else self.ranks),
         )
 
@@ -121,8 +126,9 @@ class _Attention:
         if self.heads % ranks or self.kv_heads % few or ranks % few:
             return
         each = ranks // few
-        moved = 2 * self.queries * (ranks - 1) // ranks + (each - 1) * self.keys + each * self.keys * (few - 1) // few
-        calls = 2 + 2 * (few > 1) + 2 * (each > 1)
+        moved = self.queries * (ranks - 1) // ranks + (each - 1) * self.keys + each * self.keys * (few - 1) // few
+        apart = few > 1 and each > 1  # keys are gathered and exchanged, then values
+        calls = 6 if apart else 1 + self.exchanges if few > 1 else 2 + self.gathers
         yield Cost(ULYSSES, (calls, moved), (calls * (1 + recomputed), moved * (1 + recomputed)), each * self.keys)
 
 

@@ -8,7 +8,7 @@ lets through, whatever a kernel computes besides; documents, whose lengths no pl
 from collections.abc import Sequence
 from math import prod
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..ir import BATCH, Op, Program, Region, Stmt
 from ..ops import roles
@@ -44,13 +44,13 @@ def cost(program: Program, body: Sequence[Stmt]) -> Cost:
 def _cost(program: Program, op: Op) -> Cost:
     """The gradient of a product's operand costs what the product does; an operand without samples is a weight."""
     types = program.types
-    made = sum(prod(map(program.size, value.type.dims)) for value in op.outputs)
+    made = sum(program.elements(evolve(value.type, places=())) for value in op.outputs)
     match op.kind:
         case "leaf":
             return Cost()
-        case "contract":
+        case "contract" | "grouped_contract":
             product = 2 * made * prod(map(program.size, op.names("over")))
-            weights = sum(BATCH not in types[name].dims for name in op.inputs)
+            weights = sum(BATCH not in types[name].dims for name in op.inputs[:2])
             return Cost(product, product * (len(op.inputs) - weights), product * weights)
         case "contracts":
             product = 2 * made * prod(map(program.size, op.names("over")))
@@ -61,7 +61,8 @@ def _cost(program: Program, op: Op) -> Cost:
             return Cost(product, 2 * product, product) if in_parts else Cost(3 * product)
         case _ if keys := roles(op, types).key_seq:
             pairs = seen_pairs(program.size(keys), op.get("mask") == "causal", window_of(op))
-            products = 4 * made // program.size(keys) * pairs
+            q, _, v = (program.size(types[name].dims[-1]) for name in op.inputs[:3])
+            products = 2 * (q + v) * (made // v // program.size(keys)) * pairs
             return Cost(products, 2 * products)
         case _:
             return Cost(made, made)

@@ -10,14 +10,20 @@ Non-goals: when backward first needs them (`passes.differentiate`), and the memo
 from ..ir import REPLICATED, Kind, Op, Program, Region, regions_in, walk_regions
 from ..ir.placements import ends
 from ..ops import OPS
+from ..ops.experts import DISPATCH, EXCHANGE
 from ..syntax.diagnostics import Diagnostic, PlanError, did_you_mean, listing
 from ..syntax.source import Span
 
 
 def selectable(program: Program) -> list[str]:
-    """The ops of a program that a plan calls by their names, and that are one call of one result."""
-    kinds = dict.fromkeys(OPS[op.kind].plan_name for op in program.ops if len(op.outputs) == 1 and op.kind in OPS)
-    return [kind for kind in kinds if OPS[kind].user_visible and OPS[kind].function]
+    """The ops of a program that a plan can name, and that are one call of one result."""
+    kinds = dict.fromkeys(name_of(op) for op in program.ops if len(op.outputs) == 1 and op.kind in OPS)
+    return [kind for kind in kinds if OPS[kind].function and (OPS[kind].user_visible or kind == DISPATCH.name)]
+
+
+def name_of(op: Op) -> str:
+    """The name by which `selective(…)` means an op: `dispatch` is all that leads to the rows of experts."""
+    return DISPATCH.name if op.kind == EXCHANGE.name else OPS[op.kind].plan_name
 
 
 def check(program: Program) -> None:
@@ -43,7 +49,7 @@ def _unknown(name: str, able: list[str], by_layer: bool, span: Span) -> Diagnost
 
 def is_recomputed(program: Program, op: Op) -> bool:
     """Whether backward recomputes a forward op, wherever it is, rather than read its saved result."""
-    if program.train.recompute.word == "selective" and OPS[op.kind].plan_name in program.train.recompute.names:
+    if program.train.recompute.word == "selective" and name_of(op) in program.train.recompute.names:
         return True
     return program.train.gathered == "regather" and _gathers(op)
 

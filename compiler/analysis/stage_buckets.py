@@ -49,10 +49,8 @@ def chunks(program: Program) -> tuple[tuple[Chunk, ...], ...]:
     pipeline = program.pipeline
     assert pipeline, "chunks: no pipeline"
     ranks = range(program.axis(pipeline.axis).size)
-    return tuple(
-        tuple(chunk for bucket in program.buckets for chunk in _of_bucket(program, pipeline, bucket, rank))
-        for rank in ranks
-    )
+    found = ((chunk for it in program.buckets for chunk in _of_bucket(program, pipeline, it, rank)) for rank in ranks)
+    return tuple(map(tuple, found))
 
 
 def needed(spans: Mapping[int, range], stages: Iterable[int]) -> range:

@@ -3,7 +3,9 @@
 The section's entries as values, read from syntax and shown as plan text.  An expression is read from the
 inside out: `part(transposed("h.{i}.attn.c_attn.weight"), 0, 3)` is the first of three equal parts along
 the first dim, of that tensor transposed.  `interleaved("h.{i}.q.weight", 64)` has the first 64 rows of each head pair
-by pair, (0, 1), (2, 3), …, as GPT-J needs them, which turns neighbours (Wang and Komatsuzaki 2021).
+by pair, (0, 1), (2, 3), …, as GPT-J needs them, which turns neighbours (Wang and Komatsuzaki 2021); with `from=128` the
+64 rows from row 128 on, as DeepSeek-V3 does (DeepSeek-AI 2024).
+`"h.{i}.experts.{experts}.up.weight"` has a tensor for each of the `experts`.
 """
 
 import re
@@ -17,11 +19,15 @@ from ..syntax.source import Span
 from ..syntax.tree import Call, Entry, Expr, Name, Number, Section, Setting, String
 
 INDICES = ("i", "j")
-"""Indices in braces in a tensor's name: of the outermost repeat that has the parameter, and of the one in it."""
+"""Indices in braces in a tensor's name: of the outermost repeat that has the parameter, and of the one in it.
+
+The name of a dim of experts is the index along it.
+"""
 
 _TERM = r"(?:(?:[0-9]{1,4}\*)?[ij]|[0-9]{1,4})"
 _INDEX = rf"\{{{_TERM}(?:\+{_TERM})*\}}"
-_TENSOR = re.compile(rf"(?:[A-Za-z0-9_.-]|{_INDEX})+")
+_DIM = r"\{([A-Za-z_]\w*)\}"
+_TENSOR = re.compile(rf"(?:[A-Za-z0-9_.-]|{_INDEX}|{_DIM})+")
 _FORMS = (
     '`"…"`, `transposed("…")`, `part("…", 0, 3)`, `interleaved("…", 64)` or, of all, '
     '`interleaved(part(transposed("…"), 0, 3), 64)`'
@@ -35,7 +41,7 @@ Numbers = Mapping[str, int | float | Fraction]
 class HFWeight:
     """A parameter is part number `part` of `parts` of a tensor, or of its transpose.
 
-    The first `interleaved` rows of each of its heads are interleaved pairs in the file.
+    Of each of its heads as many rows as `interleaved` says, from row `skipped` on, are interleaved pairs in the file.
     """
 
     param: str
@@ -44,13 +50,15 @@ class HFWeight:
     part: int = 0
     parts: int = 1
     interleaved: int = 0
+    skipped: int = 0
     span: Span = field(eq=False, repr=False, kw_only=True)
 
     @property
     def indices(self) -> tuple[str, ...]:
-        """The indices of repeats in the tensor's name."""
+        """The indices in the tensor's name: of repeats, then of dims."""
         used = "".join(re.findall(_INDEX, self.tensor))
-        return tuple(index for index in INDICES if index in used)
+        dims = (dim for dim in dict.fromkeys(re.findall(_DIM, self.tensor)) if dim not in INDICES)
+        return *(index for index in INDICES if index in used), *dims
 
 
 def read_names(section: Section, found: Diagnostics, numbers: Numbers) -> tuple[HFWeight, ...]:
@@ -94,13 +102,18 @@ def _shown(names: Iterable[HFWeight]) -> Iterator[str]:
         text = f'"{each.tensor}"'
         text = f"transposed({text})" if each.transposed else text
         text = f"part({text}, {each.part}, {each.parts})" if each.parts > 1 else text
-        yield f"  {each.param} = " + (f"interleaved({text}, {each.interleaved})" if each.interleaved else text)
+        skipped = f", from={each.skipped}" if each.skipped else ""
+        text = f"interleaved({text}, {each.interleaved}{skipped})" if each.interleaved else text
+        yield f"  {each.param} = {text}"
 
 
 def _entry(entry: Entry, numbers: Numbers) -> HFWeight:
     match entry:
         case Setting(key, Call(Name("interleaved"), (held, rows), ())):
-            return evolve(_part(key.name, held, entry.span), interleaved=_rows(rows, numbers))
+            return evolve(_part(key.name, held, entry.span), interleaved=_rows(rows, numbers, *_PAIRS))
+        case Setting(key, Call(Name("interleaved"), (held, rows), (Setting(Name("from"), skipped),))):
+            whole = _part(key.name, held, entry.span)
+            return evolve(whole, interleaved=_rows(rows, numbers, *_PAIRS), skipped=_rows(skipped, numbers, *_SKIPPED))
         case Setting(key, value):
             return _part(key.name, value, entry.span)
         case _:
@@ -108,8 +121,11 @@ def _entry(entry: Entry, numbers: Numbers) -> HFWeight:
             raise _wrong("E0406", "`names` has settings only", span)
 
 
-def _rows(expr: Expr, numbers: Numbers) -> int:
-    """The number of interleaved rows: a number, or the name of one."""
+_PAIRS, _SKIPPED = (2, "are no pairs"), (1, "cannot be skipped")
+
+
+def _rows(expr: Expr, numbers: Numbers, least: int, otherwise: str) -> int:
+    """A number of rows, or the name of one, in multiples of the `least`."""
     match expr:
         case Number(value, ""):
             rows = value
@@ -117,8 +133,8 @@ def _rows(expr: Expr, numbers: Numbers) -> int:
             rows = numbers[name]
         case other:
             raise _wrong("E0404", "this is not a number of rows", other.span)
-    if rows < 2 or rows % 2:
-        raise _wrong("E0405", f"{rows} rows are no pairs", expr.span)
+    if rows < least or rows % least:
+        raise _wrong("E0405", f"{rows} rows {otherwise}", expr.span)
     return int(rows)
 
 
@@ -144,7 +160,10 @@ def _whole(param: str, expr: Expr, span: Span) -> HFWeight:
 
 def _tensor(name: str, span: Span) -> str:
     if not _TENSOR.fullmatch(name):
-        help = "letters, digits, `_.-`, and `{i}` or `{2*i+1}` for the index of a repeat, `{j}` for that of one in it"
+        indices = (
+            "`{i}` or `{2*i+1}` for the index of a repeat, `{j}` for that of one in it, `{experts}` for an expert's"
+        )
+        help = f"letters, digits, `_.-`, and {indices}"
         raise wrong("E0405", f"`{name}` cannot be a tensor's name", span, help=help)
     return name
 

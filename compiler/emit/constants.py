@@ -20,16 +20,17 @@ def size_names(program: Program, values: Iterable[str]) -> dict[str, str]:
     dims = dict.fromkeys(dim for param in program.params for dim in param.type.dims if dim not in cut) | {"seq": None}
     classes = (class_name(singular(dim.name)) for dim in program.dims)
     taken = {*TAKEN, *modules(program), *classes, class_name(program.name), *map(base, values), "I", "L", "O"}
-    words = {dim: dim.upper() for dim in dims}
-    return {dim: word for dim, word in words.items() if word not in taken and [*words.values()].count(word) == 1}
+    words = {dim: dim.upper() for dim in dims if not program.dim(dim).twin}
+    names = {dim: word for dim, word in words.items() if word not in taken and [*words.values()].count(word) == 1}
+    return names | {dim: names[twin] for dim in dims if (twin := program.dim(dim).twin) in names}
 
 
 def size_lines(program: Program, names: Mapping[str, str]) -> Iterator[str]:
     """The line that gives each its size, or several where that is too long."""
-    sizes = [str(program.size(dim)) for dim in names]
-    line = f"{', '.join(names.values())} = {', '.join(sizes)}"
-    if len(names) < 2 or len(line) > WIDTH:
-        yield from (f"{name} = {size}" for name, size in zip(names.values(), sizes, strict=True))
+    sizes = {name: str(program.size(dim)) for dim, name in names.items()}
+    line = f"{', '.join(sizes)} = {', '.join(sizes.values())}"
+    if len(sizes) < 2 or len(line) > WIDTH:
+        yield from (f"{name} = {size}" for name, size in sizes.items())
     else:
         yield line
     if program.pipeline:
@@ -111,5 +112,5 @@ def _value(value: Value, program: Program, sizes: Mapping[str, str]) -> str:
     degrees = {dim: program.degree(value.type.axes_of(dim)) for dim in value.type.dims}
     parts = {dim: f"{sizes[dim]} // {n}" if n > 1 else sizes[dim] for dim, n in degrees.items() if dim in sizes}
     shape = [parts.get(dim, str(program.local_size(value.type, dim))) for dim in degrees]
-    dims = f"({', '.join(shape)}{'' if shape[1:] else ','})"
+    dims = f"({', '.join(shape)}{',' * (len(shape) == 1)})"
     return f"{literal(base(value.name))}, {dims}, {DTYPES[value.type.dtype]}{constant}"

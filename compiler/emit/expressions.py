@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ..ir import Op, Program, Type
 from ..ops import OPS
-from ..ops.call import Argument, Dims, Group, Keyword, Positions, RotaryTable, Shards
+from ..ops.call import Argument, Dims, Experts, Group, Keyword, Layout, Positions, RotaryTable, Shards
 from ..ops.saved_tensors import Local
 from .imports import function_of
 from .naming import literal
@@ -40,10 +40,14 @@ class Context:
     program: Program
     types: Callable[[str], Type]
     axis: Callable[[tuple[str, ...]], str]  # the group over these axes
-    positions: Callable[[str, tuple[str, ...]], str]  # those along a dim that a rank holds where these axes shard it
+    layout: Callable[[Layout], str]  # the positions or the experts that a rank holds
     rotary: Callable[[Op], str]  # the table of rotary positions of an op `rope`
     is_matrix: Callable[[str], bool]  # whether a value is a parameter stored as a matrix
     sizes: Mapping[str, str]  # the names of dims' sizes
+
+    def index(self, value: str, dim: str) -> int:
+        """Which of a tensor's dims it is."""
+        return self.program.joined(self.types(value)).index((dim,))
 
 
 def express(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
@@ -54,6 +58,8 @@ def express(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
 
 
 Written = tuple[str, int]
+CASTS = {"f32": "float", "f64": "double"}
+"""Methods of a tensor, by the element type that they give."""
 
 
 def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -69,15 +75,15 @@ def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 def _argument(argument: Argument, op: Op, operands: Sequence[Expr], context: Context) -> str:
     match argument:
         case Dims(names):
-            at = tuple(context.types(op.inputs[0]).dims.index(dim) for dim in names)
+            at = tuple(context.index(op.inputs[0], dim) for dim in names)
             return literal(at[0] if len(names) == 1 else at)
         case Group(axes):
             return context.axis(axes)
-        case Positions(dim, axes):
-            return context.positions(dim, axes)
+        case Positions() | Experts():
+            return context.layout(argument)
         case Shards(parts):
-            dims = context.types(op.inputs[0]).dims
-            each = (f"{dims.index(dim)}: {_argument(part, op, operands, context)}" for dim, part in parts.items())
+            texts = {dim: _argument(part, op, operands, context) for dim, part in parts.items()}
+            each = (f"{context.index(op.inputs[0], dim)}: {text}" for dim, text in texts.items())
             return f"{{{', '.join(each)}}}"
         case Keyword(operand):
             return operands[operand].text
@@ -93,6 +99,10 @@ def _add(op: Op, operands: Sequence[Expr], context: Context) -> Written:
         sign = "-" if operand.negates else "+"
         text += f" {sign} {_aligned(op, i, PRODUCT, operand.negates or operand, context)}"
     return text, SUM
+
+
+def _cast(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    return f"{operands[0].within(ATOM)}.{CASTS[str(op.get('dtype'))]}()", ATOM
 
 
 def _scale(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -117,9 +127,21 @@ def _mul(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     return f"{left} * {right}", PRODUCT
 
 
-def _aligned(op: Op, index: int, binds: int, operand: Expr, context: Context) -> str:
-    """The operand at `index` with the dims that it lacks between its own unsqueezed; torch itself adds those before."""
-    own, full = context.types(op.inputs[index]).dims, op.outputs[0].type.dims
+def _concat(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    *before, _ = op.outputs[0].type.dims
+    lasts = (context.types(name).dims[-1] for name in op.inputs)
+    each = (_aligned(op, i, SUM, operands[i], context, (*before, last)) for i, last in enumerate(lasts))
+    return f"{function_of(op, context.program)}({', '.join(each)})", ATOM
+
+
+def _aligned(
+    op: Op, index: int, binds: int, operand: Expr, context: Context, full: tuple[str, ...] | None = None
+) -> str:
+    """The operand at `index`, with dims that it lacks between its own unsqueezed; torch itself adds those before.
+
+    It comes to have the dims `full`, by default the result's.
+    """
+    own, full = context.types(op.inputs[index]).dims, full or op.outputs[0].type.dims
     lacking = [i for i, dim in enumerate(full) if dim not in own and set(full[:i]) & set(own)]
     if not lacking:
         return operand.within(binds)
@@ -152,6 +174,15 @@ def _contracts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     return f"fused_linear({', '.join([left, *(weight.text for weight in operands[1:]), *options])})", ATOM
 
 
+def _grouped(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    """`grouped_linear`, as `_contract` writes a product."""
+    over, weight = op.names("over"), context.types(op.inputs[1])
+    left = f"{operands[0].within(ATOM)}.flatten(-{len(over)})" if len(over) > 1 else operands[0].text
+    _, _, *others = (dim for dim in weight.dims if dim not in over)
+    unflatten = f".unflatten(-1, (-1, {', '.join(_sizes(others, weight, context))}))" if others else ""
+    return f"{function_of(op, context.program)}({left}, {operands[1].text}, {operands[2].text}){unflatten}", ATOM
+
+
 def _sizes(dims: Sequence[str], type: Type, context: Context) -> list[str]:
     """The sizes of some dims of a value on a rank, by name where the rank has the whole dim."""
     whole = {dim: name for dim, name in context.sizes.items() if dim in dims and not type.axes_of(dim)}
@@ -166,9 +197,12 @@ def matrix_view(type: Type, inner: int) -> str:
 
 WRITERS: dict[str, Callable[[Op, Sequence[Expr], Context], Written]] = {
     "add": _add,
+    "cast": _cast,
+    "concat": _concat,
     "contract": _contract,
     "contracts": _contracts,
     "div": _div,
+    "grouped_contract": _grouped,
     "mul": _mul,
     "scale": _scale,
     "shift": _shift,

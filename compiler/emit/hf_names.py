@@ -44,12 +44,15 @@ def _entry(each: HFWeight, program: Program) -> dict[str, object]:
     shapes = [_shape_of(part_of[part], program) for part in sorted(part_of)]
     whole, own = (sum(shape[0] for shape in shapes), *shapes[0][1:]), params[each.param]
     entry: dict[str, object] = {"tensor": each.tensor, "shape": whole[::-1] if each.transposed else whole}
+    if experts := program.outer(own)[own.stacked :]:
+        entry["each"] = (*experts, program.size(*experts))
     if each.part:
         entry["start"] = sum(shape[0] for shape in shapes[: each.part])
     if each.transposed:
         entry["transposed"] = True
     if each.interleaved:  # by heads, whose rows are the last dim that no product sums over
-        entry["interleaved"] = each.interleaved, program.valid(own.type.dims[-own.inner - 1])
+        last = each.skipped + each.interleaved
+        entry["interleaved"] = each.skipped, last, program.valid(own.type.dims[-own.inner - 1])
     of_positions = own.type.dims[own.stacked :][:1] == (SEQUENCE,) and not own.inner
     if of_positions and not each.transposed and each.parts == 1:  # a file may have more than the plan's sequences
         entry["positions"] = True
@@ -58,7 +61,7 @@ def _entry(each: HFWeight, program: Program) -> dict[str, object]:
 
 def _shape_of(param: Param, program: Program) -> tuple[int, ...]:
     """A parameter's shape in files, without padding: matrices [out, in], tables as they are, all else flat."""
-    sizes = [program.valid(dim) for dim in param.type.dims[param.stacked :]]
+    sizes = [program.valid(dim) for dim in param.type.dims[len(program.outer(param)) :]]
     if param.inner:
         return prod(sizes[: -param.inner]), prod(sizes[-param.inner :])
     return tuple(sizes) if param.name in _tables(program) else (prod(sizes),)

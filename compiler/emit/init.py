@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
 from ..ir import SEQUENCE, Program
+from ..ops.call import Positions
 from .build import compute
 from .module import Child, Module, Table, weight_lines
-from .naming import DTYPES, fitted, layers_word, literal, positions, stage_word
+from .naming import DTYPES, fitted, layers_word, layout, literal, stage_word
 
 Field = tuple[str, str]
 """An attribute, and the line that sets it."""
@@ -19,8 +20,7 @@ Field = tuple[str, str]
 def fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[str]:
     """The lines of `__init__` after `super().__init__()`; `sizes` are names of dims' sizes."""
     yield from (f"self.{name} = mesh.axis({', '.join(map(literal, axes))})" for axes, name in module.axes.items())
-    for (dim, axes), name in module.positions.items():
-        yield f"self.{name} = {positions(dim, axes, program, sizes)}"
+    yield from (f"self.{name} = {layout(of, program, sizes)}" for of, name in module.layouts.items())
     lines = {name: weight_lines(name, param, program, sizes, 12) for name, param in module.weights.items()}
     weights = ((name, line) for name, declared in lines.items() for line in declared)
     stages = len(program.pipeline.stage_to_rank) if program.pipeline else 0
@@ -62,7 +62,7 @@ def _table(name: str, table: Table, program: Program, names: Mapping[str, str]) 
     scaling = "".join(f", {key}={literal(value)}" for key, value in table.scaling)
     arguments = f"{sizes}, mesh=mesh, dtype={DTYPES[compute(program)]}{scaling}"
     if table.axes:
-        yield f"positions = {positions(SEQUENCE, table.axes, program, names)}"
+        yield f"positions = {layout(Positions(SEQUENCE, table.axes), program, names)}"
         arguments += ", positions=positions"
     line = f"{name} = rope_frequencies({arguments})"
     yield from fitted(line, 8).replace("\n        ", "\n").split("\n")

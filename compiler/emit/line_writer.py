@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ..analysis.bucket_layout import stored_as_matrix
 from ..ir import Kind, Op, Region, Stmt
 from ..ir.placements import coercion, conjugate, ends
+from ..ops.call import Layout
 from .expressions import ATOM, Context, Expr
 from .module import Frame, Module, Table, table_of
 from .naming import WIDTH, axes_word, fitted, identifier, place, shape
@@ -43,7 +44,7 @@ class Lines:
             frame.program,
             frame.types.__getitem__,
             self.axis,
-            self._positions,
+            self._layout,
             self._rotary,
             self._is_matrix,
             frame.sizes,
@@ -152,11 +153,11 @@ class Lines:
             self._module.axes[axes] = identifier(axes_word(axes, self._frame.program), self._module.attributes())
         return f"self.{self._module.axes[axes]}"
 
-    def _positions(self, dim: str, axes: tuple[str, ...]) -> str:
-        """The positions along a dim that a rank holds."""
-        if (dim, axes) not in self._module.positions:
-            self._module.positions[dim, axes] = identifier("positions", self._module.attributes())
-        return f"self.{self._module.positions[dim, axes]}"
+    def _layout(self, layout: Layout) -> str:
+        """The positions or the experts that a rank holds."""
+        if layout not in self._module.layouts:
+            self._module.layouts[layout] = identifier(type(layout).__name__.lower(), self._module.attributes())
+        return f"self.{self._module.layouts[layout]}"
 
     def table(self, table: Table) -> str:
         """A table of rotary positions: the caller's, or the module's own."""

@@ -12,6 +12,7 @@ from attrs import frozen
 from ..analysis.recompute import is_recomputed, recomputes_region
 from ..config.settings import ON
 from ..ir import Op, Program, Region, Stmt, base
+from ..ops import OPS
 from .forward import Body
 from .line_writer import reads
 from .module import Frame, Module
@@ -37,10 +38,11 @@ def model_classes(program: Program, microbatches: Region) -> Model:
     given = ", ".join(f"{base(value.name)}: {shape(value.type, program)}" for value in inputs)
     name, pipeline = class_name(program.name), program.pipeline
     whose = f"A rank's stages of {name}; the forward of the last one" if pipeline else f"{name}; forward"
-    doc = f"{whose} returns the summed token loss of a microbatch.  {given}"
+    routers = " and what its routers add" if program.losses > 1 else ""
+    doc = f"{whose} returns the summed token loss of a microbatch{routers}.  {given}"
     if len(f'    """{doc}"""') > WIDTH:
         doc = doc.replace("  ", "\n\n    ", 1) + "\n    "
-    module, ends = Module(name, doc), (microbatches.yields[0].name,)
+    module, ends = Module(name, doc), tuple(end.name for end in microbatches.yields[: program.losses])
     of = (frame, module, forward.body, ends)
     body = StagedBody(*of, pipeline) if pipeline else Body(*of)
     for value in inputs:
@@ -62,7 +64,7 @@ def recomputed_values(program: Program, region: Region) -> set[str]:
     if recomputes_region(program, region):
         return set()
     inner = [recomputed_values(program, stmt) for stmt in region.body if isinstance(stmt, Region)]
-    read = {name for stmt in region.body if not _moves(stmt) for name in reads((stmt,))}  # a coercion saves nothing
+    read = {name for stmt in region.body if not _saves_nothing(program, stmt) for name in reads((stmt,))}
     read |= {end.name for end in region.yields}
     own = [stmt for stmt in region.body if isinstance(stmt, Op) and is_recomputed(program, stmt)]
     own = [op for op in own if not _moves(op) or op.outputs[0].name in read]
@@ -71,3 +73,10 @@ def recomputed_values(program: Program, region: Region) -> set[str]:
 
 def _moves(stmt: Stmt) -> bool:
     return isinstance(stmt, Op) and stmt.kind == "coerce"
+
+
+def _saves_nothing(program: Program, stmt: Stmt) -> bool:
+    """Whether it is a coercion, or an op whose gradients depend on no operand."""
+    if not isinstance(stmt, Op) or _moves(stmt):
+        return isinstance(stmt, Op)
+    return OPS[stmt.kind].is_linear(len(stmt.inputs)) and not is_recomputed(program, stmt)

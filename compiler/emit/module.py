@@ -11,6 +11,7 @@ from ..analysis.bucket_layout import stored_as_matrix
 from ..analysis.param_uses import leaves
 from ..ir import Attr, Bucket, Op, Param, Program, Type
 from ..ops import roles
+from ..ops.call import Layout
 from .constants import product, size_names
 from .naming import WIDTH, call, identifier, literal, matrix_shape
 
@@ -44,8 +45,7 @@ class Module:
     name: str
     doc: str
     axes: dict[tuple[str, ...], str] = field(factory=dict[tuple[str, ...], str])  # groups over axes, by attribute
-    positions: dict[tuple[str, tuple[str, ...]], str] = field(factory=dict[tuple[str, tuple[str, ...]], str])
-    """Along a dim, where axes shard it, by attribute."""
+    layouts: dict[Layout, str] = field(factory=dict[Layout, str])  # positions and experts, by attribute
     weights: dict[str, Param] = field(factory=dict[str, Param])  # by attribute, as one layer has it
     children: dict[str, Child] = field(factory=dict[str, Child])  # by attribute
     tables: dict[Table, str] = field(factory=dict[Table, str])
@@ -59,7 +59,7 @@ class Module:
 
     def attributes(self) -> set[str]:
         """All names taken so far."""
-        return {*self.axes.values(), *self.positions.values(), *self.weights, *self.children, *self.tables.values()}
+        return {*self.axes.values(), *self.layouts.values(), *self.weights, *self.children, *self.tables.values()}
 
     @property
     def returns(self) -> str:

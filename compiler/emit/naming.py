@@ -15,6 +15,7 @@ from itertools import accumulate, chain, pairwise
 from pathlib import PurePath
 
 from ..ir import BATCH, SEQUENCE, Kind, Program, Type
+from ..ops.call import Experts, Layout
 from ..syntax.source import Span
 from .imports import IMPORTS
 
@@ -204,16 +205,17 @@ def axes_word(axes: tuple[str, ...], program: Program) -> str:
     return "_".join(dict.fromkeys(words))
 
 
-def positions(dim: str, axes: tuple[str, ...], program: Program, sizes: Mapping[str, str]) -> str:
-    """The positions along a dim that a rank holds where axes shard it; `sizes` are names of dims' sizes."""
-    arguments = ["mesh", sizes.get(dim, str(program.size(dim))), *map(literal, axes)]
-    chunked = program.zigzag_axes(dim, axes)
-    return f"Positions({', '.join([*arguments, *([f'zigzag={literal(chunked)}'] if chunked else [])])})"
+def layout(it: Layout, program: Program, sizes: Mapping[str, str]) -> str:
+    """The positions or the experts that a rank holds; `sizes` are names of dims' sizes."""
+    arguments = ["mesh", sizes.get(it.dim, str(program.size(it.dim))), *map(literal, it.axes)]
+    some = ("tokens", it.tokens) if isinstance(it, Experts) else ("zigzag", program.zigzag_axes(it.dim, it.axes))
+    arguments += [f"{some[0]}={literal(some[1])}"] if some[1] else []
+    return f"{type(it).__name__}({', '.join(arguments)})"
 
 
 def shape(type: Type, program: Program) -> str:
     """For instance `[s/tp, b, h] partial over tp`."""
-    inner = ", ".join(_sized(dim, type, program) for dim in type.dims)
+    inner = ", ".join("rows" if dims[1:] else _sized(dims[0], type, program) for dims in program.joined(type))
     words = {"partial": type.axes_in(Kind.PARTIAL), "maximal": type.axes_in(Kind.MAXIMUM)}
     pending = [f" {word} over {axes_word(axes, program)}" for word, axes in words.items() if axes]
     return f"[{inner}]{''.join(pending)}"
@@ -230,7 +232,7 @@ def matrix_shape(type: Type, inner: int, program: Program) -> str:
 
 def _sized(dim: str, type: Type, program: Program) -> str:
     """The dim's letter, over the axes of the plan that shard it; `b` is a rank's own batch, as inputs have it."""
-    axes = type.axes_of(dim)
+    axes, dim = type.axes_of(dim), program.dim(dim).twin or dim
     given = program.region.args[0].value.type.axes_of(dim) if dim == BATCH else ()
     if dim == BATCH and axes == given:
         return letter(dim)

@@ -14,12 +14,11 @@ from attrs import NOTHING, Attribute, asdict
 from .. import __version__
 from ..analysis.certificate import Proof, certificate
 from ..analysis.collective import Collective
-from ..analysis.communication import collectives, evaluation, parameter_count, places
+from ..analysis.communication import active_count, collectives, evaluation, parameter_count, places
 from ..analysis.memory import account, capacity
 from ..ir import Pipeline, Program
 from ..ir.printer import how_claimed, print_ir
 from ..ir.stages import stages
-from ..schedules.csv_file import csv
 from ..syntax.source import Source
 from .naming import file_word, run_word
 
@@ -40,6 +39,7 @@ def plan_json(
         "shard": [f"{c.dim} {'over' if c.split else 'whole on'} {c.axis}{how_claimed(c)}" for c in program.claims],
         "parameters": {
             "count": parameter_count(program),
+            **({"active": active_count(program)} if program.choices else {}),
             "shapes": {p.name: _shape(p.type.dims, program) for p in program.params},
         },
         "settings": {"train": _plain(program.train), "cluster": _plain(program.cluster)},
@@ -67,7 +67,7 @@ def _pipeline(program: Program, pipeline: Pipeline) -> dict[str, Any]:
             {"rank": rank, "turns": {dim: [own.start, own.stop] for dim, own in its.items()}}
             for rank, its in zip(pipeline.stage_to_rank, layers, strict=True)
         ],
-        "rows": csv(pipeline.schedule).replace(",", " ").splitlines(),
+        "rows": [*map(" ".join, pipeline.schedule.words)],
     }
 
 

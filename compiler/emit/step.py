@@ -18,9 +18,12 @@ from .step_parts import Function, Ranks, Squares, runs, stage_reductions, unshar
 
 LOCALS = {
     *("num_tokens", "inv_num_tokens", "loss", "loss_sum", "tokens", "labels", "documents", "draws", "gradients"),
-    *("grad_norm", "weights", "flat_params", "scale"),
+    *("grad_norm", "weights", "flat_params", "scale", "router_loss", "router_loss_sum"),
 }
 """The names that the lines below give their values."""
+
+LOSSES = "loss", "router_loss"
+"""The names of a step's losses."""
 
 
 @frozen
@@ -41,7 +44,8 @@ def step_lines(program: Program, patterns: Mapping[str, str]) -> StepLines:
             step.write(stmt)
     loss, norm, count = (step.text[end.name] for end in program.region.yields[:3])
     scale = ", loss_scale=scale" if "scale" in step.text.values() else ""
-    step.train.lines.append(f"return Metrics(loss={loss}, norm={norm}, tokens={count}{scale})")
+    routers = ", router_loss=router_loss" if program.losses > 1 else ""
+    step.train.lines.append(f"return Metrics(loss={loss}, norm={norm}, tokens={count}{routers}{scale})")
     step.evaluate.lines.append(f"return Metrics(loss={loss}, tokens={count})")
     return StepLines(tuple(step.train.all()), tuple(step.evaluate.all()))
 
@@ -52,6 +56,7 @@ class _Step:
         self.text: dict[str, str] = {}  # a value of the step → its expression
         self._squares: dict[str, Squares] = {}
         self._seed = "inv_num_tokens"  # the gradient from which backward begins
+        self._scale = ""  # of the losses, if they have one
         self.train, self.evaluate = Function(), Function()
         self._flats = {bucket.dim: bucket for bucket in program.buckets}
         self._of_ranks = rank_programs(program) if program.pipeline else (program,)
@@ -76,6 +81,8 @@ class _Step:
                 self._gather_per_layer(op, bucket)
             case [Kind.PARTIAL, Kind.INVARIANT] if name in self._squares:
                 self._squares[result.name] = evolve(self._squares[name], group=self._group(op))
+            case [Kind.PARTIAL, Kind.INVARIANT] if text == "router_loss":
+                self.train.add(f"router_loss = all_reduce_(router_loss, {self._group(op)})", "")
             case [Kind.PARTIAL, Kind.INVARIANT] if not result.type.dims:
                 text = f"all_reduce_({text}, {self._group(op)})"
             case [Kind.PARTIAL, Kind.INVARIANT]:
@@ -145,11 +152,16 @@ class _Step:
         self._both(f"inv_num_tokens = num_tokens.clamp(min=1).to({DTYPES[str(op.get('dtype'))]}).reciprocal()")
         if not self._program.pipeline:
             self._both("loss = torch.zeros_like(inv_num_tokens)")
+            if self._program.losses > 1:
+                self.train.add("router_loss = torch.zeros_like(loss)", "")
         self.text |= {op.inputs[0]: "num_tokens", op.outputs[0].name: "inv_num_tokens"}
+
+    def _one(self, op: Op) -> None:
+        self.text[op.outputs[0].name] = "1.0"
 
     def _loss_scale(self, op: Op) -> None:
         self.train.lines.append("scale = state.loss_scale()  # of gradients, so that float16 holds them")
-        self.text[op.outputs[0].name] = "scale"
+        self.text[op.outputs[0].name] = self._scale = "scale"
 
     def microbatches(self, region: Region) -> None:
         """Forward, backward and the sum of losses; gradients add up in the state's buckets."""
@@ -158,7 +170,7 @@ class _Step:
             self._rows()
         else:
             self._loop(region)
-        self.text[region.results[0].name] = "loss"
+        self.text |= zip((value.name for value in region.results), LOSSES[: self._program.losses], strict=False)
         for result in region.results:
             if bucket := self._flats.get("".join(result.type.dims[-1:])):
                 self.text[result.name] = f"gradients[{literal(bucket.name)}]"
@@ -171,22 +183,27 @@ class _Step:
         if self._chunked:
             self.train.lines += stage_reductions(self._program)
             run, evaluate = [*run, "flat_params"], [*evaluate, "flat_params"]
-        self.train.add(f"loss = PIPELINE.run({', '.join(run)})", f"forward, backward  {line}")
+        if self._program.losses > 1:
+            run.append(f"router_share={self._scale or 1.0}")
+        losses = ", ".join(LOSSES[: self._program.losses])
+        self.train.add(f"{losses} = PIPELINE.run({', '.join(run)})", f"forward, backward  {line}")
         self.evaluate.add(f"loss = PIPELINE.evaluate({', '.join(evaluate)})", f"forward  {line}")
 
     def _loop(self, region: Region) -> None:
         names = [base(arg.value.name) for arg in region.args]
         kept = ["_" if are_draws(arg.value.type) else name for arg, name in zip(region.args, names, strict=True)]
+        sums = [f"{loss}_sum" for loss in LOSSES[: self._program.losses]]
+        routers = f" + router_loss_sum{f' * {self._scale}' if self._scale else ''}" if sums[1:] else ""
         self.train.lines += [
             f"for {', '.join(names)} in batch.microbatches():",
-            f"    loss_sum = model({', '.join([*names, *self._given])})",
-            f"    (loss_sum * {self._seed}).backward()",
-            "    loss += loss_sum.detach()",
+            f"    {', '.join(sums)} = model({', '.join([*names, *self._given])})",
+            f"    (loss_sum * {self._seed}{routers}).backward()",
+            *(f"    {each.removesuffix('_sum')} += {each}.detach()" for each in sums),
         ]
         given = ", ".join(["None" if name == "_" else name for name in kept] + self._given)
         self.evaluate.lines += [
             f"for {', '.join(kept)} in batch.microbatches():",
-            f"    loss += model({given})" + ("  # nothing is dropped" if "_" in kept else ""),
+            f"    loss += model({given}){'[0]' * bool(routers)}" + ("  # nothing is dropped" if "_" in kept else ""),
         ]
 
     def _mul(self, op: Op) -> None:

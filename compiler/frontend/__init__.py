@@ -16,6 +16,7 @@ from .load_plan import Document, gather
 from .loss_chunking import logits_for
 from .model import build
 from .pipeline import pipelined
+from .routes import route_dims
 from .sections import Sections, element_types, read_settings, standing_in
 from .sharding import axes_of, check_how, check_known, check_patterns, claims_of, rules_of, state_axes
 from .split_branches import claims_of_parts, divide, state_of_parts, train_of_parts
@@ -63,6 +64,7 @@ def _program(
     claims = tuple(claim for claim in laid if sizes[claim.axis] > 1)  # one of size 1 shards nothing
     divided = divide(document.model, dims, scope)
     dims |= {part.name: part for parts in divided.dims.values() for part in parts}
+    dims |= route_dims(divided.model, dims, scope)
     frame = Program(
         document.model.name.name,
         "resolve",

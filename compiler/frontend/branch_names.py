@@ -43,7 +43,7 @@ def count(items: Iterable[tree.Statement]) -> int:
     return total
 
 
-def declarations(items: Iterable[tree.Statement]) -> Iterator[tree.Name]:
+def declarations(items: Iterable[tree.Section | tree.Init | tree.Statement]) -> Iterator[tree.Name]:
     """The parameters that statements declare."""
     for bind in _binds(items):
         yield from (each.name for each in mentioned(bind.expr) if isinstance(each, tree.ParamUse))
@@ -59,6 +59,8 @@ def _binds(items: Iterable[tree.Section | tree.Init | tree.Statement]) -> Iterat
                 yield from _binds((*item.body, *item.others))
             case tree.Repeat():
                 yield from _binds(item.body)
+            case tree.Route():
+                yield from item.binds
             case _:
                 pass
 
@@ -73,6 +75,9 @@ def with_names(item: tree.Statement, names: Mapping[str, str]) -> tree.Statement
             return evolve(item, body=first, others=others)
         case tree.Repeat():
             return evolve(item, body=tuple(with_names(each, names) for each in item.body))
+        case tree.Route():
+            body = tuple(evolve(each, expr=_renamed(each.expr, names)) for each in item.body)
+            return evolve(item, by=_renamed(item.by, names), body=body)
 
 
 def _renamed(expr: tree.Expr, names: Mapping[str, str]) -> tree.Expr:
@@ -111,7 +116,7 @@ Names = dict[str, tree.Name]
 
 def check_visible(model: tree.Model) -> None:
     """Raises PlanError where a name is used that only one side of a branch binds, or an index out of place."""
-    statements = [item for item in model.body if isinstance(item, tree.Bind | tree.Repeat | tree.If)]
+    statements = [item for item in model.body if isinstance(item, tree.Statement)]
     _Walk({given.name.name: given.name for given in model.inputs}, {}, {}).body(statements)
 
 
@@ -132,6 +137,9 @@ class _Walk:
                     self._branch(item)
                 case tree.Repeat():
                     self._repeat(item)
+                case tree.Route():
+                    self._bind(item.binds[0])
+                    self._inside(self._indices).body(item.body)
         return self._bound
 
     def _bind(self, item: tree.Bind) -> None:

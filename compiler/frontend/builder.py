@@ -1,6 +1,6 @@
 """Writes the ops of a model as its statements are read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 
 from ..ir import Attr, Op, Type
@@ -38,9 +38,10 @@ class ModelBuilder(OpBuilder):
         self.append(Op(kind, inputs, values, attrs, span=span))
         return tuple(value.name for value in values)
 
-    def reserve(self, like: str) -> str:
-        """A name that no value gets."""
-        return self.names.fresh(like)
+    def reserve(self, names: Iterable[str]) -> None:
+        """Names that no value gets."""
+        for name in dict.fromkeys(names):
+            self.names.fresh(name)
 
 
 def _shown(entry: OpDef, types: Sequence[Type]) -> str:

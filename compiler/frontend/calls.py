@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from attrs import frozen
 
-from ..ir import BATCH, FLOATS, Attr, Type
+from ..ir import BATCH, FLOATS, Attr, Op, Type
 from ..ops import OPS, Attribute, OpDef, Operand, TypingError
 from ..ops.dropout import DROPOUT, SITE
 from ..syntax import tree
@@ -14,6 +14,7 @@ from ..syntax.source import Span
 from .arithmetic import evaluate
 from .builder import Attrs, ModelBuilder
 from .errors import argument_elsewhere, check_count, op_elsewhere, value_elsewhere
+from .expert_rules import check_op, check_rows, check_user_op
 from .parameters import Draws, Parameters, Scope
 from .user_ops import UserOp
 
@@ -123,7 +124,10 @@ class Calls:
         entry = OPS.get(call.name.name)
         if entry is None or not entry.user_visible:
             raise wrong("E0605", f"there is no op `{call.name}`", call.name.span, "not an op", self._instead(call))
-        operands, attrs = self._arguments(call, entry)
+        if self._parameters.experts:
+            check_op(call.name)
+        operands, attrs = self.arguments(call, entry)
+        self._check_rows(operands, call.span)
         if entry is DROPOUT and not dict(attrs)["p"]:
             check_count(1, like, call.span)
             return operands
@@ -140,16 +144,25 @@ class Calls:
         return op_elsewhere(call.name.name, [*(name for name, op in OPS.items() if op.user_visible), *self._user_ops])
 
     def _user_call(self, call: tree.Call, own: UserOp, like: Sequence[str]) -> tuple[str, ...]:
-        operands, numbers = self._arguments(call, own.entry)
+        operands, numbers = self.arguments(call, own.entry)
         types = [self._builder.types[name] for name in operands]
         try:
             attrs = own.attributes(types, [float(str(value)) for _, value in numbers])
         except TypingError as error:
             raise wrong("E0307", str(error), call.span, "these dims do not fit") from None
+        self._check_rows(operands, call.span)
+        if self._parameters.experts:
+            check_user_op(Op("call", operands, (), attrs, span=call.span), self._parameters.experts)
         names = [name or f"_{own.entry.name}" for name in like]
         return self._builder.several("call", operands, attrs, call.span, names)
 
-    def _arguments(self, call: tree.Call, entry: OpDef) -> tuple[tuple[str, ...], Attrs]:
+    def _check_rows(self, operands: Sequence[str], span: Span) -> None:
+        """In a route all operands are rows."""
+        for operand in operands if self._parameters.experts else ():
+            check_rows(self._builder.types[operand], span)
+
+    def arguments(self, call: tree.Call, entry: OpDef) -> tuple[tuple[str, ...], Attrs]:
+        """The operands and the attributes of a call of `entry`; attributes that have their default are left out."""
         given = arguments(call, entry, self._scope.is_number)
         for operand, expr in given.operands:
             self._parameters.begin(expr, operand.init)

@@ -49,6 +49,10 @@ _SQUARE = "multiply: `x * x`"
 _JOIN = "write `concat(x, y, as=both)`, where `both` is a dim: `dims { both = left + right }`"
 _TAKE = "write `split(x, [left, right])`, by dims of the model"
 
+_ROUTE = (
+    "write `route y to experts by top(y @ router[hidden -> experts], 2) { … }`, a statement whose braces are an expert"
+)
+
 _OPS = {
     **dict.fromkeys(("linear", "matmul", "mm", "bmm", "einsum", "dot", "dense", "conv1d"), _PRODUCT),
     **dict.fromkeys(("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze", "rearrange"), _NO_SHAPES),
@@ -60,6 +64,7 @@ _OPS = {
         ("scaleddotproductattention", "sdpa", "multiheadattention", "flashattention", "selfattention"),
         "write `attention(q, k, v, mask=causal)`, of queries, keys and values with heads",
     ),
+    **dict.fromkeys(("route", "router", "top", "topk", "moe", "experts", "mixtureofexperts", "sparsemoe"), _ROUTE),
     "swish": "it is called `silu`",
     "swiglu": "write `silu(x @ w_gate[hidden -> ffn]) * (x @ w_up[hidden -> ffn])`",
     "geglu": "write `gelu(x @ w_gate[hidden -> ffn]) * (x @ w_up[hidden -> ffn])`",

@@ -1,15 +1,20 @@
 """Expressions as ops: names, parameters, and the arithmetic of tensors and numbers."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 
-from ..ir import BATCH, Type
+from ..ir import BATCH, FLOATS, Type
+from ..ops import OpDef
+from ..ops.experts import GROUPED
+from ..ops.loss import wide
 from ..syntax import tree
 from ..syntax.diagnostics import Note, PlanError, did_you_mean, listing, wrong
 from .arithmetic import Scalar, apply, evaluate, exact
-from .builder import ModelBuilder
+from .builder import Attrs, ModelBuilder
 from .calls import Calls
 from .errors import check_count, value_elsewhere
+from .expert_rules import check_rows
 from .inputs import INPUTS
 from .parameters import Draws, Parameters, Scope
 from .user_ops import UserOp
@@ -31,9 +36,9 @@ class Expressions:
         """The value that `expr` computes, named after `like` if it is a new one."""
         match expr:
             case tree.Name():
-                return self._named(expr)
+                return self._widened(self._named(expr), expr)
             case tree.ParamUse():
-                return self._parameters.declare(expr)
+                return self._widened(self._parameters.declare(expr), expr)
             case tree.Call():
                 return self._calls.call(expr, [like])[0]
             case tree.Binary():
@@ -50,12 +55,32 @@ class Expressions:
         check_count(1, like, expr.span)
         return (self.tensor(expr, like[0]),)
 
+    def arguments(self, call: tree.Call, entry: OpDef) -> tuple[tuple[str, ...], Attrs]:
+        """The operands and the attributes of a call of `entry`."""
+        return self._calls.arguments(call, entry)
+
+    @contextmanager
+    def of_logits(self, twins: Mapping[str, str]) -> Generator[None]:
+        """Within it, parameters have twins of dims, and all is computed in float32 at least."""
+        self._parameters.twins = twins
+        yield
+        self._parameters.twins = {}
+
+    def _widened(self, value: str, at: tree.Expr) -> str:
+        dtype = self._builder.types[value].dtype
+        if not self._parameters.twins or dtype not in FLOATS or wide(dtype) == dtype:
+            return value
+        return self._builder.op("cast", (value,), (("dtype", wide(dtype)),), at.span, "")
+
     def _named(self, name: tree.Name) -> str:
         bound, params = self._scope.bound, self._parameters.all
         if name.name in bound:
             return bound[name.name]
         if name.name in params:
             return self._parameters.use(params[name.name], name.span)
+        if name.name in self._scope.elsewhere:
+            help = "make it inside the route"
+            raise wrong("E0220", f"experts see what they are sent, and `{name}` is of all tokens", name.span, help=help)
         if name.name in self._scope.numbers:
             raise wrong("E0603", "a tensor is needed here", name.span, f"`{name}` is a number")
         given = f"add `{name}[batch, seq]` to the model's inputs" if name.name in INPUTS else ""
@@ -82,9 +107,13 @@ class Expressions:
 
     def _binary(self, link: tree.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
         op = self._builder.op
+        if isinstance(left, str):
+            self._check_rows(left, link.left)
+        if isinstance(right, str) and link.op != "@":
+            self._check_rows(right, link.right)
         match left, link.op, right:
             case str(), "@", str():
-                return op("contract", (left, right), (("over", self._contracted(link, left, right)),), link.span, like)
+                return self._product(link, left, right, like)
             case str(), "+", str():
                 return op("add", (left, right), (), link.span, like)
             case str(), "-", str():
@@ -95,6 +124,11 @@ class Expressions:
                 return op("div", (left, right), (), link.span, like)
             case _:
                 return self._with_number(link, left, right, like)
+
+    def _check_rows(self, value: str, at: tree.Expr) -> None:
+        """In a route operands are rows, but for the right sides of `@`."""
+        if self._parameters.experts:
+            check_rows(self._builder.types[value], at.span)
 
     def _with_number(self, link: tree.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
         """A sum, difference, product or quotient in which at least one side is a number."""
@@ -124,17 +158,25 @@ class Expressions:
 
     def _by(self, kind: str, value: str, by: Scalar, at: tree.Expr, like: str = "") -> str:
         """A tensor scaled or shifted by a number."""
+        self._check_rows(value, at)
         if abs(by) > sys.float_info.max:
             raise wrong("E0302", "a number that is too large", at.span, "beyond 64-bit floating point")
         return self._builder.op(kind, (value,), (("by", float(by)),), at.span, like)
 
+    def _product(self, link: tree.Binary, left: str, right: str, like: str) -> str:
+        """A product; of rows of experts, one for each."""
+        over = (("over", self._contracted(link, left, right)),)
+        if order := self._parameters.order:
+            return self._builder.op(GROUPED.name, (left, right, order), over, link.span, like)
+        return self._builder.op("contract", (left, right), over, link.span, like)
+
     def _contracted(self, link: tree.Binary, left: str, right: str) -> tuple[str, ...]:
-        """The dims that `@` sums over: those before the arrow, or all that both operands have."""
+        """The dims that `@` sums over: those before the arrow, or all that both operands have but experts."""
         x, w = self._builder.types[left], self._builder.types[right]
         if BATCH in x.dims and BATCH in w.dims:
             raise _activations(link, x, w)
         arrow = tuple(map(str, link.right.ins)) if isinstance(link.right, tree.ParamUse) else ()
-        over = arrow or tuple(dim for dim in x.dims if dim in w.dims)
+        over = arrow or tuple(dim for dim in x.dims if dim in w.dims and dim != self._parameters.experts)
         if over and x.dims[-len(over) :] == over == w.dims[-len(over) :]:
             self._parameters.make_matrix(link.right, len(over))
             return over

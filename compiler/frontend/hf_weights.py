@@ -26,7 +26,7 @@ def stored(
     names = {each.param: each for each in names_of_parts(written, copies)}
     known = {param.name: param for param in program.params}
     for each in names.values():
-        _fits(each, known[each.param], found)
+        _fits(each, known[each.param], program, found)
         if each.interleaved:
             _pairs(each, known[each.param], program, found)
     if lacking := [name for name in copies if name not in {each.param for each in written}]:
@@ -37,32 +37,36 @@ def stored(
     return tuple(names[name] for name in known)
 
 
-def _fits(each: HFWeight, param: Param, found: Diagnostics) -> None:
-    """The name has the indices of the repeats that hold the parameter; what is transposed is a matrix."""
-    if each.indices != (wanted := INDICES[: param.stacked]):
+def _fits(each: HFWeight, param: Param, program: Program, found: Diagnostics) -> None:
+    """The name has the indices of the parameter's repeats and of its experts; what is transposed is a matrix."""
+    outer = program.outer(param)
+    if each.indices != (wanted := (*INDICES[: param.stacked], *outer[param.stacked :])):
         message = (
             f"the tensor of `{param.name}` is to be named by {listing(wanted)} in braces"
             if wanted
             else f"`{param.name}` is not repeated"
         )
-        note = Note(param.span, f"declared inside {param.stacked} repeats" if wanted else "declared outside of repeats")
+        inside = f"inside {param.stacked} repeats" if param.stacked else "outside of repeats"
+        note = Note(
+            param.span, f"declared {inside}" + "".join(f", in a route to `{it}`" for it in outer[param.stacked :])
+        )
         found.error("E0405", message, each.span, notes=[note])
-    if each.transposed and len(param.type.dims) - param.stacked < 2:
+    if each.transposed and len(param.type.dims) - len(outer) < 2:
         found.error(
             "E0405", f"`{param.name}` is not a matrix", each.span, "transposed", notes=[Note(param.span, "declared")]
         )
 
 
 def _pairs(each: HFWeight, param: Param, program: Program, found: Diagnostics) -> None:
-    """The parameter's rows are those of heads, which have at least as many rows as are interleaved."""
-    rows = param.type.dims[param.stacked : len(param.type.dims) - param.inner]
-    if len(rows) < 2 or SEQUENCE in rows or param.name in map(base, tables(program)):
+    """The parameter's rows are those of heads, or with some skipped of one, which have those that are interleaved."""
+    rows = param.type.dims[len(program.outer(param)) : len(param.type.dims) - param.inner]
+    if len(rows) < (1 if each.skipped else 2) or SEQUENCE in rows or param.name in map(base, tables(program)):
         help = "heads are the rows of `wq[hidden -> heads, head_dim]`, or the elements of `bq[heads, head_dim]`"
         notes = [Note(param.span, "declared")]
         found.error("E0405", f"`{param.name}` has no heads", each.span, "interleaved", notes=notes, help=help)
-    elif each.interleaved > (most := program.valid(rows[-1])):
+    elif (last := each.skipped + each.interleaved) > (most := program.valid(rows[-1])):
         message = f"a head of `{param.name}` has {most} rows"
-        found.error("E0405", message, each.span, f"not {each.interleaved}", notes=[Note(param.span, "declared")])
+        found.error("E0405", message, each.span, f"not {last}", notes=[Note(param.span, "declared")])
 
 
 def _shared(names: Iterable[HFWeight], params: dict[str, Param], found: Diagnostics) -> None:

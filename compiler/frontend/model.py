@@ -9,11 +9,13 @@ from ..ops import roles
 from ..syntax import tree
 from ..syntax.diagnostics import wrong
 from .arithmetic import Scalar
+from .branch_names import declarations
 from .builder import ModelBuilder
 from .errors import check_name
 from .expressions import Expressions
 from .inputs import check_inputs
 from .parameters import Draws, OpenRepeat, Parameters, Scope, initialised
+from .routes import ROUTER_LOSS, Routes, costs
 from .user_ops import UserOp
 
 
@@ -35,16 +37,24 @@ def build(
 ) -> Built:
     """The model as a region; `frame` has the dims, `dtype` is that of activations, `stored` that of parameters."""
     check_name(model.name)
-    scope, builder = Scope(numbers, (dim.name for dim in frame.dims)), ModelBuilder(frame)
+    scope, builder = Scope(numbers, _written(frame)), ModelBuilder(frame)
+    builder.reserve(map(str, declarations(model.body)))
     parameters = Parameters(scope, builder, dtype, stored)
     draws = Draws(builder, parameters.repeats)
     check_inputs(model)
     args = tuple(_input(given, scope, builder) for given in model.inputs)
     _Statements(scope, parameters, builder, Expressions(scope, parameters, builder, draws, user_ops)).read(model)
-    loss = _loss(model, scope, builder)
+    losses = (_loss(model, scope, builder), *(scope.bound[name] for name in (ROUTER_LOSS,) if name in scope.bound))
     body = (*parameters.leaves.values(), *builder.body)
-    region = Region("model", body, (*args, *draws.inputs), (Yield(loss, Leave.LAST),), span=model.span)
+    ends = tuple(Yield(loss, Leave.LAST) for loss in losses)
+    region = Region("model", body, (*args, *draws.inputs), ends, span=model.span)
     return Built(region, tuple(initialised(model, parameters.all, parameters.roles, numbers)))
+
+
+def _written(frame: Program) -> Iterator[str]:
+    """The dims that a plan can name: not those that the compiler makes for routes."""
+    made = {*frame.choices.values()}
+    yield from (dim.name for dim in frame.dims if not dim.twin and dim.name not in made)
 
 
 def _input(given: tree.Input, scope: Scope, builder: ModelBuilder) -> Arg:
@@ -76,10 +86,12 @@ class _Statements:
     def __init__(self, scope: Scope, parameters: Parameters, builder: ModelBuilder, expressions: Expressions) -> None:
         self._scope, self._parameters, self._builder = scope, parameters, builder
         self._expressions = expressions
+        self._routes = Routes(scope, parameters, builder, expressions)
 
     def read(self, model: tree.Model) -> None:
         for item in model.body:
-            if isinstance(item, tree.Bind | tree.Repeat):
+            if isinstance(item, tree.Statement):
+                self._routes.begin_loss(item)
                 self._statement(item)
 
     def _statement(self, item: tree.Statement) -> None:
@@ -88,6 +100,10 @@ class _Statements:
                 self._repeat(item)
             case tree.Bind():
                 self._bind(item)
+            case tree.Route():
+                with self._routes.route(item):
+                    for each in item.body:
+                        self._bind(each)
             case tree.If():
                 raise AssertionError("resolve: a branch is left")
 
@@ -113,7 +129,7 @@ class _Statements:
         types = [self._builder.types[end.name] for end in ends]
         for name, arg, type in zip(assigned, carries, types, strict=True):
             _check_same(name, arg.value.type, type, item)
-        results = tuple(self._builder.value(name, type) for name, type in zip(assigned, types, strict=True))
+        results = tuple(self._builder.value(name.lstrip("_"), type) for name, type in zip(assigned, types, strict=True))
         args = (*carries, *repeat.slices)
         region = Region("repeat", tuple(self._builder.body), args, ends, results, item.dim.name, span=item.span)
         self._builder.body = [*outside, region]
@@ -125,7 +141,7 @@ class _Statements:
             bound = next(each for each in _assigned(item) if each.name == name)
             help = "leave it out: ops take inputs by the names that the model has for them"
             raise wrong("E0607", f"`{name}` is an input, which no iteration can change", bound.span, "bound anew", help)
-        value = self._builder.value(name, self._builder.types[source])
+        value = self._builder.value(name.lstrip("_"), self._builder.types[source])
         self._scope.bound[name] = value.name
         return Arg(value, source, Enter.CARRY)
 
@@ -140,6 +156,10 @@ def _assigned(item: tree.Repeat) -> Iterator[tree.Name]:
     for statement in item.body:
         if isinstance(statement, tree.Bind):
             yield from statement.names
+        elif isinstance(statement, tree.Route):
+            yield statement.value
+            if costs(statement):
+                yield tree.Name(ROUTER_LOSS, statement.by.span)
         elif isinstance(statement, tree.Repeat):
             yield from _assigned(statement)
 

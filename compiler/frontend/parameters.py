@@ -12,6 +12,7 @@ from ..syntax.source import Span
 from .arithmetic import Scalar, evaluate
 from .builder import ModelBuilder
 from .errors import check_dim, check_name, check_not_data
+from .expert_rules import check_declared, check_used
 
 
 class Scope:
@@ -20,6 +21,7 @@ class Scope:
     def __init__(self, numbers: Mapping[str, Scalar], dims: Iterable[str]) -> None:
         self.numbers, self.dims = numbers, sorted(dims)
         self.bound: dict[str, str] = {}
+        self.elsewhere: dict[str, str] = {}  # in a route, what is bound outside of it
         self.declared: dict[str, tree.Name] = {}
 
     def check_free(self, name: tree.Name) -> None:
@@ -72,18 +74,20 @@ class Parameters:
         self.leaves: dict[str, Op] = {}
         self.roles: dict[str, str] = {}  # how a parameter begins by its first use, if that says so
         self.repeats: list[OpenRepeat] = []
+        self.experts, self.order = "", ""  # in a route, the dim that its parameters have in front; the order of rows
+        self.twins: Mapping[str, str] = {}  # in the logits of a route, the dim in place of the experts
 
     def declare(self, use: tree.ParamUse) -> str:
         """The value of a parameter where it is first used."""
         self._check(use)
         self._scope.declared[use.name.name] = use.name
         name, stack = use.name.name, tuple(repeat.dim for repeat in self.repeats)
-        dims = (*stack, *map(str, use.outs), *map(str, use.ins))
+        own = (self.twins.get(dim.name, dim.name) for dim in use.outs + use.ins)
+        dims = (*stack, *([self.experts] if self.experts else ()), *own)
         if twice := [dim for dim in use.outs + use.ins if dims.count(dim.name) > 1]:
             dim = twice[-1]
             help = f"give one of the two a name of its own: `dims {{ {dim} = …  inner = {dim} }}`"
             raise wrong("E0308", f"`{name}` has dim `{dim}` twice", dim.span, "repeated", help)
-        self._builder.reserve(name)
         param = Param(name, Type(self._stored, dims), len(stack), len(use.ins), Init(""), span=use.span)
         self.all[name] = param
         leaf = self._builder.value(name, evolve(param.type, dtype=self._dtype))
@@ -97,6 +101,8 @@ class Parameters:
 
     def use(self, param: Param, span: Span) -> str:
         """The value of a parameter declared before: its slice in the repeat that declared it."""
+        own, around = self._builder.program.outer(param)[param.stacked :], (self.experts,) if self.experts else ()
+        check_used(param, own, around, span)
         for repeat in reversed(self.repeats):
             if param.name in repeat.holds:
                 return repeat.holds[param.name]
@@ -123,12 +129,13 @@ class Parameters:
             help = f"write `{name}` without brackets to reuse it"
             notes = (Note(first.span, "declared here"),)
             raise wrong("E0208", f"`{name}` is declared twice", use.span, "repeated", help, notes=notes)
-        if name in self._scope.bound:
+        if name in self._scope.bound or name in self._scope.elsewhere:
             raise wrong("E0207", f"`{name}` is already a value", use.name.span, "declared as a parameter here")
         for dim in (*use.outs, *use.ins):
             self._scope.check_dim(dim)
             if dim.name != SEQUENCE:
                 check_not_data(dim, "a parameter")
+        check_declared(use, self.experts, self._builder.program.choices.keys() - self.twins.keys())
         check_name(use.name)
 
 

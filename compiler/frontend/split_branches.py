@@ -95,10 +95,12 @@ class _Divider:
             if isinstance(item, tree.Repeat):
                 yield from self._repeat(item, starts)
             else:
-                assert isinstance(item, tree.Bind), "resolve: a branch outside of the repeat that it divides"
+                assert isinstance(item, tree.Bind | tree.Route), (
+                    "resolve: a branch outside of the repeat that it divides"
+                )
                 yield self._noted(item, starts)
 
-    def _noted(self, item: tree.Bind, starts: tuple[int, ...]) -> tree.Bind:
+    def _noted(self, item: tree.Bind | tree.Route, starts: tuple[int, ...]) -> tree.Bind | tree.Route:
         for name in map(str, declarations([item])):
             self.copies.setdefault(self._origin.get(name, name), []).append(Copy(name, starts))
         return item
@@ -138,7 +140,7 @@ class _Divider:
                     found |= self._cuts((*each.body, *each.others), item, within)
                 case tree.Repeat():
                     found |= self._cuts(each.body, item, within)
-                case tree.Bind():
+                case tree.Bind() | tree.Route():
                     pass
         return found
 
@@ -165,7 +167,7 @@ class _Divider:
                     yield evolve(each, body=first, others=others)
                 case tree.Repeat():
                     yield evolve(each, body=tuple(self._chosen(each.body, item, part)))
-                case tree.Bind():
+                case tree.Bind() | tree.Route():
                     yield each
 
     # ---- names

@@ -10,9 +10,11 @@ from itertools import combinations
 
 from ..analysis.context_parallel import ULYSSES, attention_heads, heads_left
 from ..analysis.vocabulary import tables
+from ..config.settings import ON
 from ..config.units import counted
 from ..ir import DATA_DIMS, Claim, Enter, Param, Program, Region, walk, walk_regions
 from ..ops import OPS, roles
+from ..ops.experts import TOP
 from ..syntax.diagnostics import Diagnostics, Note, listing
 from .constants import check_constants
 from .sharding import check_groups
@@ -23,7 +25,7 @@ def validate(program: Program) -> Program:
     found = Diagnostics()
     _idle(program, found)
     found.check()
-    for check in (_order, _unused, _weights, _divisible, _machines, _groups, _heads, check_constants):
+    for check in (_order, _unused, _weights, _divisible, _machines, _groups, _heads, _compiled, check_constants):
         check(program, found)
     found.check()
     return program
@@ -43,6 +45,15 @@ def _idle(program: Program, found: Diagnostics) -> None:
             found.error(
                 "E0212", f"the loss does not depend on parameter `{param.name}`", param.span, help="leave it out"
             )
+
+
+def _compiled(program: Program, found: Diagnostics) -> None:
+    """torch.compile makes no graph of a layer that sends as many rows as tokens chose."""
+    routed = next((op for op in program.ops if op.kind == TOP.name), None)
+    if routed and program.train.compile == ON:
+        notes = [Note(program.train.spans["compile"], "layers are compiled")]
+        message = "how many rows an expert gets is not known to a compiled layer"
+        found.error("E0412", message, routed.span, notes=notes, help="leave `compile` out")
 
 
 def _ancestors(region: Region) -> set[str]:

@@ -4,7 +4,8 @@ Purpose: say what a program *is*; `printer` writes it, `parser` reads it, `analy
 Non-goals: behaviour.  Ops are described in `ops`, placements coerced in `placements`, both as data.
 """
 
-from .program import STATES, Axis, Bucket, Claim, Dim, Init, Param, Pipeline, Program, StateAxes, once
+from ..schedules.actions import once
+from .program import STATES, Axis, Bucket, Claim, Dim, Init, Param, Pipeline, Program, StateAxes
 from .regions import Arg, Enter, Leave, Op, Region, Stmt, Yield
 from .types import (
     BATCH,

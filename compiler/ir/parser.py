@@ -120,8 +120,10 @@ class _Builder(Transformer[Token, Program]):
         self._axes.append(str(name))
         return "axes", Axis(str(name), self._count(size), str(parent), span=span)
 
-    def dim(self, name: Token, size: Token, valid: Token | None, span: Span) -> Header:
-        return "dims", Dim(str(name), self._count(size), self._count(valid or size), span=span)
+    def dim(self, name: Token, size: Token, valid: Token | None, *rest: Any) -> Header:
+        *words, span = rest
+        twin, chosen = (word.split()[1] if word else "" for word in words)
+        return "dims", Dim(str(name), self._count(size), self._count(valid or size), twin, chosen, span=span)
 
     def claim(self, rank: Token, dim: Token, how: Token, axis: Token, layout: Token | None, *rest: Any) -> Header:
         *words, span = rest

@@ -26,7 +26,7 @@ def print_ir(program: Program) -> str:
         "",
         f"program {program.name} after {program.after}",
         *(f"axis {a.name} = {a.size} of {a.parent} {_location(a.span)}" for a in program.axes),
-        *(f"dim {d.name} = {d.size}{_padding(d)} {_location(d.span)}" for d in program.dims),
+        *(f"dim {d.name} = {d.size}{_more(d)} {_location(d.span)}" for d in program.dims),
         *map(_claim, program.claims),
         *map(_param, program.params),
         *map(_state, program.state),
@@ -47,8 +47,9 @@ def how_claimed(it: Claim) -> str:
     return "".join(f" {word} {said}" for word, said in words.items() if said)
 
 
-def _padding(dim: Dim) -> str:
-    return f" of {dim.valid}" if dim.valid < dim.size else ""
+def _more(dim: Dim) -> str:
+    words = {"of": dim.valid if dim.valid < dim.size else "", "twin": dim.twin, "chosen": dim.chosen}
+    return "".join(f" {word} {said}" for word, said in words.items() if said)
 
 
 def _state(state: StateAxes) -> str:

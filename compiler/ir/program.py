@@ -1,22 +1,19 @@
 """A whole program: its mesh, dims, parameters and state, and the region that computes."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from functools import cached_property, wraps
+from functools import cached_property
 from math import prod
-from typing import TypeVar, cast
 
-from attrs import Factory, evolve, field, frozen
+from attrs import Factory, evolve, frozen
 
 from ..config.hf_names import HFWeight
 from ..config.settings import Cluster, Flow, Pipelining, Train
-from ..schedules.actions import Schedule, stages_of_rank
+from ..schedules.actions import Known, Schedule, stages_of_rank
 from ..syntax.source import Span
 from .regions import Op, Region, written_at
-from .types import INVARIANT, PRECISIONS, Placement, Places, Type
+from .types import BATCH, DATA_DIMS, INVARIANT, PRECISIONS, Placement, Places, Type
 from .walk import blocks, regions_in, values, walk
-
-T = TypeVar("T")
 
 STATES = ("parameters", "gradients", "optimizer")
 """The parts of a parameter's state that ranks may shard."""
@@ -34,11 +31,17 @@ class Axis:
 
 @frozen
 class Dim:
-    """A named dim and its global size; elements after the first `valid` are padding, which counts for nothing."""
+    """A named dim and its global size; elements after the first `valid` are padding, which counts for nothing.
+
+    twin    the dim that this one has the size of, and that is sharded apart from it
+    chosen  of experts, the dim of a token's choices: beside a dim of tokens only these entries exist, others are zero
+    """
 
     name: str
     size: int
     valid: int = Factory(lambda self: self.size, takes_self=True)
+    twin: str = ""
+    chosen: str = ""
     span: Span = written_at()
 
 
@@ -174,7 +177,7 @@ class Pipeline:
 
 
 @frozen
-class Program:
+class Program(Known):
     """A plan on its way to a training program, after the pass `after`."""
 
     name: str
@@ -191,8 +194,6 @@ class Program:
     state: tuple[StateAxes, ...] = ()
     flow: Flow = Flow()
     pipeline: Pipeline | None = None
-    known: dict[object, object] = field(factory=dict[object, object], init=False, eq=False, repr=False)
-    """Results of functions that run `once` per program."""
 
     @cached_property
     def types(self) -> Mapping[str, Type]:
@@ -214,6 +215,11 @@ class Program:
         """The dims and axes of claims within an op, which lie inside those of the others."""
         return frozenset((claim.dim, claim.axis) for claim in self.claims if claim.within)
 
+    @cached_property
+    def choices(self) -> Mapping[str, str]:
+        """The dims of experts, and those of a token's choices among them."""
+        return {dim.name: dim.chosen for dim in self.dims if dim.chosen}
+
     def zigzag_axes(self, dim: str, axes: Iterable[str]) -> tuple[str, ...]:
         """Those of some axes whose ranks hold two chunks each of `dim`."""
         return tuple(axis for axis in axes if (dim, axis) in self.zigzags)
@@ -221,6 +227,12 @@ class Program:
     def operands(self, op: Op) -> tuple[Type, ...]:
         """The types of an op's operands."""
         return tuple(self.types[name] for name in op.inputs)
+
+    @property
+    def losses(self) -> int:
+        """How many losses there are: the sum over tokens, and perhaps that of the routers, which counts as it is."""
+        others = 0 if self.region.kind == "model" else 2 + len(self.params)
+        return len(self.region.yields) - others
 
     @property
     def microbatches(self) -> Region:
@@ -291,13 +303,39 @@ class Program:
         """How much of `dim` one rank holds of a value of `type`."""
         return self.size(dim) // self.degree(type.axes_of(dim))
 
+    def joined(self, type: Type) -> tuple[tuple[str, ...], ...]:
+        """The dims of a value as they lie in memory: rows of experts are one dim, all others are by themselves."""
+        if not (experts := self.experts_of(type)):
+            return tuple((dim,) for dim in type.dims)
+        rows = tuple(dim for dim in type.dims if dim in (experts, *DATA_DIMS, self.choices[experts]))
+        each = {dim: rows if dim == experts else (dim,) for dim in type.dims if dim == experts or dim not in rows}
+        return tuple(each.values())
+
     def local_shape(self, type: Type) -> tuple[int, ...]:
-        """The shape of a value of `type` on one rank."""
-        return tuple(self.local_size(type, dim) for dim in type.dims)
+        """The shape of a value of `type` on one rank; of rows of experts, as many as there are if all get the same."""
+        return tuple(
+            self.local_size(type, dims[0]) if len(dims) == 1 else self._rows(type) for dims in self.joined(type)
+        )
+
+    def _rows(self, type: Type) -> int:
+        experts = self.experts_of(type)
+        tokens = prod(self.local_size(type, dim) for dim in DATA_DIMS if dim in type.dims)
+        return tokens * self.size(self.choices[experts]) // self.degree(type.axes_of(experts))
 
     def elements(self, type: Type) -> int:
         """The number of elements of a value of `type` on one rank."""
         return prod(self.local_shape(type))
+
+    def experts_of(self, type: Type) -> str:
+        """The dim of experts of rows, of which each is of one token and one of its choices; "" of all other values."""
+        if BATCH not in type.dims:
+            return ""
+        return next((dim for dim in type.dims if dim in self.choices), "")
+
+    def outer(self, param: Param) -> tuple[str, ...]:
+        """The dims before a parameter's own: those of repeats, and that of the experts that have one each."""
+        of_experts = param.type.dims[param.stacked : param.stacked + 1]
+        return param.type.dims[: param.stacked + (of_experts[0] in self.choices if of_experts else 0)]
 
     def places(self, at: dict[str, Placement]) -> Places:
         """Placements in mesh order, invariant ones omitted, with their levels: the canonical form."""
@@ -305,15 +343,3 @@ class Program:
         if not self.inner:
             return tuple(found)
         return tuple((axis, evolve(place, level=int((place.dim, axis) in self.inner))) for axis, place in found)
-
-
-def once(function: Callable[[Program], T]) -> Callable[[Program], T]:
-    """A function of a program that is asked often, and runs once for each: the result stays with the program."""
-
-    @wraps(function)
-    def known(program: Program) -> T:
-        if function not in program.known:
-            program.known[function] = function(program)
-        return cast(T, program.known[function])
-
-    return known

@@ -33,24 +33,24 @@ def _contracted(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(types[0].dtype, (*left, *right))]
 
 
-def _narrow(grad: str, name: str, full: Type, b: Builder) -> str:
-    """The gradient of an operand that was broadcast to `full`: summed over the dims it lacks."""
-    over = tuple(dim for dim in full.dims if dim not in b.type(name).dims)
+def narrowed(grad: str, name: str, full: Sequence[str], b: Builder) -> str:
+    """The gradient of an operand that was broadcast to the dims `full`: summed over those that it lacks."""
+    over = tuple(dim for dim in full if dim not in b.type(name).dims)
     return b.emit("sum", [grad], [name], over=over)[0] if over else grad
 
 
 def _add_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    (grad,), full = grads, op.outputs[0].type
-    return [_narrow(grad, name, full, b) if b.wanted(name) else None for name in op.inputs]
+    (grad,), full = grads, op.outputs[0].type.dims
+    return [narrowed(grad, name, full, b) if b.wanted(name) else None for name in op.inputs]
 
 
 def _mul_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    (grad,), full = grads, op.outputs[0].type
+    (grad,), full = grads, op.outputs[0].type.dims
     found: list[str | None] = []
     for name, other in zip(op.inputs, reversed(op.inputs), strict=True):
         if b.wanted(name):
             (product,) = b.emit("mul", [grad, b.saved(other)], [name])
-            found.append(_narrow(product, name, full, b))
+            found.append(narrowed(product, name, full, b))
         else:
             found.append(None)
     return found
@@ -58,14 +58,14 @@ def _mul_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
 
 def _div_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     """y = x / z: dx = dy / z, dz = -dy · y / z."""
-    (grad,), (x, z), full = grads, op.inputs, op.outputs[0].type
+    (grad,), (x, z), full = grads, op.inputs, op.outputs[0].type.dims
     (over,) = b.emit("div", [grad, b.saved(z)], [x])
-    dx = _narrow(over, x, full, b) if b.wanted(x) else None
+    dx = narrowed(over, x, full, b) if b.wanted(x) else None
     if not b.wanted(z):
         return [dx, None]
     (product,) = b.emit("mul", [over, b.saved(op.outputs[0].name)], [z])
     (negative,) = b.emit("scale", [product], [z], by=-1.0)
-    return [dx, _narrow(negative, z, full, b)]
+    return [dx, narrowed(negative, z, full, b)]
 
 
 def _scale_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:

@@ -75,21 +75,29 @@ def _attended(types: Sequence[Type], op: Op) -> list[Shape]:
     q, k, v, *rest = types
     documents, draws = documents_and_draws(op, rest)
     heads, kv_heads = head_dims(q, k)
-    if k.dims != v.dims or k.dims != tuple(kv_heads if dim == heads else dim for dim in q.dims):
-        raise TypingError("attention needs queries, keys and values of the same dims but for the heads")
+    if k.dims[:-1] != v.dims[:-1] or k.dims != tuple(kv_heads if dim == heads else dim for dim in q.dims):
+        raise TypingError(
+            "attention needs queries, keys and values of the same dims but for the heads and the last of values"
+        )
+    if v.dims[-1] in q.dims[:-1]:
+        raise TypingError(f"attention's result would have `{v.dims[-1]}` twice")
     if any(each.dims != tuple(dim for dim in q.dims[:-1] if dim != heads) for each in documents):
         raise TypingError("attention needs documents of the same dims as queries but for the heads and the last")
     if len(documents) > 1 or len(draws) != ("dropout" in dict(op.attrs)):
         raise TypingError("attention takes draws where it has dropout, and only there")
     for each in draws:
         check_draws(each, q)
-    return [(q.dtype, q.dims)]
+    return [(q.dtype, (*q.dims[:-1], v.dims[-1]))]
 
 
 def _rotated(types: Sequence[Type], op: Op) -> list[Shape]:
     if SEQUENCE not in types[0].dims[:-1]:
         raise TypingError(f"rope turns the last dim by the position in `{SEQUENCE}`, which is not before it")
     return same(types, op)
+
+
+def _lasts(types: Sequence[Type], op: Op) -> frozenset[str]:
+    return frozenset(type.dims[-1] for type in types[:3])
 
 
 def _last(types: Sequence[Type], op: Op) -> frozenset[str]:
@@ -119,18 +127,44 @@ def _heads_alike(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> 
 # ---- saved tensors: of torch's kernels, and all scores where torch has no kernel
 
 
+def query_rows(it: Local) -> int:
+    """The number of a rank's queries, of all heads and samples."""
+    return it.elements() // it.program.size(it.types[0].dims[-1])
+
+
+def result_elements(it: Local) -> int:
+    """The number of elements of the result on a rank, whose last dim is that of values."""
+    return query_rows(it) * it.program.size(it.types[2].dims[-1])
+
+
 def _attention_saves(it: Local) -> Saved:
     """Flash attention where there is a kernel; with a cap or dropout all scores.  scalec's own needs no mask."""
     given = dict(it.op.attrs)
     if "dropout" in given or ("softcap" in given and not it.kernels):
         return _scores(it)
-    row = ("logsumexp", it.elements() // it.program.size(it.types[0].dims[-1]) * it.wide)
-    special = "softcap" in given or 0 < window_of(it.op) < it.program.size(SEQUENCE) or len(it.types) > 3
-    masks = 0 if it.kernels and special else _masks(it) * it.bytes() // it.elements()
-    others = (*((("mask", masks),) if masks else ()), row)
+    by_torch = not (it.kernels and is_special(it))
+    masks, padded = (_masks(it) * it.item, _padded(it)) if by_torch else (0, {})
+    others = [("mask", masks)] * bool(masks) + [("logsumexp", query_rows(it) * it.wide)]
+    others += [(f"{_NAMES[i]}, padded", size) for i, size in padded.items() if i < 3]
+    operands = tuple(i for i in range(3) if i not in padded)
     if _chunks(it) > 1:
-        return Saved(operands=(0, 1, 2), others=(("result of each chunk", it.bytes()), *others))
-    return Saved(operands=(0, 1, 2), results=(0,), others=others)
+        of_chunks = ("result of each chunk", padded.get(3, result_elements(it) * it.item))
+        return Saved(operands, others=(of_chunks, *others))
+    if 3 in padded:
+        return Saved(operands, others=(("result, padded", padded[3]), *others))
+    return Saved(operands, results=(0,), others=tuple(others))
+
+
+_NAMES = ("queries", "keys", "values")
+
+
+def _padded(it: Local) -> dict[int, int]:
+    """The bytes of those of q, k, v and the result, by number, that torch's attention for CPUs has with wider rows."""
+    widths = [it.program.size(type.dims[-1]) for type in it.types[:3]]
+    counts = [it.elements(i) // width for i, width in enumerate(widths)]
+    sides = zip((*widths, widths[2]), (*counts, query_rows(it)), strict=True)
+    widest = max(widths) if it.device == "cpu" else 0
+    return {i: count * widest * it.item for i, (width, count) in enumerate(sides) if width < widest}
 
 
 def _chunks(it: Local) -> int:
@@ -164,9 +198,10 @@ def _masks(it: Local) -> int:
 def _scores(it: Local) -> Saved:
     """Keys and values repeated for each query head, their weights, and what these are made from."""
     q, given = it.types[0], dict(it.op.attrs)
-    size, item = it.program.size(SEQUENCE), it.bytes() // it.elements()
-    scores = it.elements() // it.program.size(q.dims[-1]) * size
-    others = [("keys of each head", it.bytes()), ("values of each head", it.bytes()), ("softmax", scores * it.wide)]
+    size, item = it.program.size(SEQUENCE), it.item
+    scores = query_rows(it) * size
+    values = result_elements(it) * item
+    others = [("keys of each head", it.bytes()), ("values of each head", values), ("softmax", scores * it.wide)]
     others += [("seen", _pairs(it))]
     others += [("tanh", scores * it.wide)] if "softcap" in given else []
     others += [("weights", scores * item)] if "dropout" in given or item < it.wide else []
@@ -208,7 +243,7 @@ def scores_of_some(it: Local, back: bool, size: int) -> int:
     keys = min(size, window + queries) if window else size
     before = min(size - queries, keys)
     now, left = (6, 1) if back else (3 + capped, 1 + capped)
-    heads = it.elements() // it.program.size(it.types[0].dims[-1]) // it.program.local_size(it.types[0], SEQUENCE)
+    heads = query_rows(it) // it.program.local_size(it.types[0], SEQUENCE)
     return heads * queries * (now * keys + left * before) * it.wide
 
 
@@ -216,7 +251,7 @@ def _scores_twice(it: Local) -> int:
     """The workspace where all scores are in memory, two functions of them at a time."""
     if not {"softcap", "dropout"} & {*dict(it.op.attrs)}:
         return 0
-    return 2 * it.elements() // it.program.size(it.types[0].dims[-1]) * it.program.size(SEQUENCE) * it.wide
+    return 2 * query_rows(it) * it.program.size(SEQUENCE) * it.wide
 
 
 def flash_workspace(it: Local, back: bool, queries: int, keys: int) -> int:
@@ -230,15 +265,15 @@ def flash_workspace(it: Local, back: bool, queries: int, keys: int) -> int:
     """
     if it.device == "cpu":
         rows = min(queries, 256 if queries >= 768 else 64 if queries >= 192 else 32)
-        item = it.wide + it.is_narrow * it.bytes() // it.elements()
+        item = it.wide + it.is_narrow * it.item
         q, part = it.types[0], it.program.local_size(it.types[0], SEQUENCE)
         as_it_lies = it.program.local_size(q, BATCH) == 1 or (q.dims.index(SEQUENCE) == 1 and queries == part)
-        copied = 0 if as_it_lies or not back else it.bytes() * queries // part
+        copied = 0 if as_it_lies or not back else result_elements(it) * it.item * queries // part
         return (1 + back) * rows * min(keys, 512) * item + copied
     if not back or not it.is_narrow:
         return 0
-    repeated = 2 * it.bytes() if it.elements(1) < it.elements() else 0
-    return it.widened() + it.widened() // it.program.size(it.types[0].dims[-1]) + repeated
+    repeated = it.bytes() + result_elements(it) * it.item if it.elements(1) < it.elements() else 0
+    return it.widened() + query_rows(it) * it.wide + repeated
 
 
 def _pairs(it: Local) -> int:
@@ -340,9 +375,10 @@ def _at_least_0(value: float) -> bool:
 
 ATTENTION = OpDef(
     "attention",
-    "softmax(cap(q·kᵀ · scale) + mask)·v; query head i uses key/value head i // (heads / kv_heads) (Ainslie et al."
-    " 2023).  scale 0 is d^(-1/2); softcap c is c · tanh(x / c), 0 none; a query sees keys less than `window` away, 0"
-    " all; of `documents`, where they are given, only keys of its own; `dropout` drops weights after the softmax.",
+    "softmax(cap(q·kᵀ · scale) + mask)·v, where v may have a last dim of its own; query head i uses key/value head"
+    " i // (heads / kv_heads) (Ainslie et al. 2023).  scale 0 is d^(-1/2); softcap c is c · tanh(x / c), 0 none; a"
+    " query sees keys less than `window` away, 0 all; of `documents`, where they are given, only keys of its own;"
+    " `dropout` drops weights after the softmax.",
     _attended,
     operands=(Operand("q"), Operand("k"), Operand("v"), *LAST),
     attributes=(
@@ -356,7 +392,7 @@ ATTENTION = OpDef(
         evolve(SITE, default=0),
     ),
     roles=attention_roles,
-    unsharded_dims=_last,
+    unsharded_dims=_lasts,
     whole_operands=_keys_whole,
     allows=_heads_alike,
     vjp=Vjp(result=True, workspace=partial(_attention_workspace, back=True)),

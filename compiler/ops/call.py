@@ -54,7 +54,19 @@ class RotaryTable:
     """The table of rotary positions that the op rotates by."""
 
 
-Argument = Attr | Dims | Group | Shards | Positions | Keyword | RotaryTable
+@frozen
+class Experts:
+    """The experts over some axes, of which `tokens` have parts of the tokens: `self.experts`."""
+
+    dim: str
+    axes: tuple[str, ...]
+    tokens: tuple[str, ...]
+
+
+Layout = Positions | Experts
+"""What a module makes once, of the mesh."""
+
+Argument = Attr | Dims | Group | Shards | Positions | Keyword | RotaryTable | Experts
 
 
 @frozen

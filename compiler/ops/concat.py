@@ -3,18 +3,24 @@
 from collections.abc import Mapping, Sequence
 
 from ..ir import DATA_DIMS, Op, Type
+from .algebra import narrowed
 from .call import Call
 from .protocol import ALL, Attribute, Builder, Dims, Joins, OpDef, Operand, Shape, TypingError
 from .saved_tensors import viewed
 
 
 def _joined(types: Sequence[Type], op: Op) -> list[Shape]:
-    dim, (dtype, *_), (before, *_) = str(op.get("as")), [t.dtype for t in types], [t.dims[:-1] for t in types]
-    if any(not t.dims or t.dtype != dtype or t.dims[:-1] != before for t in types):
-        raise TypingError("concat takes operands that are alike but for their last dims")
+    dim, dtype = str(op.get("as")), types[0].dtype
+    before = max((t.dims[:-1] for t in types), key=len)
+    if any(not t.dims or t.dtype != dtype or t.dims[:-1] != _among(t.dims[:-1], before) for t in types):
+        raise TypingError("concat takes operands of the same dims, or of some of them, but for their last dims")
     if {dim, *_lasts(types)} & {*DATA_DIMS, *before}:
         raise TypingError("concat joins dims of the model, to one that its operands lack")
     return [(dtype, (*before, dim))]
+
+
+def _among(own: Sequence[str], before: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dim for dim in before if dim in own)
 
 
 def _lasts(types: Sequence[Type]) -> tuple[str, ...]:
@@ -26,8 +32,10 @@ def _sum_of_lasts(types: Sequence[Type], op: Op) -> Mapping[str, tuple[str, ...]
 
 
 def _adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    parts = _lasts([b.type(name) for name in op.inputs])
-    return list(b.emit("split", grads, op.inputs, parts=parts))
+    """The parts of the gradient, each summed over the dims that its operand is repeated over."""
+    *before, _ = op.outputs[0].type.dims
+    parts = b.emit("split", grads, op.inputs, parts=_lasts([b.type(name) for name in op.inputs]))
+    return [narrowed(part, name, before, b) for part, name in zip(parts, op.inputs, strict=True)]
 
 
 def _parted(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -52,8 +60,8 @@ def _all_of(joins: Joins) -> Dims:
 
 CONCAT = OpDef(
     "concat",
-    "The operands concatenated along their last dims, which together are the dim `as`.  A single operand is itself, by"
-    " another name of its last dim.",
+    "The operands concatenated along their last dims, which together are the dim `as`.  One that lacks other dims is"
+    " repeated over them.  A single operand is itself, by another name of its last dim.",
     _joined,
     operands=(Operand("x"),),
     attributes=(Attribute("as", dims="any"),),

@@ -5,6 +5,7 @@ Non-goals: how often an op is done (`analysis.communication`), and stages of a p
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 from attrs import frozen
 
@@ -21,7 +22,8 @@ class Message:
     dtype    of the local tensor that goes in, as is its shape
     hops     how many calls there are, one after the other; 0 for one call.  Neighbours of as many hops alternate
     by       how many ranks further a rotate sends
-    ragged   whether the first size is an even share, and ranks send more or less
+    ragged   where ranks send more or less than the first size: whether it is an even share of `all` rows there are, or
+             of those that there would be if `some` were not dropped; "" for equal sizes
     maximum  whether an all_reduce takes the maximum, not the sum
     among    the ranks of the axis that take part, if not all do
     """
@@ -33,7 +35,7 @@ class Message:
     shape: tuple[int, ...]
     hops: int = 0
     by: int = 1
-    ragged: bool = False
+    ragged: Literal["", "all", "some"] = ""
     maximum: bool = False
     among: tuple[int, ...] = ()
 

@@ -88,6 +88,7 @@ class Vjp:
     workspace: Bytes = no_bytes
     delayed: bool = False
     communicates: Communicates | None = None
+    decides: bool = False
 
 
 Range = tuple[Callable[[float], bool], str]
@@ -178,7 +179,9 @@ class OpDef:
     saves           what autograd keeps for backward, where that is not what the `vjp` reads
     workspace       bytes that the function needs while it runs, beside operands, results and saved tensors
     views           whether the results lie in the first operand's memory
+    holds           bytes of the result on one rank, where it is no tensor of its type
     communicates    the messages that each rank sends, in order
+    decides         whether its results are decisions, or come of one: backward reads and never recomputes them
     user_visible    whether a plan may call it by its name
     plan_name       the name by which a plan calls it, where that is not its own
     """
@@ -208,7 +211,9 @@ class OpDef:
     saves: Saves | None = None
     workspace: Bytes = no_bytes
     views: Views = copied
+    holds: Callable[[Program, Op], int] | None = None
     communicates: Communicates | None = None
+    decides: bool = False
     user_visible: bool = False
     plan_name: str = Factory(lambda self: self.name, takes_self=True)
 
@@ -284,6 +289,10 @@ class OpDef:
         self._require(self.allows(types, op, places), axis, types, "has no rule for operands")
         self._require(not split & self.unsharded_dims(types, op), axis, types, "needs that dim whole")
         return [next((sharded(dim) for dim in dims if dim in split), self.contracts) for _, dims in shapes]
+
+    def is_linear(self, count: int) -> bool:
+        """Whether the op is jointly linear in all of its operands, if they are so many."""
+        return (*range(count),) in self._groups(count)
 
     def _groups(self, count: int) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(range(count)) if ALL in group else group for group in self.linear)

@@ -18,6 +18,8 @@ from .attention import (
     documents_whole,
     flash_workspace,
     is_special,
+    query_rows,
+    result_elements,
     scores_of_some,
     window_of,
 )
@@ -60,7 +62,7 @@ def _hops(it: Local) -> int:
 
 def _rotate(it: Local, what: str, dtype: str, count: int = 0, by: int = 1) -> Message:
     """Keys and values, or their gradients, as one flat buffer."""
-    return Message("rotate", what, it.op.names(RING), dtype, (2 * it.elements(1),), hops=count, by=by)
+    return Message("rotate", what, it.op.names(RING), dtype, (it.elements(1) + it.elements(2),), hops=count, by=by)
 
 
 def _forward(it: Local) -> tuple[Message, ...]:
@@ -80,8 +82,8 @@ def _backward(it: Local) -> tuple[Message, ...]:
 
 def _saves(it: Local) -> Saved:
     """Queries, keys and values of this rank, the result, and a number for each of its rows."""
-    row = it.elements() // it.program.size(it.types[0].dims[-1]) * it.wide
-    return Saved(operands=tuple(range(len(it.types))), results=(0,), others=(("logsumexp", row),))
+    lse = ("logsumexp", query_rows(it) * it.wide)
+    return Saved(operands=tuple(range(len(it.types))), results=(0,), others=(lse,))
 
 
 def _workspace(it: Local, back: bool = False) -> int:
@@ -90,13 +92,14 @@ def _workspace(it: Local, back: bool = False) -> int:
     Backward has one buffer of gradients on the first hop, then three: those that it adds to, sends and receives.
     """
     part, attrs = it.program.local_size(it.types[0], SEQUENCE), dict(it.op.attrs)
-    keys, sums, results = 4 * it.bytes(1), it.widened() - it.bytes(), 2 * (it.widened(1) - it.bytes(1))
+    keys, gradients = (of(1) + of(2) for of in (it.bytes, it.widened))
     if not back:
-        return keys + sums + _of_call(it, back, part, part)
+        return 2 * keys + result_elements(it) * (it.wide - it.item) + _of_call(it, back, part, part)
     zigzag = it.program.zigzag_axes(SEQUENCE, it.op.names(RING)) and attrs["mask"] == "causal" and not window_of(it.op)
     later = ((part, part // 2), (part // 2, part)) if zigzag else ((part, part),)
-    most = max(4 * it.widened(1) + _of_call(it, back, *sizes) for sizes in later)
-    return keys + sums + results + max(most, _of_call(it, back, part, part))
+    most = max(2 * gradients + _of_call(it, back, *sizes) for sizes in later)
+    sums = it.widened() - it.bytes() + gradients - keys
+    return 2 * keys + sums + max(most, _of_call(it, back, part, part))
 
 
 def _of_call(it: Local, back: bool, queries: int, keys: int) -> int:
@@ -105,11 +108,12 @@ def _of_call(it: Local, back: bool, queries: int, keys: int) -> int:
     torch's flash attention for CPUs is given copies in float32 of what is narrower.
     """
     part = it.program.local_size(it.types[0], SEQUENCE)
-    of_q, of_k = it.widened() * queries // part, 2 * it.widened(1) * keys // part
-    made = of_q + back * of_k
+    of_q, of_result = it.widened() * queries // part, result_elements(it) * it.wide * queries // part
+    of_k = (it.widened(1) + it.widened(2)) * keys // part
+    made = of_q + of_k if back else of_result
     if is_special(it) or (it.device == "cuda" and not it.is_narrow):
         return made + (0 if it.launched else scores_of_some(it, back, max(queries, keys)))
-    copies = (1 + 2 * back) * of_q + of_k if it.is_narrow and it.device == "cpu" else 0
+    copies = of_q + of_k + 2 * back * of_result if it.is_narrow and it.device == "cpu" else 0
     return made + copies + flash_workspace(it, back, queries, keys)
 
 

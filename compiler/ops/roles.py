@@ -17,6 +17,7 @@ class Roles:
     rotated          the dim whose pairs are rotated
     rows             the rows of a table, which ids count
     classes          the classes of a loss, which labels count
+    routed           experts, of an op that works on them only where its tokens are whole
     """
 
     query_seq: str = ""
@@ -26,6 +27,7 @@ class Roles:
     rotated: str = ""
     rows: str = ""
     classes: str = ""
+    routed: str = ""
 
 
 RolesOf = Callable[[Sequence[Type], Op], Roles]

@@ -36,6 +36,11 @@ class Local:
         """The number of elements of an operand on this rank."""
         return self.program.elements(self.types[operand])
 
+    @property
+    def item(self) -> int:
+        """The bytes of an element of the first operand."""
+        return ITEM_BYTES[self.types[0].dtype]
+
     def bytes(self, operand: int = 0) -> int:
         """The size in bytes of an operand on this rank."""
         return self.elements(operand) * ITEM_BYTES[self.types[operand].dtype]
@@ -47,12 +52,12 @@ class Local:
     @property
     def wide(self) -> int:
         """The bytes of an element of the sums over the first operand: 8 for f64, else 4."""
-        return max(4, ITEM_BYTES[self.types[0].dtype])
+        return max(4, self.item)
 
     @property
     def is_narrow(self) -> bool:
         """Whether an element of the first operand has fewer bits than sums over it."""
-        return ITEM_BYTES[self.types[0].dtype] < self.wide
+        return self.item < self.wide
 
     @property
     def kernels(self) -> bool:

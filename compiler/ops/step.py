@@ -7,8 +7,8 @@ from ..ir.placements import Step, coercion_of, ends
 from .call import Call, Dims, Group
 from .messages import Message
 from .pointwise import same
-from .protocol import Attribute, OpDef, Shape, TypingError, takes
-from .saved_tensors import Local
+from .protocol import Attribute, Builder, OpDef, Shape, TypingError, takes
+from .saved_tensors import Local, Saved
 
 
 def _coerced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -29,7 +29,8 @@ def _collective(it: Local) -> tuple[Message, ...]:
     op, (source,), among = it.op, it.types, tuple(map(int, it.op.names("among")))
     is_maximum = ends(op)[0].kind is Kind.MAXIMUM
     collective, result, axes = coercion_of(op).collective, op.outputs[0].name, op.names("axes")
-    made = Message(collective, result, axes, source.dtype, _sent(it), maximum=is_maximum, among=among)
+    ragged = "all" if it.program.experts_of(source) else ""
+    made = Message(collective, result, axes, source.dtype, _sent(it), ragged=ragged, maximum=is_maximum, among=among)
     return (made,) if collective else ()
 
 
@@ -66,6 +67,10 @@ def _coercion_call(it: Local) -> Call:
 
 def _cast(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [Type(str(op.get("dtype")), types[0].dims, types[0].places)]
+
+
+def _cast_back(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    return [b.emit("cast", grads, op.inputs, dtype=b.type(op.inputs[0]).dtype)[0]]
 
 
 def _stated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -176,7 +181,18 @@ COERCE = OpDef(
     call=_coercion_call,
 )
 
-CAST = OpDef("cast", "Changes the element type.", operands=takes("x"), attributes=(DTYPE,), typing=_cast)
+CAST = OpDef(
+    "cast",
+    "Changes the element type.",
+    operands=takes("x"),
+    attributes=(DTYPE,),
+    linear=((0,),),
+    typing=_cast,
+    adjoint=_cast_back,
+    saves=lambda it: Saved(),
+)
+
+ONE = OpDef("one", "The number one, as the result says.", typing=_stated)
 
 ZEROS = OpDef("zeros", "Zeros of the shape and the placement that the result says.", typing=_stated)
 

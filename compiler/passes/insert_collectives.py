@@ -7,12 +7,13 @@ Non-goals: backward (`differentiate` derives it), how a parameter gets from its 
 (`place_state`).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from attrs import evolve
 
 from ..ir import (
     DATA_DIMS,
+    INVARIANT,
     REPLICATED,
     Arg,
     Enter,
@@ -29,9 +30,10 @@ from ..ir import (
     slices,
     uses,
 )
-from ..ir.placements import OrderError, path
+from ..ir.placements import OrderError, Step, path
 from ..ops import OPS
 from ..ops.builder import OpBuilder, retyped
+from ..ops.experts import COUNTS, EXCHANGE, EXCHANGE_BACK, SORT, with_own_experts
 from ..ops.protocol import is_pending
 from ..syntax.diagnostics import Diagnostic, PlanError
 from ..syntax.source import Span
@@ -115,6 +117,8 @@ class _Inserter(OpBuilder):
         self._uses = uses(program.region)
         self._reduced: dict[str, str] = {}  # a pending sum or maximum → its one reduction
         self._versions: dict[tuple[str, Places], str] = {}
+        self._orders: dict[str, str] = {}  # rows of experts → their order
+        self._held: dict[str, str] = {}  # an order → that behind an exchange
 
     def region(self, region: Region) -> Region:
         """The region with its body placed; coercions made inside are not visible outside."""
@@ -155,6 +159,8 @@ class _Inserter(OpBuilder):
         if not dim:
             return name
         type = self.types[name]
+        if not type.dims:  # a sum over all layers: ranks add theirs in the end
+            return name
         return self._fetch(name, _wanted(self.program, type, natural(self.program, type.dims)))
 
     def _op(self, op: Op) -> None:
@@ -170,7 +176,8 @@ class _Inserter(OpBuilder):
         elif op.kind == "add":
             self._sum(op)
         else:
-            self._place(evolve(self._fetched(op, op.inputs), attrs=tuple((k, v) for k, v in op.attrs if k != "work")))
+            op = with_own_experts(self._fetched(op, op.inputs), work)
+            self._place(evolve(op, attrs=tuple((k, v) for k, v in op.attrs if k != "work")))
 
     def _sum(self, op: Op) -> None:
         """Pending operands of one placement are added first and reduced once; a sum of nothing else stays pending."""
@@ -204,26 +211,79 @@ class _Inserter(OpBuilder):
             return name
         if (name, want) in self._versions:
             return self._versions[name, want]
-        source = self._reduced.get(name, name)
+        source = self._exchanged(self._reduced.get(name, name), dict(want))
         try:
             steps = path(self.program, self.types[source], want)
         except OrderError as error:
             raise PlanError([_order_diagnostic(error, self.span)]) from None
+        if self.program.experts_of(type) and any(step.source.dim or step.target.dim for step in steps):
+            raise PlanError([_uneven(self.program, steps, self.span)])
         for step in steps:
             made = self.coerce(source, step, name)
             if _is_open(type) and not _is_open(self.types[made]):
                 self._reduced.setdefault(name, made)
-            self._versions[name, self.types[made].places] = source = made
+            self._versions[name, self.types[made].places] = made
+            self._orders |= {made: self._orders[source]} if source in self._orders else {}
+            source = made
         return source
+
+    def _exchanged(self, name: str, want: Mapping[str, Placement]) -> str:
+        """Rows of experts, exchanged for the placements `want` as far as these are other dims; else the value itself.
+
+        Ranks tell each other once how many rows there are.
+        """
+        places = self.types[name].places if name in self._orders else ()
+        to = tuple(
+            f"{axis}:{want[axis].dim}"
+            for axis, at in places
+            if at.dim and want.get(axis, INVARIANT).dim not in ("", at.dim)
+        )
+        if not to:
+            return name
+        order = self._orders[name]
+        if order not in self._held:
+            self._held[order] = self._counted(order, to)
+        if name == order:
+            return self._held[order]
+        to_experts = self.program.experts_of(self.types[name]) in {item.partition(":")[2] for item in to}
+        kind, like = (EXCHANGE, name) if to_experts else (EXCHANGE_BACK, "_rows")
+        made = self.write(kind.name, [name, self._held[order]], like, to=to)
+        self._orders[made] = order
+        self._versions[name, self.types[made].places] = made
+        return made
+
+    def _counted(self, order: str, to: tuple[str, ...]) -> str:
+        """The order behind an exchange, asked for as soon as there is one."""
+        sorted_at = next(at for at, op in enumerate(self.body) if isinstance(op, Op) and op.outputs[0].name == order)
+        later, self.body = self.body[sorted_at + 1 :], self.body[: sorted_at + 1]
+        held = self.write(COUNTS.name, [order], COUNTS.stem, to=to)
+        self.body += later
+        return held
 
     def _place(self, op: Op) -> None:
         """Appends an op whose results are placed as its operands are."""
         self.append(retyped(self.program, op, self.types))
+        rows = [value.name for value in op.outputs if self.program.experts_of(value.type)]
+        orders = rows if op.kind == SORT.name else [self._orders[name] for name in op.inputs if name in self._orders]
+        self._orders |= dict.fromkeys(rows, orders[0]) if orders else {}
 
 
 def _is_open(type: Type) -> bool:
     """Whether a sum or a maximum over ranks is still to be done."""
     return is_pending(type) or bool(type.axes_in(Kind.MAXIMUM))
+
+
+def _uneven(program: Program, steps: Sequence[Step], span: Span) -> Diagnostic:
+    """Rows that an axis would have to gather or scatter in parts of different sizes."""
+    step = next(step for step in steps if step.source.dim or step.target.dim)
+    axes = " × ".join(dict.fromkeys(program.axis(axis).parent for axis in step.axes))
+    return Diagnostic(
+        "E0612",
+        f"rows of experts cannot be gathered over `{axes}`",
+        span,
+        label=f"would be {step.source} → {step.target}",
+        help=f"put the experts themselves over `{axes}`, in a rule before those of other dims",
+    )
 
 
 def _order_diagnostic(error: OrderError, span: Span) -> Diagnostic:

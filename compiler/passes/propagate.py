@@ -102,6 +102,7 @@ class _Worker:
             return op
         work = tuple(f"{axis.name}:{dim}" for axis in self._program.axes for dim in self._on(op, axis.name))
         op = self._around_ring(op, work)
+        self._check_routed(op, work)
         return evolve(op, attrs=(*op.attrs, ("work", work)))
 
     def _around_ring(self, op: Op, work: Sequence[str]) -> Op:
@@ -134,12 +135,27 @@ class _Worker:
             help = "write `via gather`, or leave `dropout` out of attention"
             self.found.error("E0611", "no ring keeps the weights that `dropout` drops", op.span, notes=notes, help=help)
 
+    def _check_routed(self, op: Op, work: Sequence[str]) -> None:
+        """Experts lie over axes that all have parts of the tokens, or that all have the same tokens."""
+        experts = roles(op, self._program.types).routed
+        over = [claim for claim in self._program.claims if experts and claim.dim == experts]
+        whole = [claim for claim in over if f"{claim.axis}:{experts}" in work]
+        parts = [claim for claim in over if claim not in whole]
+        if whole and parts and self._new("E0614", whole[0]):
+            one, other = (self._program.axis(claim.axis).parent for claim in (whole[0], parts[0]))
+            message = (
+                f"`{experts}` lies over `{other}`, whose ranks have parts of the tokens, and over `{one}`, without"
+            )
+            help = f"write `seq over {one}` as the last rule, or leave `{one}` out"
+            notes = [Note(op.span, "tokens are routed here")]
+            self.found.error("E0614", message, whole[0].span, f"all of `{one}` have the same", notes=notes, help=help)
+
     def _on(self, op: Op, axis: str) -> list[str]:
         operands = self._program.operands(op)
         space = {dim for type in (*operands, *(v.type for v in op.outputs)) for dim in type.dims}
         own = roles(op, self._program.types)
         linked = (own.heads, own.kv_heads) if own.heads else ()
-        first = first_claims(self._program, axis, space)
+        first = first_claims(self._program, axis, space - {own.routed}) or first_claims(self._program, axis, space)
         heads = [claim for claim in self._program.claims if claim.axis == axis and claim.dim in linked]
         inner = [claim for claim in heads if claim.within == op.kind]
         if any(claim.dim in linked for claim in first):  # query and key/value heads go together, whatever their ranks

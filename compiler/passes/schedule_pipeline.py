@@ -26,6 +26,7 @@ from ..ops.builder import OpBuilder
 from ..schedules.actions import Schedule, ScheduleError
 from ..schedules.p2p import with_messages
 from ..syntax.diagnostics import Diagnostic, Note, PlanError, wrong
+from ..syntax.source import Span
 
 
 def schedule_pipeline(program: Program) -> Program:
@@ -96,17 +97,21 @@ class _Sums(OpBuilder):
                 self.body.append(self._microbatches(stmt))
             else:
                 self._op(rename(stmt, self._same))
+        for end in region.yields:
+            if end.name in self._pending and end.name not in self._same:
+                self._reduce(end.name, region.span)
         yields = tuple(evolve(end, name=self._same.get(end.name, end.name)) for end in region.yields)
         return evolve(region, body=tuple(self.body), yields=yields)
 
     def _microbatches(self, region: Region) -> Region:
         """Each rank has the losses of its own stages, and its part of a gradient that several ranks hold."""
-        loss, *gradients = region.results
+        losses, gradients = region.results[: self.program.losses], region.results[self.program.losses :]
         packs = (op for op in ops_in(self.program.region.body) if op.kind == "pack")
         params = (zip(op.inputs, self.program.bucket(str(op.get("bucket"))).params, strict=True) for op in packs)
         of = {name: self._pipeline.ranks_of(param) for pairs in params for name, param in pairs}
         shared = {value.name: of.get(value.name, ()) for value in gradients}
-        self._pending = {loss.name: ()} | {name: ranks for name, ranks in shared.items() if len(ranks) > 1}
+        self._pending = {loss.name: () for loss in losses}
+        self._pending |= {name: ranks for name, ranks in shared.items() if len(ranks) > 1}
         return evolve(region, results=tuple(map(self._marked, region.results)))
 
     def _op(self, op: Op) -> None:
@@ -121,7 +126,7 @@ class _Sums(OpBuilder):
             self._pass_on(op, *held)
         else:
             (name,) = (name for name in op.inputs if name in self._pending)
-            self._reduce(name, op)
+            self._reduce(name, op.span)
             self.body.append(rename(op, self._same))
 
     def _wider(self, op: Op) -> Op:
@@ -141,7 +146,7 @@ class _Sums(OpBuilder):
     def _squares(self, op: Op) -> None:
         """Each rank's part; what several ranks hold is counted by the first."""
         for name, at in self._later:
-            self._reduce(name, at)
+            self._reduce(name, at.span)
             self._once[self._same[name]] = self._pending[name]
         self._later.clear()
         op = rename(op, self._same)
@@ -152,16 +157,16 @@ class _Sums(OpBuilder):
         self._pending[squares.name] = ()
         self.body.append(evolve(op, outputs=(self._marked(squares),), attrs=attrs))
         if squares.name not in self._passed_on:
-            self._reduce(squares.name, op)
+            self._reduce(squares.name, op.span)
 
-    def _reduce(self, name: str, at: Op) -> None:
+    def _reduce(self, name: str, at: Span) -> None:
         """Appends the sum of a value over the ranks that hold it, or all."""
         ranks = self._pending[name]
         value = self.value(name, self.types[name])
         some = len(ranks) < self.program.axis(self._pipeline.axis).size
         among = (("among", tuple(map(str, ranks))),) if ranks and some else ()
         attrs: tuple[tuple[str, Attr], ...] = (("from", PARTIAL), ("to", INVARIANT), *among)
-        self.body.append(Op("coerce", (name,), (value,), (("axes", (self._pipeline.axis,)), *attrs), span=at.span))
+        self.body.append(Op("coerce", (name,), (value,), (("axes", (self._pipeline.axis,)), *attrs), span=at))
         self._same[name] = value.name
 
     def _marked(self, value: Value) -> Value:

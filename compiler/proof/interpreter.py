@@ -30,6 +30,10 @@ def nothing(name: str, where: Where, value: Tensor) -> None:
     """Watches nothing."""
 
 
+METRICS = "loss", "norm", "count", "router loss"
+"""The first results of a step, the last one where routers have a loss."""
+
+
 @frozen
 class Outcome:
     """Results of a step: by name, the loss, the norm and the count, each gradient and each updated parameter."""
@@ -66,9 +70,9 @@ class Interpreter:
         """The outcome of the step from what each rank holds of parameters and inputs."""
         region = self.program.region
         inner = self.body(region.body, env, ())
-        loss, norm, count, *updated = (inner[end.name] for end in region.yields)
-        params = dict(zip((p.name for p in self.program.params), updated, strict=True))
-        metrics = {"loss": loss, "norm": norm, "count": count}
+        results = [inner[end.name] for end in region.yields]
+        metrics: dict[str, Tensor] = dict(zip(METRICS, results[: self.program.losses + 2], strict=False))
+        params = dict(zip((p.name for p in self.program.params), results[len(metrics) :], strict=True))
         return Outcome(metrics, self._whole(self._gradients), self._whole(params))
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

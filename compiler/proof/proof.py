@@ -167,6 +167,7 @@ def prove(program: Program, model: Program) -> Proof:
         trials=min(numbers.trials for numbers in fields),
         bound=ceil(max(map(error_bound, fields))),
         gradients=len(program.params),
+        losses=program.losses,
         parameters=len(program.params),
         ops=len(ops),
         kinds=len({op.kind for op in ops}),

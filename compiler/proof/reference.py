@@ -12,7 +12,7 @@ from attrs import Factory, evolve, field, frozen
 
 from ..ir import BATCH, MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Stmt
 from .inputs import Inputs, everywhere
-from .interpreter import Outcome, Watch, Where, differing
+from .interpreter import METRICS, Outcome, Watch, Where, differing
 from .prime_field import Field
 from .semantics import MEANINGS, Call
 from .semantics import step as meaning
@@ -33,17 +33,17 @@ class Model:
     setup: tuple[Stmt, ...]
     body: tuple[Stmt, ...]
     inputs: tuple[Arg, ...]
-    loss: str
+    losses: tuple[str, ...]
 
     @classmethod
     def of(cls, program: Program) -> "Model":
         """The model's statements, its inputs, and the name of its loss."""
         region = program.region
         if region.kind == "model":
-            return cls((), region.body, region.args, region.yields[0].name)
+            return cls((), region.body, region.args, tuple(end.name for end in region.yields))
         inner = program.microbatches
         setup = region.body[: region.body.index(inner)]
-        return cls(setup, program.forward.body, inner.args, inner.yields[0].name)
+        return cls(setup, program.forward.body, inner.args, tuple(end.name for end in inner.yields[: program.losses]))
 
 
 @frozen
@@ -87,7 +87,8 @@ class Reference:
         env = self._body(model.body, env | given, ())
         count = meaning.count_valid(inputs["labels"])
         share = meaning.reciprocal(n, count)
-        found = self._backward(env[model.loss], share)
+        losses = [env[name] for name in model.losses]
+        found = self._backward(dict(zip(map(id, losses), (share, n.ratio(1, 1)), strict=False)))
         grads = {name: found.get(id(param)) or self._zero(param) for name, param in params.items()}
         norm = meaning.norm(n, [meaning.squares(n, [grad]) for grad in grads.values()])
         scale = meaning.clipping(n, norm, self.program.train.optimizer.clip)
@@ -95,8 +96,8 @@ class Reference:
             name: meaning.updated(self.program, n, name, param, grads[name], scale, count)
             for name, param in params.items()
         }
-        loss = n.product((), env[model.loss], share)
-        return Outcome({"loss": loss, "norm": norm, "count": count}, grads, updated)
+        results = n.product((), losses[0], share), norm, count, *losses[1:]
+        return Outcome(dict(zip(METRICS, results, strict=False)), grads, updated)
 
     # ---- forward
 
@@ -158,9 +159,8 @@ class Reference:
 
     # ---- backward
 
-    def _backward(self, loss: Tensor, seed: Tensor) -> dict[int, Tensor]:
-        """The gradients of everything on the tape, by identity."""
-        grads: dict[int, Tensor] = {id(loss): seed}
+    def _backward(self, grads: dict[int, Tensor]) -> dict[int, Tensor]:
+        """The gradients of everything on the tape, by identity, from those of the losses."""
         for taped in reversed(self._tape):
             own = [grads.get(id(result)) for result in taped.results]
             if not any(own):

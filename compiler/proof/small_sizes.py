@@ -121,7 +121,10 @@ class _Sizes:
                 self._groups.setdefault(own.heads, set()).add(own.kv_heads)
         joins = [OPS[op.kind].joins(program.operands(op), op) for op in ops]
         self._parts = {dim: parts for each in joins for dim, parts in each.items()}
-        self._turned = {own.rotated: _turned(op) for op, own in each if own.rotated}
+        few = sorted((_turned(op), own.rotated) for op, own in each if own.rotated)
+        self._turned = {dim: most for most, dim in few}
+        self._chosen = {*self._program.choices.values()}
+        self._grouped = any("groups" in dict(op.attrs) for op in ops if op.kind == "top")
         self._even = {*self._turned, *(part for dim in self._turned for part in self._parts.get(dim, ()))}
         self._shares = _shares(ops)
         self._sizes: Sizes = {}
@@ -135,7 +138,7 @@ class _Sizes:
     def _layer(self, dim: Dim) -> tuple[int, int]:
         """Tokens first, for they multiply everything; query heads after key/value heads, which they are a multiple of,
         and what is joined after its parts."""
-        later = 4 if dim.name in self._parts else 3 if dim.name in self._groups else 2
+        later = 4 if dim.name in self._parts or dim.twin else 3 if dim.name in self._groups or dim.chosen else 2
         layer = 0 if dim.name == BATCH else 1 if dim.name == SEQUENCE else later
         return layer, dim.size if layer > 2 else 0
 
@@ -164,6 +167,10 @@ class _Sizes:
             return self._layers(dim.name)
         if dim.name in self._shares:
             return prod(self._axes[axis] for axis in self._shares[dim.name])
+        if dim.twin:
+            return self._sizes[dim.twin]
+        if dim.name in self._chosen:
+            return min(dim.size, 2)
         if dim.size == 1 or not all(claim.split for claim in claims) or self._is_apart(dim.name):
             return unit  # few heads: as many as the factors that they fill, one on each rank
         if parts := self._parts.get(dim.name):
@@ -173,6 +180,7 @@ class _Sizes:
         if few := self._groups.get(dim.name):
             return lcm(unit, *(self._sizes[each] * (2 if dim.size > self._program.size(each) else 1) for each in few))
         unit = lcm(unit, 2) if dim.name in self._even else unit
+        unit = lcm(unit, 4) if dim.chosen and self._grouped else unit  # two groups, of two experts at least
         unit = 2 * unit if dim.valid < dim.size else unit  # so that no rank holds padding alone
         taken = {size for name, size in self._sizes.items() if name not in self._loops}
         alone = dim.name == SEQUENCE and self._sizes[BATCH] == 1

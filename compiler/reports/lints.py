@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ..analysis.context_parallel import ZIGZAG, query_axes
 from ..analysis.vocabulary import tables
 from ..config.units import counted
-from ..ir import STATES, Program
+from ..ir import SEQUENCE, STATES, Program
 from ..ops import OPS, roles
 from ..ops.attention import seen_pairs, window_of
 from ..syntax.diagnostics import Diagnostic, Note
@@ -84,7 +84,7 @@ def _long_interval(program: Program) -> Iterator[Diagnostic]:
 
 def _unequal_parts(program: Program) -> Iterator[Diagnostic]:
     """Contiguous parts of a causal sequence, of which the last rank computes most; or a window, and chunks apart."""
-    for claim in program.claims:
+    for claim in (claim for claim in program.claims if claim.dim == SEQUENCE):
         ops = [op for op in program.ops if claim.axis in query_axes(program, op)]
         if not ops or any(OPS[op.kind].get(op, "mask") != "causal" for op in ops):
             continue

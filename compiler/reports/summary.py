@@ -7,7 +7,7 @@ from shlex import quote
 from attrs import frozen
 
 from ..analysis.collective import Collective
-from ..analysis.communication import collectives, parameter_count, places
+from ..analysis.communication import active_count, collectives, parameter_count, places
 from ..analysis.kernel_tiles import chip
 from ..config.settings import TRITON
 from ..config.units import amount, counted
@@ -46,9 +46,10 @@ def ranks(program: Program) -> int:
 
 
 def headline(program: Program) -> str:
-    """For instance `llama: 131,392 parameters on 4 ranks, dp 2 x tp 2`."""
+    """For instance `llama: 131,392 parameters on 4 ranks, dp 2 x tp 2`; with experts, how many compute for a token."""
     where = f"{counted(ranks(program), 'rank')}, {_mesh(program)}" if ranks(program) > 1 else "one rank"
-    return f"{program.name}: {counted(parameter_count(program), 'parameter')} on {where}"
+    active = f", {active_count(program):,} of them active," if program.choices else ""
+    return f"{program.name}: {counted(parameter_count(program), 'parameter')}{active} on {where}"
 
 
 def tokens(program: Program) -> str:

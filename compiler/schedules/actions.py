@@ -3,10 +3,11 @@
 In text `3F12` is stage 3's forward of microbatch 12, as torch.distributed.pipelining writes it."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import pairwise
+from typing import TypeVar, cast
 
 from attrs import evolve, field, frozen
 
@@ -24,6 +25,7 @@ class Work(Enum):
     RECEIVE_BACKWARD = "RECV_B"  # from the next stage
 
     def __init__(self, letters: str) -> None:
+        self.letters = letters
         self.is_message = "_" in letters
         """Whether it moves values between ranks instead of computing."""
         self.sends = letters.startswith("SEND")
@@ -52,7 +54,7 @@ class Action:
         return self.stage + (1 if self.work in (Work.SEND_FORWARD, Work.RECEIVE_BACKWARD) else -1)
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.work.value}{self.microbatch}"
+        return f"{self.stage}{self.work.letters}{self.microbatch}"
 
 
 _TEXT = re.compile(rf"([0-9]{{1,9}})({'|'.join(work.value for work in Work)})([0-9]{{1,9}})")
@@ -62,8 +64,31 @@ Row = tuple[Action, ...]
 _FORWARDS = (Work.FORWARD, Work.SEND_FORWARD, Work.RECEIVE_FORWARD)
 
 
+@frozen
+class Known:
+    """What keeps the results of functions that run `once` for each."""
+
+    known: dict[object, object] = field(factory=dict[object, object], init=False, eq=False, repr=False)
+
+
+K = TypeVar("K", bound=Known)
+T = TypeVar("T")
+
+
+def once(function: Callable[[K], T]) -> Callable[[K], T]:
+    """A function that is asked often, and runs once for each: the result stays with what it is of."""
+
+    @wraps(function)
+    def asked(of: K) -> T:
+        if asked not in of.known:
+            of.known[asked] = function(of)
+        return cast(T, of.known[asked])
+
+    return asked
+
+
 @frozen(slots=False)
-class Schedule:
+class Schedule(Known):
     """Which rank has which stage, and what each rank does in which order."""
 
     stage_to_rank: tuple[int, ...]
@@ -71,8 +96,6 @@ class Schedule:
     microbatches: int
     rows: tuple[Row, ...]
     """For each rank, in order."""
-    known: dict[object, object] = field(factory=dict[object, object], init=False, eq=False, repr=False)
-    """What functions that are asked often have found of it."""
 
     @property
     def stages(self) -> int:
@@ -83,6 +106,11 @@ class Schedule:
     def ranks(self) -> int:
         """The number of ranks."""
         return len(self.rows)
+
+    @cached_property
+    def words(self) -> tuple[tuple[str, ...], ...]:
+        """Each rank's actions as text."""
+        return tuple(tuple(map(str, row)) for row in self.rows)
 
     @cached_property
     def splits(self) -> bool:

@@ -102,7 +102,8 @@ def beside(schedule: Schedule, keeps: Keeps) -> Iterator[Beside]:
     more = cells.each(lambda action: _more(action, last, keeps))
     takes = cells.each(lambda action: _passes(action, last, keeps)[0])
     before, after = cells.each(keeps.before), cells.each(keeps.after)
-    first = cells.first_of_kinds
+    first = np.zeros(len(cells.kinds), dtype=np.int64)  # of each kind
+    first[cells.like[::-1]] = np.arange(len(cells.like))[::-1]
     more[first[cells.are_sends[first]]] = 0  # none before it is gone
     for rank in range(schedule.ranks):
         row = cells.row(rank)
@@ -141,13 +142,9 @@ def high_water(schedule: Schedule, keeps: Keeps | None = None) -> tuple[float, .
 
     Rows have messages, unless what stages hand to each other counts nothing.
     """
-    keeps = keeps or Keeps.uniform(schedule.stages)
-    return tuple(_most(it, keeps) for it in beside(schedule, keeps))
-
-
-def _most(it: Beside, keeps: Keeps) -> float:
-    own = it.cells.each(lambda action: max(keeps.before(action), keeps.after(action)))
-    return (it.kept + it.handed + own).max(initial=0).item()
+    of = keeps or Keeps.uniform(schedule.stages)
+    each = ((it, it.cells.each(lambda action: max(of.before(action), of.after(action)))) for it in beside(schedule, of))
+    return tuple((it.kept + it.handed + own).max(initial=0).item() for it, own in each)
 
 
 def always_handed(stage_to_rank: tuple[int, ...], rank: int, keeps: Keeps) -> float:

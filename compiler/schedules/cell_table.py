@@ -6,14 +6,13 @@ This imports numpy, which takes longer than many commands: what needs it imports
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from itertools import islice
-from typing import Any, SupportsIndex, cast
+from typing import Any, SupportsIndex
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from .actions import Action, Schedule, Work
+from .actions import Action, Schedule, Work, once
 from .dependencies import PARTS, Cell, Value, made_by, needs
 
 Numbers = NDArray[np.int64]
@@ -38,13 +37,6 @@ class CellTable:
     def row(self, rank: int) -> Numbers:
         """The numbers of those of a rank."""
         return np.flatnonzero(self.rank == rank)
-
-    @property
-    def first_of_kinds(self) -> Numbers:
-        """The number of the first of each kind; 0 where there is none."""
-        found = np.zeros(len(self.kinds), dtype=np.int64)
-        found[self.like[::-1]] = np.arange(len(self.like))[::-1]
-        return found
 
     def where(self, chosen: NDArray[np.bool_] | Numbers) -> "CellTable":
         """Some of the cells."""
@@ -72,14 +64,6 @@ class CellTable:
         """How many each stage has of each kind of work."""
         each = zip(self.kinds, np.bincount(self.like, minlength=len(self.kinds)).tolist(), strict=True)
         return Counter({(kind.stage, kind.work): count for kind, count in each})
-
-    @cached_property
-    def words(self) -> tuple[tuple[str, ...], ...]:
-        """What each does as text, rank by rank."""
-        begins = [f"{kind.stage}{kind.work.value}" for kind in self.kinds]
-        each = zip(self.like.tolist(), self.microbatch.tolist(), strict=True)
-        words = (f"{begins[like]}{microbatch}" for like, microbatch in each)
-        return tuple(tuple(islice(words, len(row))) for row in self.schedule.rows)
 
     def largest(self, sizes: NDArray[Any]) -> list[int]:
         """The number of the first cell of each kind for which a size is largest; kinds as they first occur."""
@@ -165,14 +149,9 @@ class CellTable:
         return found
 
 
+@once
 def cell_table(schedule: Schedule) -> CellTable:
     """All cells of a schedule."""
-    if cell_table not in schedule.known:
-        schedule.known[cell_table] = _made(schedule)
-    return cast(CellTable, schedule.known[cell_table])
-
-
-def _made(schedule: Schedule) -> CellTable:
     lengths = [*map(len, schedule.rows)]
     actions = [action for row in schedule.rows for action in row]
     return coded(

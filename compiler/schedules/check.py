@@ -1,9 +1,8 @@
 """Whether a schedule does the whole step, in an order in which it can be done."""
 
 from collections.abc import Iterator
-from typing import cast
 
-from .actions import Action, Schedule, Work
+from .actions import Action, Schedule, Work, once
 from .dependencies import PARTS, Cell, Stuck, made_by
 from .timeline import Times, timed
 from .violations import Problem, circular, lacking, misplaced
@@ -12,28 +11,21 @@ Done = dict[tuple[str, int, int], Cell]
 """Where each part of a stage's work for a microbatch is done."""
 
 
+@once
 def problems(schedule: Schedule) -> list[Problem]:
     """All that is wrong with the cells; else with their order; else with the messages, where rows have any.
 
-    A mistake in one of these shows in the next too, where it would be told in other words.  A schedule is checked once.
+    A mistake in one of these shows in the next too, where it would be told in other words.  Cells have an order if all
+    messages arrive and no cell needs what its own rank makes later.
     """
-    if problems not in schedule.known:
-        schedule.known[problems] = tuple(_found(schedule))
-    return [*cast(tuple[Problem, ...], schedule.known[problems])]
-
-
-def _found(schedule: Schedule) -> list[Problem]:
-    """Cells have an order if all messages arrive and no cell needs what its own rank makes later."""
     from .cell_table import cell_table  # these have numpy, which is heavy
     from .rendezvous import rendezvous
 
     cells = cell_table(schedule)
     if not cells.are_whole and (wrong := _cells(schedule)):
         return wrong
-    if not cells.are_messages.any():
-        return _order(schedule)
-    lost = rendezvous(schedule)
-    return (_order(schedule) or lost) if lost or cells.need_later else []
+    lost = rendezvous(schedule) if (has_messages := cells.are_messages.any()) else []
+    return _order(schedule) or lost if lost or cells.need_later or not has_messages else []
 
 
 def _cells(schedule: Schedule) -> list[Problem]:

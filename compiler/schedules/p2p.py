@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, cast
 
 from attrs import evolve, frozen
 
-from .actions import Action, Schedule, Work
+from .actions import Action, Schedule, Work, once
 from .dependencies import Value, made_by
 from .timeline import Timed, Times, timed
 
 if TYPE_CHECKING:
-    from .cell_table import CellTable, Numbers
+    from .cell_table import CellTable
 
 
 @frozen
@@ -58,40 +58,28 @@ def with_messages(schedule: Schedule, times: Times) -> Schedule:
     return cast(Schedule, schedule.known[times])
 
 
-@frozen(eq=False)
-class _Ends:
-    """The actions that compute and both ends of each message, whatever their order.
-
-    of  for each the number of the cell that does it, or makes what it moves
-    """
-
-    cells: "CellTable"
-    of: "Numbers"
-
-
-def _ends(schedule: Schedule) -> _Ends:
+@once
+def _ends(schedule: Schedule) -> "CellTable":
+    """The actions that compute and both ends of each message; `at` is the number of the cell that does or makes it."""
     import numpy as np
 
     from .cell_table import cell_table, code, coded
 
-    if _ends not in schedule.known:
-        cells = cell_table(schedule)
-        made = [None if kind.work.is_message else made_by(kind) for kind in cells.kinds]
-        ways = [message_of(value, schedule.stage_to_rank) if value else None for value in made]
-        each = [
-            [None if kind.work.is_message else kind, way and way.send, way and way.receive]
-            for kind, way in zip(cells.kinds, ways, strict=True)
-        ]
-        codes = np.array([[-1 if action is None else code(action) for action in actions] for actions in each])
-        codes = codes[cells.like].T.ravel()
-        there = np.flatnonzero(codes >= 0)
-        of, codes = there % len(cells.like), codes[there]
-        homes = np.array(schedule.stage_to_rank)[codes // len(Work)]
-        schedule.known[_ends] = _Ends(coded(schedule, homes, of, cells.microbatch[of], codes), of)
-    return cast(_Ends, schedule.known[_ends])
+    cells = cell_table(schedule)
+    each = np.full((3, len(cells.kinds)), -1)
+    for number, kind in enumerate(cells.kinds):
+        if not kind.work.is_message:
+            each[0, number] = code(kind)
+            if (value := made_by(kind)) and (way := message_of(value, schedule.stage_to_rank)):
+                each[1:, number] = code(way.send), code(way.receive)
+    codes = each[:, cells.like].ravel()
+    there = np.flatnonzero(codes >= 0)
+    of, codes = there % len(cells.like), codes[there]
+    homes = np.array(schedule.stage_to_rank)[codes // len(Work)]
+    return coded(schedule, homes, of, cells.microbatch[of], codes)
 
 
-def _in_order(ends: _Ends, found: Timed) -> Schedule:
+def _in_order(ends: "CellTable", found: Timed) -> Schedule:
     """By when what they are of begins, messages behind actions, then rank by rank.
 
     But actions that take no time come first, in an order in which they can be done, each with its message.
@@ -103,13 +91,12 @@ def _in_order(ends: _Ends, found: Timed) -> Schedule:
     turn = np.full(len(found.start), inf)
     turn[found.order] = np.arange(len(found.order))
     turn[found.start != found.end] = inf
-    of, cells = ends.of, ends.cells
-    order = np.lexsort((found.cells.rank[of], cells.are_messages, turn[of], found.start[of], cells.rank))
-    starts = np.searchsorted(cells.rank[order], range(found.cells.schedule.ranks + 1))
-    numbers: list[int] = order.tolist()
-    actions = [cells.actions[number] for number in numbers]
+    of = ends.at
+    order = np.lexsort((found.cells.rank[of], ends.are_messages, turn[of], found.start[of], ends.rank))
+    cells = ends.where(order)
+    starts = np.searchsorted(cells.rank, range(ends.schedule.ranks + 1))
+    actions = [*map(ends.actions.__getitem__, order)]
     rows = (tuple(actions[start:end]) for start, end in pairwise(starts))
-    made = evolve(found.cells.schedule, rows=tuple(rows))
-    ordered = cells.where(order)
-    made.known[cell_table] = evolve(ordered, schedule=made, at=np.arange(len(order)) - starts[ordered.rank])
+    made = evolve(ends.schedule, rows=tuple(rows))
+    made.known[cell_table] = evolve(cells, schedule=made, at=np.arange(len(order)) - starts[cells.rank])
     return made

@@ -117,8 +117,7 @@ class Timed:
     order: list[int]
 
 
-_Each = tuple[int, int, int, float, float, float, int]
-"""A cell, the values that it needs, how long these are on their way, how long it takes, and the value that it makes."""
+_Cells = Iterator[tuple[int, int, int, float, float, float, int]]
 
 
 def timed(schedule: Schedule, times: Times) -> Timed:
@@ -128,20 +127,19 @@ def timed(schedule: Schedule, times: Times) -> Timed:
     from .cell_table import cell_table
 
     cells = cell_table(schedule)
-    nothing = cells.nothing
     ways = [cells.elsewhere(values) * times.send for values in cells.needed]
     takes, makes = cells.each(times.of), cells.values(made_by)
+    makes[makes == cells.nothing] += 1
     start, order = [0.0] * len(takes), list[int]()
-    done = [-1.0] * nothing + [0.0]  # when each value is there; negative until it is made
+    done = [-1.0] * cells.nothing + [0.0] * 2  # when each value is there; negative until it is made
     waits: dict[int, dict[int, int]] = {}  # for each value the cell at which each rank waits for it
 
     def row(rank: int) -> Iterator[tuple[int, int]]:
         """Does a row; stops at each value that is not there, and at which cell."""
         numbers = cells.row(rank)[~cells.are_messages[cells.row(rank)]]
         columns = (it[numbers].tolist() for it in (*cells.needed, *ways, takes, makes))
-        each = cast(Iterator[_Each], zip(numbers.tolist(), *columns, strict=True))
         free = 0.0
-        for cell, one, other, way, other_way, time, made in each:
+        for cell, one, other, way, other_way, time, made in cast(_Cells, zip(numbers.tolist(), *columns, strict=True)):
             if done[one] < 0:
                 yield one, cell
             if done[other] < 0:
@@ -149,10 +147,9 @@ def timed(schedule: Schedule, times: Times) -> Timed:
             start[cell] = max(free, done[one] + way, done[other] + other_way)
             free = start[cell] + time
             order.append(cell)
-            if made < nothing:
-                done[made] = free
-                if made in waits:
-                    ready.extend(waits.pop(made))
+            done[made] = free
+            if made in waits:
+                ready.extend(waits.pop(made))
 
     rows = [*map(row, range(schedule.ranks))]
     ready = deque(range(schedule.ranks))

@@ -38,6 +38,7 @@ CODES = {
     "E0217": "a signature or `module:function` that no user op can have",
     "E0218": "a function that does not exist",
     "E0219": "an index out of place",
+    "E0220": "a value that no route can send, or that experts do not see",
     "E0221": "a module that cannot be copied",
     # dims and arithmetic
     "E0301": "not arithmetic on dims",
@@ -55,6 +56,7 @@ CODES = {
     "E0313": "a constant out of range",
     "E0314": "padding that would count",
     "E0315": "a branch that never or always runs",
+    "E0316": "a choice of experts that cannot be made",
     # settings
     "E0401": "an unknown setting",
     "E0402": "a missing setting",
@@ -94,6 +96,7 @@ CODES = {
     "E0519": "an override that does not say the order of axes",
     # ops
     "E0601": "a dim that an op needs unsharded",
+    "E0612": "rows of experts in uneven parts",
     "E0609": "query and key/value heads sharded differently",
     "E0602": "several results",
     "E0603": "not a tensor",
@@ -105,6 +108,7 @@ CODES = {
     "E0610": "not a fraction",
     "E0611": "weights dropped around a ring",
     "E0613": "a product of two activations",
+    "E0614": "experts over axes with and without parts of the tokens",
     # what the step computes
     "E0701": "a step that is not the single device's",
     "E0702": "plans that differ",

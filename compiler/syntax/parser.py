@@ -102,6 +102,10 @@ class _Builder(Transformer[Token, tree.Plan]):
         cut = next((at for at, part in enumerate(blocks) if _is(part, "ELSE")), len(blocks))
         return tree.If(index, end, _nodes(blocks[:cut]), _nodes(blocks[cut:]), self._span(parts))
 
+    def route(self, parts: Parts) -> tree.Route:
+        value, dim, by, *body = _nodes(parts)
+        return tree.Route(value, dim, by, tuple(body), self._span(parts))
+
     def user_op(self, parts: Parts) -> tree.UserOp:
         _, name, *rest, function = parts
         *gives, along = (part for part in _nodes(rest) if not isinstance(part, tree.UserOperand))

@@ -18,8 +18,8 @@ _OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "AT"})
 _VALUE = frozenset({"NAME", "NUMBER", "STRING", "LSQB", "LPAR", "MINUS"})
 _PHRASES: tuple[tuple[frozenset[str], str], ...] = (
     (frozenset({"USE", "MODEL", "OP", "NAME", "$END"}), "`use`, `model`, `op` or a section"),
-    (frozenset({"INIT", "REPEAT", "IF", "NAME"}), "a statement"),
-    (frozenset({"REPEAT", "IF", "NAME"}), "a statement"),
+    (frozenset({"INIT", "REPEAT", "IF", "ROUTE", "NAME"}), "a statement"),
+    (frozenset({"REPEAT", "IF", "ROUTE", "NAME"}), "a statement"),
     (_VALUE, "a value"),
     (_VALUE - {"MINUS"}, "a value"),
     (_OPERATORS, "an operator"),
@@ -29,7 +29,7 @@ _PHRASES: tuple[tuple[frozenset[str], str], ...] = (
     *(
         (frozenset({terminal}), f"`{text}`")
         for terminal, text in {
-            "OVER": "over", "FROM": "from", "AS": "as", "ELSE": "else", "LESS": "<",
+            "OVER": "over", "FROM": "from", "AS": "as", "ELSE": "else", "LESS": "<", "TO": "to", "BY": "by",
             "DOTS": "..", "ARROW": "->", "TILDE": "~", "EQUAL": "=", "COMMA": ",",
             "LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]", "LBRACE": "{", "RBRACE": "}",
         }.items()
@@ -47,7 +47,8 @@ _STRANGE = {
 
 _BRANCH = "a branch is written `if i < 2 { … } else { … }`, where `i` is the index of `repeat layers as i { … }`"
 _REPEAT = "a repeat is written `repeat layers { … }`, or `repeat layers as i { … }`"
-_HEADS = {"IF": _BRANCH, "ELSE": _BRANCH, "REPEAT": _REPEAT}
+_ROUTE = "a route is written `route y to experts by top(y @ router[hidden -> experts], 2) { … }`"
+_HEADS = {"IF": _BRANCH, "ELSE": _BRANCH, "REPEAT": _REPEAT, "ROUTE": _ROUTE}
 """How statements with braces begin."""
 
 
@@ -114,6 +115,13 @@ def _head(before: list[Any]) -> str:
     return next((_HEADS[kind] for kind in since if kind in _HEADS), "")
 
 
+def _in_route(before: list[Any]) -> bool:
+    """Whether the nearest open brace is a route's: `ROUTE name TO name BY call {`."""
+    kinds = [part.type if isinstance(part, Token) else "" for part in before]
+    opened = len(kinds) - 1 - kinds[::-1].index("LBRACE") if "LBRACE" in kinds else 0
+    return kinds[max(opened - 6, 0) : opened][:1] == ["ROUTE"]
+
+
 def _is_stage(before: list[Any]) -> bool:
     """Whether a stage of ZeRO has begun, or whoever wrote `zero` probably means one."""
     begun = any(isinstance(part, Token) and part.type == "ZERO" for part in before[-3:])
@@ -139,6 +147,8 @@ def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
             return "`else` comes after the `}` of its `if`; write `else if` as `else { if … { … } }`"
         case [*_, Token(type="ELSE")], "IF":
             return "put a branch inside the other one into its braces: `else { if … { … } }`"
+        case [*_, (Name() as word,)], _ if str(word).upper() in _HEADS and _in_route(before):
+            return f"experts compute by `name = …` alone; `{word}` belongs around the route"
         case _ if head := _head(before):
             return head
         case _ if _is_stage(before):

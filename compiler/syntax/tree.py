@@ -177,7 +177,23 @@ class If:
     span: Span = _span()
 
 
-Statement = Bind | Repeat | If
+@frozen
+class Route:
+    """`route y to experts by top(…) { … }`: the body once for each expert, of the tokens that are sent to it."""
+
+    value: Name
+    dim: Name
+    by: Call
+    body: tuple[Bind, ...]
+    span: Span = _span()
+
+    @property
+    def binds(self) -> tuple[Bind, ...]:
+        """What it binds: its value by the choice, and what its body does."""
+        return (Bind((self.value,), self.by, self.span), *self.body)
+
+
+Statement = Bind | Repeat | If | Route
 
 
 @frozen

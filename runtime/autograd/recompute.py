@@ -3,12 +3,17 @@
 Saved-tensor hooks that save only a call's operands and parameters, and recompute the rest when backward first
 needs any of it.  No op uses a random generator, so a recomputed call is equal to the last bit; its collectives run a
 second time on all ranks.
+
+Decisions, by which sizes differ from run to run (`decided`), are made once: a recomputed call gets those of its first
+run, whatever rounding has made of what they depend on.
 """
 
 import importlib
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +37,31 @@ class Around:
         return self._hooks[1](packed) if self._hooks else packed
 
 
+_T = TypeVar("_T")
+_Decide = Callable[[Callable[[], Any]], Any]
+
+
+def _make(make: Callable[[], Any]) -> Any:
+    return make()
+
+
+_deciding: ContextVar[_Decide] = ContextVar("deciding", default=_make)  # how the innermost call under way decides
+
+
+def decided(make: Callable[[], _T]) -> _T:
+    """What `make` gives, without gradients; in a call that is recomputed, what it gave in the first run."""
+    return _deciding.get()(make)
+
+
+@contextmanager
+def _by(decide: _Decide) -> Generator[None]:
+    before = _deciding.set(decide)
+    try:
+        yield
+    finally:
+        _deciding.reset(before)
+
+
 _Place = tuple[tuple[int, ...], tuple[int, ...], int]
 """Shape, strides and offset in a storage."""
 
@@ -51,6 +81,18 @@ class _Call:
         self._inside = 0
         self._views: list[_Place] = []
         self._made: dict[int, Tensor] = {}
+        self._decisions: list[Any] = []
+
+    @contextmanager
+    def first_run(self) -> Generator[None]:
+        """The call's own run; one inside of a call that is recomputed decides as that did."""
+
+        def decide(outer: _Decide, make: Callable[[], Any]) -> Any:
+            self._decisions.append(outer(make))
+            return self._decisions[-1]
+
+        with saved_tensors_hooks(self.pack, self.unpack), _by(partial(decide, _deciding.get())):
+            yield
 
     def _held(self, operand: Tensor) -> "_Operand":
         return _Operand(self._around.pack(operand.detach()), operand.requires_grad)
@@ -94,7 +136,8 @@ class _Call:
                     raise _Enough
 
         try:
-            with torch.enable_grad(), saved_tensors_hooks(keep, _unread):
+            decisions = iter(self._decisions)
+            with torch.enable_grad(), saved_tensors_hooks(keep, _unread), _by(lambda _: next(decisions)):
                 result = self._function(*args, **self._options).detach()
             self._made |= {i: result.as_strided(*view) for i, view in enumerate(self._views, start=self._inside)}
         except _Enough:
@@ -128,7 +171,7 @@ def recomputed(function: Callable[..., Any], *args: Any, enabled: bool = True, *
     if not enabled or not torch.is_grad_enabled():
         return function(*args, **options)
     call = _Call(function, args, options)
-    with saved_tensors_hooks(call.pack, call.unpack):
+    with call.first_run():
         return function(*args, **options)
 
 
@@ -139,7 +182,7 @@ def recompute(function: Callable[..., Tensor], *args: Any, **options: Any) -> Ge
         yield function(*args, **options)
         return
     call = _Call(function, args, options)
-    with saved_tensors_hooks(call.pack, call.unpack):
+    with call.first_run():
         result = function(*args, **options)
     call.of(result)
     with saved_tensors_hooks(call.pack_result, call.unpack):

@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -22,7 +23,26 @@ from .reader import Saved
 LARGEST = 5 * 10**9
 """Bytes of a file, unless a single tensor is larger."""
 
-Held = dict[str, list[tuple[str, HFWeight]]]
+
+@dataclass(frozen=True)
+class Part:
+    """What a tensor holds of a parameter: all of it, or what one expert has of it."""
+
+    name: str
+    stored: HFWeight
+    expert: int
+
+    def of(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The part, of the parameters' whole values by name."""
+        return values[self.name].tensor_split(self.stored.each[1])[self.expert]
+
+    def is_whole(self, value: Tensor) -> bool:
+        """Whether the part is whole rows, or heads, of the tensor."""
+        head = self.stored.interleaved[-1] if self.stored.interleaved else 1
+        return value.numel() % (prod(self.stored.rows(0)[1:]) * head) == 0
+
+
+Held = dict[str, list[Part]]
 """The parameters in each tensor, one after the other."""
 
 
@@ -76,22 +96,21 @@ def _held(recorded: Mapping[str, Tensor], names: HFNames, path: Path) -> Held:
         raise RunError(f"{path} has {named(others)}, which the plan has not")
     held: Held = {}
     for name in sorted(recorded, key=_by_number):
-        tensor, stored = names.places[name]
-        held.setdefault(tensor, []).append((name, stored))
+        tensors, stored = names.places[name]
+        for expert, tensor in enumerate(tensors):
+            held.setdefault(tensor, []).append(Part(name, stored, expert))
     for parts in held.values():
-        parts.sort(key=lambda part: part[1].start)
+        parts.sort(key=lambda part: part.stored.start)
         if not _fit(parts, recorded):
-            raise RunError(f"{path}: {named([name for name, _ in parts])}: the plan's shapes are others")
+            raise RunError(f"{path}: {named([part.name for part in parts])}: the plan's shapes are others")
     return held
 
 
-def _fit(parts: list[tuple[str, HFWeight]], recorded: Mapping[str, Tensor]) -> bool:
-    """Whether parameters of these sizes are whole rows, or heads, of a tensor, and enough of them."""
-    stored, counts = parts[0][1], [recorded[name].numel() for name, _ in parts]
-    row = prod(stored.rows(0)[1:])
-    wholes = [row * (each.interleaved[1] if each.interleaved else 1) for _, each in parts]
-    is_whole = all(count % whole == 0 for count, whole in zip(counts, wholes, strict=True))
-    return is_whole and sum(counts) >= prod(stored.shape)
+def _fit(parts: list[Part], recorded: Mapping[str, Tensor]) -> bool:
+    """Whether parts of these sizes make up a tensor, which leaves out padding; experts have none."""
+    left = sum(part.of(recorded).numel() for part in parts) - prod(parts[0].stored.shape)
+    is_whole = all(part.is_whole(part.of(recorded)) for part in parts)
+    return is_whole and (left == 0 if parts[0].stored.each[0] else left >= 0)
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
@@ -99,8 +118,8 @@ def _by_number(name: str) -> list[tuple[int, str]]:
     return [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"(\d+)", name)]
 
 
-def _bytes(parts: list[tuple[str, HFWeight]], names: HFNames) -> int:
-    return prod(parts[0][1].shape) * names.dtype.itemsize
+def _bytes(parts: list[Part], names: HFNames) -> int:
+    return prod(parts[0].stored.shape) * names.dtype.itemsize
 
 
 def _split(sizes: Mapping[str, int]) -> dict[str, list[str]]:
@@ -119,15 +138,14 @@ def _split(sizes: Mapping[str, int]) -> dict[str, list[str]]:
 
 def _values(held: Held, saved: Saved, dtype: torch.dtype) -> dict[str, Tensor]:
     """Tensors as files have them."""
-    names = [name for parts in held.values() for name, _ in parts]
-    read = saved.whole(names)
+    read = saved.whole([*dict.fromkeys(part.name for parts in held.values() for part in parts)])
     return {tensor: _joined(parts, read).to(dtype) for tensor, parts in held.items()}
 
 
-def _joined(parts: list[tuple[str, HFWeight]], read: Mapping[str, Tensor]) -> Tensor:
+def _joined(parts: list[Part], read: Mapping[str, Tensor]) -> Tensor:
     """A tensor's parts one after the other, without padding."""
-    stored = parts[0][1]
-    whole = torch.cat([each.pairs(read[name].reshape(each.rows(read[name].numel()))) for name, each in parts])
+    stored, values = parts[0].stored, [(part.stored, part.of(read)) for part in parts]
+    whole = torch.cat([each.pairs(value.reshape(each.rows(value.numel()))) for each, value in values])
     return whole[: stored.shape[-1]].T.contiguous() if stored.transposed else whole[: stored.shape[0]]
 
 

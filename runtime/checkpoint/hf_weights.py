@@ -37,21 +37,27 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 class HFWeight:
     """Where files hold a parameter: in the rows from `start` on of a tensor of `shape`, or of its transpose.
 
-    Where `interleaved` is (64, 256), the first 64 of the 256 rows of each head are pairs: (0, 1), (2, 3), …
+    Where `each` is ("experts", 8), there are 8 such tensors, of equal parts of the parameter's first dim.
+    Where `interleaved` is (0, 64, 256), rows 0 to 63 of the 256 of each head are pairs: (0, 1), (2, 3), …
     A file may have more `positions` than the plan's sequences: its first rows are read.
     """
 
-    tensor: str  # {i} is the first index in the parameter's name, {j} the second, as in {2*i+1}
+    tensor: (
+        str  # {i} is the first index in the parameter's name, {j} the second, as in {2*i+1}; {experts} that of `each`
+    )
     shape: tuple[int, ...]
+    each: tuple[str, int] = "", 1
     start: int = 0
     transposed: bool = False
-    interleaved: tuple[int, int] | None = None
+    interleaved: tuple[int, int, int] | None = None
     positions: bool = False
 
-    def named(self, indices: Sequence[int]) -> str:
-        """The tensor of one repetition."""
-        value = dict(zip("ij", indices, strict=False))
+    def named(self, indices: Sequence[int]) -> tuple[str, ...]:
+        """The tensors of one repetition."""
+        value, (dim, count) = dict(zip("ij", indices, strict=False)), self.each
+        return tuple(self._named({**value, dim: at}) for at in range(count))
 
+    def _named(self, value: Mapping[str, int]) -> str:
         def index(braces: re.Match[str]) -> str:
             terms = (term.split("*") for term in braces[1].split("+"))
             return str(sum(prod(int(value.get(word, word)) for word in term) for term in terms))
@@ -78,10 +84,11 @@ class HFWeight:
     def _heads(self, rows: Tensor, turned: tuple[int, int]) -> Tensor:
         if not self.interleaved:
             return rows
-        count, head = self.interleaved
+        start, stop, head = self.interleaved
         heads = rows.reshape(-1, head, *rows.shape[1:])
-        pairs = heads[:, :count].reshape(len(heads), *turned, *rows.shape[1:])
-        return torch.cat([pairs.transpose(1, 2).flatten(1, 2), heads[:, count:]], 1).flatten(0, 1)
+        pairs = heads[:, start:stop].reshape(len(heads), *turned, *rows.shape[1:])
+        turned_rows = pairs.transpose(1, 2).flatten(1, 2)
+        return torch.cat([heads[:, :start], turned_rows, heads[:, stop:]], 1).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -96,8 +103,8 @@ class HFNames:
     repeats: Mapping[str, int]
 
     @cached_property
-    def places(self) -> Mapping[str, tuple[str, HFWeight]]:
-        """The tensor that holds each parameter of the plan, and which part of it: for all ranks and stages."""
+    def places(self) -> Mapping[str, tuple[tuple[str, ...], HFWeight]]:
+        """The tensors that hold each parameter of the plan, and which part of them: for all ranks and stages."""
         return {
             pattern.replace("*", "{}").format(*indices): (stored.named(indices), stored)
             for pattern, stored in self.stored.items()
@@ -119,9 +126,13 @@ class Reader:
     def __init__(self, path: Path, names: HFNames) -> None:
         self._path, self._file_of = path, _opened(path)
         prefix = self._left_out(names)
-        self._places = {name: (tensor.removeprefix(prefix), part) for name, (tensor, part) in names.places.items()}
+        self._places = {
+            name: (tuple(tensor.removeprefix(prefix) for tensor in tensors), part)
+            for name, (tensors, part) in names.places.items()
+        }
         self._check_names()
-        self._cut = {note for tensor, stored in self._places.values() if (note := self._compared(tensor, stored))}
+        held = ((tensor, stored) for tensors, stored in self._places.values() for tensor in tensors)
+        self._cut = {note for tensor, stored in held if (note := self._compared(tensor, stored))}
 
     def _left_out(self, names: HFNames) -> str:
         """The prefix that names of a model without its head lack, as GPT-2's `transformer.`."""
@@ -131,13 +142,12 @@ class Reader:
 
     def _check_names(self) -> None:
         """RunError unless the files hold the plan's tensors, and no others."""
-        lacking = {tensor: name for name, (tensor, _) in self._places.items() if tensor not in self._file_of}
-        if lacking:
-            params = named([*lacking.values()])
+        names = {tensor: name for name, (tensors, _) in self._places.items() for tensor in tensors}
+        if lacking := {tensor: name for tensor, name in names.items() if tensor not in self._file_of}:
+            params = named([*dict.fromkeys(lacking.values())])
             raise RunError(f"{self._path} has no {named([*lacking])}, which the plan needs for {params}")
-        used = {tensor for tensor, _ in self._places.values()}
-        left = (name for name in sorted(self._file_of) if name not in used and not name.endswith(BUFFERS))
-        if left := [name for name in left if not self._is_copy(name, used)]:
+        left = (name for name in sorted(self._file_of) if name not in names and not name.endswith(BUFFERS))
+        if left := [name for name in left if not self._is_copy(name, names)]:
             raise RunError(f"{self._path}: the plan does not use {named(left)}")
 
     def _is_copy(self, name: str, used: Iterable[str]) -> bool:
@@ -171,9 +181,16 @@ class Reader:
         state.take(lambda name, spec: self._part(name, spec, state.mesh))
 
     def _part(self, name: str, spec: Spec, mesh: Mesh) -> Tensor:
-        """This rank's part of a parameter."""
-        tensor, stored = self._places[name]
-        return _part(self._slice(tensor), stored, spec, mesh)
+        """This rank's part of a parameter; of tensors for each expert, those of its experts."""
+        tensors, stored = self._places[name]
+        if len(tensors) == 1:
+            return _part(self._slice(tensors[0]), stored, spec, mesh)
+        rows, cut = spec.shape[0] // len(tensors), int(spec.shape[0] == len(tensors))
+        first, count = (size // rows for size in (spec.offsets(mesh)[0], spec.local_shape(mesh)[0]))
+        split = {dim - cut: axes for dim, axes in spec.split.items() if dim}
+        own = Spec((rows, *spec.shape[1:])[cut:], split, spec.init)
+        parts = [_part(self._slice(tensor), stored, own, mesh) for tensor in tensors[first : first + count]]
+        return torch.cat(parts).reshape(spec.local_shape(mesh))
 
 
 def safetensors() -> Any:

@@ -69,6 +69,10 @@ class Watch(Protocol):
         """A coercion's `end`, which should be one value on all ranks of the axis."""
         ...
 
+    def exchanged(self, to: Sequence[int], of: Sequence[int], axis: Axis, line: Any) -> None:
+        """How many rows this rank is about to send to each rank of the axis, and to receive of each."""
+        ...
+
     def installed(self, model: nn.Module, copies: Sequence[Copies]) -> None:
         """A model, and the memory of its state."""
         ...

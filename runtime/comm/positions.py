@@ -1,7 +1,8 @@
 """The positions of a sequence that a rank holds, where mesh axes shard it, contiguous or zigzag."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -64,12 +65,23 @@ class Positions:
     in `zigzag` cut 2n pieces for n ranks, of which rank r holds r and 2n − 1 − r; other axes cut n.
     """
 
-    __slots__ = ("chunks", "local", "size")
+    __slots__ = ("_axes", "_mesh", "chunks", "local", "size")
 
     def __init__(self, mesh: Mesh, size: int, *axes: str, zigzag: Collection[str] = ()) -> None:
         self.size = size
-        self.chunks = chunks(size, tuple((mesh.size(name), mesh.rank(name), name in zigzag) for name in axes))
+        self._mesh, self._axes = mesh, {name: name in zigzag for name in axes}
+        self.chunks = self._chunks({name: mesh.rank(name) for name in axes})
         self.local = sum(length for _, length in self.chunks)
+
+    def _chunks(self, place: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
+        cuts = ((self._mesh.size(name), place[name], zigzag) for name, zigzag in self._axes.items())
+        return chunks(self.size, tuple(cuts))
+
+    def of_ranks(self) -> list[tuple[tuple[int, int], ...]]:
+        """The `chunks` of each rank of the axes as one, `mesh.axis(*axes)`."""
+        names = [name for name in self._mesh.axes if name in self._axes]
+        places = product(*(range(self._mesh.size(name)) for name in names))
+        return [self._chunks(dict(zip(names, place, strict=True))) for place in places]
 
     def indices(self, device: torch.device) -> Tensor:
         """The positions, int64 [local]."""

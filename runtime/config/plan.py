@@ -87,10 +87,11 @@ class Plan:
 class Metrics:
     """Metrics of a step, 0-dim tensors equal on all ranks: mean loss of a token, their number, gradient norm if any.
 
-    With a loss scale a norm that is not finite is that of a step that was skipped.
+    With a loss scale a norm that is not finite is that of a step that was skipped.  `router_loss`: what routers add.
     """
 
     loss: Tensor
     tokens: Tensor
     norm: Tensor | None = None
     loss_scale: Tensor | None = None
+    router_loss: Tensor | None = None

@@ -83,7 +83,7 @@ class Comparison:
     """Compares tensors of one device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._fingerprints = Fingerprints(device)
+        self._device, self._fingerprints = device, Fingerprints(device)
 
     @torch.no_grad()
     def first(self, values: Sequence[Tensor], axis: Axis) -> Difference | None:
@@ -97,6 +97,19 @@ class Comparison:
                 return None
             number = int(differing.nonzero()[0])
             return self._located(number, values[number], rows[:, number], axis)
+
+    @torch.no_grad()
+    def first_exchange(self, to: Sequence[int], of: Sequence[int], axis: Axis) -> str:
+        """The first pair of ranks of which one sends other rows than the other takes; empty if none does."""
+        with _disable_current_modes():
+            own = torch.tensor([to, of], device=self._device)
+            sent, taken = _gathered(own, axis).unbind(1)
+        differing = (sent != taken.mT).nonzero()
+        if not len(differing):
+            return ""
+        source, target = cast(Any, differing[0]).tolist()
+        ranks, rows = axis.ranks(), (int(sent[source, target]), int(taken[target, source]))
+        return f"rank {ranks[source]} sends {rows[0]} rows to rank {ranks[target]}, which takes {rows[1]}"
 
     @torch.no_grad()
     def hashes(self, values: Sequence[Tensor]) -> Tensor:

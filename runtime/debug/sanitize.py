@@ -76,6 +76,12 @@ class Sanitizer:
             f"{self._step}, {microbatch}{phase}: {_differs(name, axis, difference)}; at {line.place}{self._cause(axis)}"
         )
 
+    def exchanged(self, to: Sequence[int], of: Sequence[int], axis: Axis, line: Line) -> None:
+        """RunError, on all ranks, if one is about to send another number of rows than its peer waits for."""
+        if not (difference := self._comparison.first_exchange(to, of, axis)):
+            return
+        raise RunError(f"{self._step}: {difference}; at {line.place}")
+
     def microbatch(self, number: int) -> None:
         """Begins this microbatch, from 0."""
         self._microbatch = number

@@ -7,6 +7,7 @@ from .accumulate import Accumulate
 from .adamw import AdamW
 from .attention import Attention, Block, Blocks, Merge, RingAttention
 from .cross_entropy import CrossEntropy, LogitSoftmaxStats, rescale_to_global_max
+from .experts import Combine, Dispatch, GroupedLinear, Product, Products, SortByExpert, TopK
 from .gates import GeluMul, SiluMul
 from .launching import Tile
 from .linear_cross_entropy import LinearCrossEntropy
@@ -23,19 +24,26 @@ __all__ = [
     "Attention",
     "Block",
     "Blocks",
+    "Combine",
     "CrossEntropy",
+    "Dispatch",
     "GeluMul",
+    "GroupedLinear",
     "LayerNorm",
     "LinearCrossEntropy",
     "LinearSoftmaxStats",
     "LogitSoftmaxStats",
     "Merge",
+    "Product",
+    "Products",
     "RMSNorm",
     "RingAttention",
     "Rope",
     "RopePair",
     "SiluMul",
+    "SortByExpert",
     "Tile",
+    "TopK",
     "read_tiles",
     "rescale_to_global_max",
 ]

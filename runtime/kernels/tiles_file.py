@@ -8,6 +8,7 @@ from typing import Any
 
 from ..train.companion_files import text_beside
 from .attention import Block, Blocks
+from .experts import Product, Products
 from .launching import Tile
 
 
@@ -18,6 +19,8 @@ def read_tiles(name: str, beside: str, sha256: str) -> dict[str, Any]:
 
 
 def _tiles(said: dict[str, Any]) -> Any:
+    if "of_rows" in said:
+        return Products(**{part: Product(**block) for part, block in said.items()})
     if "rows" in said:
         return Tile(**said)
     if "forward" in said:

@@ -1,6 +1,7 @@
 """torch's own flash attention, forward and backward apart, with the log-sum-exp by which results are merged.
 
-For calls on all keys, and for causal ones whose query i is at key i; k and v may have fewer heads than q.  On CUDA
+For calls on all keys, and for causal ones whose query i is at key i; k and v may have fewer heads than q.  Where v has
+another last dim than q and k, the narrower are padded with zeros.  On CUDA
 results and gradients of a call are in q's dtype.  On the CPU they are in float32 at least, which is also faster there
 than bfloat16.
 """
@@ -10,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .plain_attention import Saved, Setting, wide
+from .plain_attention import Saved, Setting, padded, wide
 
 _ATEN: Any = cast(Any, torch.ops).aten
 _CUDA: Any = torch.backends.cuda
@@ -32,8 +33,10 @@ def takes(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, how: Settin
         return False
     if not q.is_cuda:
         return True
-    given = _CUDA.SDPAParams(*(_by_head(it, how) for it in (q, k, v)), None, 0.0, causal, q.shape[2] != k.shape[2])
-    return q.shape[-1] % 8 == 0 and _CUDA.can_use_flash_attention(given)
+    width = _width(q, v)
+    given = (_by_head(it, how, width) for it in (q, k, v))
+    params = _CUDA.SDPAParams(*given, None, 0.0, causal, q.shape[2] != k.shape[2])
+    return width % 8 == 0 and _CUDA.can_use_flash_attention(params)
 
 
 def forward(
@@ -41,8 +44,9 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """As `plain_attention.forward`."""
     operator = getattr(_ATEN, OPERATORS[_kind(q)])
-    out, lse, *_ = operator(*(_by_head(it, how) for it in (q, k, v)), 0.0, how.forth == 0, scale=how.scale)
-    return out.movedim(-2, how.seq).to(dtype or q.dtype), lse
+    given = (_by_head(it, how, _width(q, v)) for it in (q, k, v))
+    out, lse, *_ = operator(*given, 0.0, how.forth == 0, scale=how.scale)
+    return out[..., : v.shape[-1]].movedim(-2, how.seq).to(dtype or q.dtype), lse
 
 
 def backward(
@@ -51,7 +55,7 @@ def backward(
     """As `plain_attention.backward`; the result and its log-sum-exp may be of more keys than these."""
     q, k, v, _, _, out, lse = saved
     operator = getattr(_ATEN, f"{OPERATORS[_kind(q)]}_backward")
-    given = (*(_by_head(it, how) for it in (g_out, q, k, v, out)), lse)
+    given = (*(_by_head(it, how, _width(q, v)) for it in (g_out, q, k, v, out)), lse)
     causal = how.forth == 0
     if _kind(q) == "cpu":
         gradients = operator(*given, 0.0, causal, scale=how.scale)
@@ -59,7 +63,8 @@ def backward(
         unused = torch.empty(0, dtype=torch.int64, device=q.device)  # the random state of dropout
         sizes = (None, None, q.shape[how.seq], k.shape[how.seq])  # those of sequences of one size
         gradients = operator(*given, *sizes, 0.0, causal, unused, unused, scale=how.scale)
-    g_q, g_k, g_v = (g.movedim(-2, how.seq).to(dtype or q.dtype) for g in gradients)
+    own = (g[..., : x.shape[-1]] for g, x in zip(gradients, (q, k, v), strict=True))
+    g_q, g_k, g_v = (g.movedim(-2, how.seq).to(dtype or q.dtype) for g in own)
     return g_q, g_k, g_v
 
 
@@ -68,7 +73,12 @@ def _kind(q: Tensor) -> str:
     return "cpu" if q.device.type == "cpu" else "cuda"
 
 
-def _by_head(x: Tensor, how: Setting) -> Tensor:
-    """[b, n, s, d] with neighbours in memory along d, which kernels take for granted; a view where it can be."""
-    x = x.to(wide(x.dtype)) if _kind(x) == "cpu" else x
+def _width(q: Tensor, v: Tensor) -> int:
+    """The last dim that a kernel is given."""
+    return max(q.shape[-1], v.shape[-1])
+
+
+def _by_head(x: Tensor, how: Setting, width: int) -> Tensor:
+    """[b, n, s, width] with neighbours in memory along the last, which kernels take for granted; a view if it can."""
+    x = padded(x.to(wide(x.dtype)) if _kind(x) == "cpu" else x, width)
     return (x if x.stride(-1) == 1 else x.contiguous()).movedim(how.seq, -2)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ..comm.mesh import Axis, Mesh
 from ..comm.positions import Positions
 from .dropout import dropout as dropped
-from .plain_attention import wide
+from .plain_attention import padded, wide
 
 exp, sigmoid, tanh = torch.exp, torch.sigmoid, torch.tanh
 
@@ -54,7 +54,10 @@ def mean(x: Tensor, dim: int | tuple[int, ...], size: int) -> Tensor:
 
 
 def concat(*tensors: Tensor) -> Tensor:
-    """Tensors concatenated along their last dims."""
+    """Tensors concatenated along their last dims, and repeated along others in which they have size 1."""
+    if len({x.shape[:-1] for x in tensors}) > 1:
+        before: torch.Size = cast(Any, torch).broadcast_shapes(*(x.shape[:-1] for x in tensors))
+        tensors = tuple(x.expand(*before, x.shape[-1]) for x in tensors)
     return torch.cat(tensors, dim=-1)
 
 
@@ -144,6 +147,9 @@ def attention(
     away, 0 for all, with `causal` none ahead, and only those of its own document, by the ids `documents` [s, b] or
     [b, s].  scale is d^-1/2 by default; softcap c is c · tanh(x / c), 0 none.
 
+    v may have another last dim than q and k, which the result has.  Torch's attention for CPUs has one for all: there
+    the narrower are padded with zeros.
+
     With `positions`, q has queries of these alone, and k, v and documents are of all; so each chunk of a causal
     sequence is a call on a prefix of the keys.
 
@@ -157,6 +163,11 @@ def attention(
     seq = layout.index("s")
     window = window if window < k.shape[seq] else 0
     if not softcap and draws is None:
+        if q.shape[-1] != v.shape[-1] and not q.is_cuda:
+            scale = q.shape[-1] ** -0.5 if scale is None else scale
+            width = max(q.shape[-1], v.shape[-1])
+            given = padded(q, width), padded(k, width), padded(v, width), layout, causal, window, scale
+            return attention(*given, documents=documents, positions=positions)[..., : v.shape[-1]]
         fused = partial(_fused, k=k, v=v, seq=seq, documents=documents, causal=causal, window=window, scale=scale)
         if positions is None:
             return fused(q, 0, documents)

@@ -1,8 +1,8 @@
 """Attention in plain torch, in chunks of queries: the kernels' twin, which saves the same tensors.
 
 In float64 for float64, else in float32, whatever q, k and v are in.  Tensors are [s, b, n, d] with seq 0, [b, s, n, d]
-with seq 1; rows of numbers are [b, n, s].  Letters of dims: b samples, h heads of keys, g heads of queries for each, q
-queries, k keys, d.
+with seq 1; v and the result may have another last dim than q and k; rows of numbers are [b, n, s].  Letters of dims: b
+samples, h heads of keys, g heads of queries for each, q queries, k keys, d.
 """
 
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 _QUERIES = 256
 """How many queries have their scores in memory at a time."""
@@ -52,9 +53,9 @@ def forward(
     how: Setting,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The result in `dtype`, by default q's, as q is shaped, and its log-sum-exp, float32 at least, [b, n, s]."""
+    """The result in `dtype`, by default q's, with q's rows, and its log-sum-exp, float32 at least, [b, n, s]."""
     batch, queries, heads = sizes(q, how.seq)
-    out = q.new_empty(q.shape, dtype=dtype)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
     lse = q.new_empty((batch, heads, queries), dtype=wide(q.dtype))
     q_heads, k_heads, v_heads = _queries(q, k, how), _keys(k, how), _keys(v, how)
     out_heads, lse_heads = _queries(out, k, how), lse.view(*q_heads.shape[:-1])
@@ -93,6 +94,11 @@ def backward(
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which sums are kept: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def padded(x: Tensor, width: int) -> Tensor:
+    """x with zeros after its last dim, up to a width."""
+    return x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1]))
 
 
 def _widened(x: Tensor) -> Tensor:

@@ -152,7 +152,7 @@ class _Ring:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor]:
         """The result, in q's dtype, and its log-sum-exp."""
         batch, queries, heads = sizes(q, self.how.seq)
-        out = q.new_zeros(q.shape, dtype=wide(q.dtype))
+        out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=wide(q.dtype))
         lse = out.new_full((batch, heads, queries), -torch.inf)
         for hop, (keys, values) in enumerate(self._around(k, v)):
             for call, ids, how in self._calls(hop, documents):

@@ -76,23 +76,29 @@ class Pipeline:
         share: Tensor,
         mesh: Mesh,
         flat_params: FlatParams = NOTHING,
-    ) -> Tensor:
+        router_share: float | Tensor | None = None,
+    ) -> Any:
         """Forward and backward of all microbatches; the sum of losses, zero on ranks without the last stage.
 
-        `share` is the gradient of each part of the loss.  Parameters' gradients are added up.  `flat_params` are waited
+        `share` is the gradient of each part of the loss; with a `router_share`, that of the routers' losses, whose sum
+        is a second result.  Parameters' gradients are added up.  `flat_params` are waited
         for where their stages begin, and their gradients are reduced where these end.
         """
         inputs = [*batch.microbatches()]
-        now = Pass(model, inputs, share, torch.zeros_like(share), Chunks(flat_params, trains=True))
+        routers = () if router_share is None else (torch.zeros_like(share) + router_share,)
+        zeros = tuple(map(torch.zeros_like, (share, *routers)))
+        now = Pass(model, inputs, (share, *routers), zeros, Chunks(flat_params, trains=True))
         row = self._row(mesh)
-        return row.go(row.all, now)
+        row.go(row.all, now)
+        return zeros if routers else zeros[0]
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batch: Batch, mesh: Mesh, flat_params: FlatParams = NOTHING) -> Tensor:
         """The sum of losses, without any gradients; nothing is dropped."""
         zero = torch.zeros((), dtype=self._wide, device=mesh.device)
         row = self._row(mesh)
-        return row.go(row.forwards, Pass(model, _undropped(batch), zero, zero.clone(), Chunks(flat_params)))
+        row.go(row.forwards, Pass(model, _undropped(batch), (), (zero,), Chunks(flat_params)))
+        return zero
 
     def _row(self, mesh: Mesh) -> "_Row":
         if self._bound is None or self._bound[0] is not mesh:
@@ -179,14 +185,13 @@ class _Row:
         self.all = self._calls([*_with_stages(actions)])
         self.forwards = self._calls([*_with_stages([each for each in actions if each.work in _FORWARD])])
 
-    def go(self, calls: Sequence[_Call], now: Pass) -> Tensor:
-        """Does them; the loss."""
+    def go(self, calls: Sequence[_Call], now: Pass) -> None:
+        """Does them."""
         assert len(now.inputs) == self._microbatches, "pipeline: the rows are for another number of microbatches"
         for call in calls:
             call(now)
         for slot in self._under_way.values():
             slot.take()
-        return now.loss
 
     def _cell(self, action: _Action) -> Cell:
         here, after = (action.stage, action.microbatch), (action.stage + 1, action.microbatch)

@@ -21,12 +21,15 @@ _backward: Callable[..., None] = cast(Any, torch.autograd).backward
 
 @dataclass(eq=False, slots=True)
 class Pass:
-    """State that a step's actions share: `share` is the gradient of the loss, `loss` its sum, `chunks` the buckets."""
+    """State that a step's actions share: `shares` are the losses' gradients, `losses` their sums.
+
+    `chunks` are the buckets.
+    """
 
     model: nn.Module
     inputs: Sequence[tuple[Any, ...]]
-    share: Tensor
-    loss: Tensor
+    shares: Values
+    losses: Values
     chunks: Chunks
 
 
@@ -98,16 +101,17 @@ class Cell:
 
 
 class LastCell(Cell):
-    """A cell of the last stage, whose output is a part of the loss."""
+    """A cell of the last stage, whose outputs are parts of the losses."""
 
     def _edges(self, ys: Values) -> Sequence[GradientEdge]:
         return [*map(get_gradient_edge, ys)]
 
     def _leave(self, now: Pass, ys: Values) -> None:
-        now.loss += ys[0].detach()
+        for loss, y in zip(now.losses, ys, strict=False):  # evaluation takes the first
+            loss += y.detach()
 
     def _gradients(self, now: Pass) -> Values:
-        return (now.share,)
+        return now.shares
 
 
 def _gradient(x: Tensor) -> Tensor:

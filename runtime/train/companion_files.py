@@ -31,7 +31,7 @@ def read_hf_names(name: str, beside: str, sha256: str) -> HFNames:
 
 
 def _weight(said: dict[str, Any]) -> HFWeight:
-    tuples: dict[str, Any] = {key: tuple(said[key]) for key in ("shape", "interleaved") if key in said}
+    tuples: dict[str, Any] = {key: tuple(said[key]) for key in ("shape", "each", "interleaved") if key in said}
     return HFWeight(**{**said, **tuples})
 
 

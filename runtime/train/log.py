@@ -103,6 +103,7 @@ class Log:
         known = {"loss": loss} if tokens else {}
         known |= {"norm": norm} if tokens and not skipped else {}  # JSON has no infinity
         known |= {} if scale is None else {"loss_scale": scale}
+        known |= {"router_loss": metrics["router_loss"]} if "router_loss" in metrics else {}
         self._write({"step": step, **known, "lr": lr, "tokens": tokens, "tokens_per_s": speed})
 
     def _say_empty(self, step: int, empty: int) -> None:

@@ -106,6 +106,7 @@ def test_parameters_are_reduced_over_it_as_over_data() -> None:
     assert {each.axes for each in found if each.use == "gradients"} == {("dp", "cp")}
 
 
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
 @pytest.mark.parametrize("again", ["", "recompute = full", "gathered = regather", "recompute = selective(attention)"])
 @pytest.mark.parametrize(
     ("rule", "mesh"),
@@ -119,8 +120,8 @@ def test_parameters_are_reduced_over_it_as_over_data() -> None:
         ("seq over cp as zigzag via ring  vocab, heads, kv_heads, ffn over tp  seq over tp", "cp = 2  tp = 2"),
     ],
 )
-def test_what_a_strategy_costs_is_what_the_step_sends(rule: str, mesh: str, again: str) -> None:
-    found = program(rule, mesh=mesh, train=again)
+def test_what_a_strategy_costs_is_what_the_step_sends(rule: str, mesh: str, again: str, kernels: str) -> None:
+    found = program(rule, mesh=mesh, train=f"{again}  kernels = {kernels}")
     op = next(op for op in found.ops if sequence_axes(found, op))
     listed = [each for each in collectives(found) if each.use == "activations" and each.where != "step"]
     for axis in sequence_axes(found, op):

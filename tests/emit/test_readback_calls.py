@@ -17,6 +17,7 @@ from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import SEQUENCE, Op, Program, Region, walk
 from scalec.compiler.ops import OPS
+from scalec.compiler.ops.call import Positions
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
@@ -149,7 +150,8 @@ class Emitter:
         if "table" in text:
             names["table"] = context.rotary(op)
         if "held" in text or "elsewhere" in text:
-            names |= {"held": context.positions(SEQUENCE, ("cp",)), "elsewhere": context.positions(SEQUENCE, ("dp",))}
+            held, elsewhere = (context.layout(Positions(SEQUENCE, (axis,))) for axis in ("cp", "dp"))
+            names |= {"held": held, "elsewhere": elsewhere}
         for name, said in names.items():
             text = re.sub(rf"\b{name}\b", f"({said})", text)
         return evolve(made, text=ast.unparse(ast.parse(text)), binds=0)
@@ -162,7 +164,7 @@ def own_text(op: Op, count: int, context: Context, groups: list[tuple[str, ...]]
         groups.append(axes)
         return f"group{len(groups) - 1}"
 
-    named = evolve(context, axis=group, positions=lambda *_: "held", rotary=lambda op: "table", sizes={})
+    named = evolve(context, axis=group, layout=lambda _: "held", rotary=lambda op: "table", sizes={})
     return express(op, [Expr(f"a{i}", ATOM, ()) for i in range(count)], named).text
 
 

@@ -50,6 +50,7 @@ MESHES: Mapping[str, Sequence[dict[str, Any]]] = {
 }
 STAGES = ("[0, 2]", "[2, 0]", "")
 """Layers of the first stage and of the last, where there are two."""
+EXPERTS = ("losses", "capacity", "two", "one", "sigmoid", "groups")
 REPLICAS = Case(replicas=2, dp=2, optimizer="adamw", clip=0.05, state="zero 3 over replica, dp", recompute="full")
 FACTORS: Mapping[str, Sequence[Any]] = {
     "schedule": ("none", *STAGED),
@@ -57,7 +58,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
     "state": tuple(SHARED),
     "optimizer": matrix.FACTORS["optimizer"],
     "recompute": matrix.FACTORS["recompute"],
-    "model": ("llama", "tied", "parallel", "every"),
+    "model": ("llama", "tied", "parallel", "every", "experts", "latent"),
     "valid": ("uneven", "silent_rank", "silent_microbatch"),
     "kv": (4, 2, 1),
     "microbatches": (1, 2, 3),
@@ -84,7 +85,7 @@ IMPOSSIBLE: frozenset[Pair] = frozenset(
     | _pairs("mesh", ["dp", "cp"], "sp", [True])
     | _pairs("mesh", ["dp", "cp"], "vocab", [False])
     | _pairs("microbatches", [1], "valid", ["silent_microbatch"])
-    | _pairs("model", ["every"], "optimizer", ["groups"])  # which the reference has not
+    | _pairs("model", ["every", "latent"], "optimizer", ["groups"])  # which the reference has not
 )
 ROWS = all_pairs(FACTORS, IMPOSSIBLE)
 
@@ -98,14 +99,18 @@ def _cases() -> Iterator[Case]:
 
     for row in ROWS:
         case = {**row, "state": next_of(SHARED[row["state"]])}
+        if row["model"] == "experts":
+            case["model"] = next_of(EXPERTS)
         schedule, mesh = case.pop("schedule"), case.pop("mesh")
         if schedule == "none":
             axes: dict[str, Any] = next_of(MESHES[mesh]) | ({"tp": 2} if mesh == "cp and tp" else {})
-            yield _shared(Case(**case, **axes))
+            yield _folded(_shared(Case(**case, **axes)))
         else:
             stages = next_of(STAGES) if row["layers"] == 2 else ""
             own: dict[str, Any] = next_of(CONTEXTS) if mesh == "cp" else {mesh: 2}
-            yield possible(_shared(Case(**case, **own, pp=2, schedule=next_of(STAGED[schedule]), stages=stages)))
+            yield _folded(
+                possible(_shared(Case(**case, **own, pp=2, schedule=next_of(STAGED[schedule]), stages=stages)))
+            )
 
 
 def _shared(case: Case) -> Case:
@@ -114,9 +119,26 @@ def _shared(case: Case) -> Case:
     return replace(case, state=case.state.replace("over dp", f"over {', '.join(axes)}"))
 
 
+def _folded(case: Case) -> Case:
+    """The case with its experts over all axes that shard tokens; over tp where it has no others, else within each."""
+    if not case.config.route:
+        return case
+    tokens = [axis for axis in ("dp", "cp", "uly") if getattr(case, axis) > 1] + ["tp"] * case.sp
+    return replace(case, experts=", ".join(tokens) or "tp", inner=bool(tokens) and case.tp > 1 and not case.sp)
+
+
 BOTH = (
     Case(cp=2, uly=2, how="as zigzag via ring", kv=2, recompute="full", state="zero 3 over cp, uly", optimizer="adamw"),
-    Case(cp=2, uly=2, how="as zigzag", kernels="triton", microbatches=2, state="zero 1 over cp", clip=0.05),
+    Case(
+        cp=2,
+        uly=2,
+        how="as zigzag",
+        model="latent",
+        kernels="triton",
+        microbatches=2,
+        state="zero 1 over cp",
+        clip=0.05,
+    ),
     Case(cp=4, how="as zigzag via ring", kv=1, gathered="regather", model="tied", optimizer="momentum"),
     Case(uly=4, kv=2, microbatches=2, gathered="regather", recompute="selective(silu)", state="zero 2 over uly"),
     Case(dp=2, tp=2, rules="batch over dp  vocab, ffn over tp  seq over tp", valid="silent_rank"),

@@ -35,6 +35,9 @@ KINDS = {  # how state is shared out → the model, the mesh, its data-parallel 
         4,
         "pipeline { schedule = 1f1b }  state { zero 3 over dp }",
     ),
+    "experts": ("qwen3_moe", "dp = 2  tp = 2", 2, 4, "state { zero 3 over dp }"),
+    "experts_over_ring": ("olmoe", "dp = 2  cp = 2  tp = 1", 2, 4, "state { zero 2 over dp, cp }"),
+    "experts_pipeline": ("mixtral", "pp = 2  dp = 2  tp = 1", 2, 4, "pipeline { schedule = 1f1b }"),
 }
 
 

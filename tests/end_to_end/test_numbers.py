@@ -14,6 +14,7 @@ from torch import Tensor
 from helpers.oracle import harness, matrix, reference
 from helpers.oracle.all_pairs import all_pairs
 from helpers.oracle.plans import Case, plan_text
+from helpers.oracle.reference import Tensors
 from scalec.compiler.syntax.diagnostics import PlanError
 
 LR = 0.01
@@ -88,14 +89,15 @@ def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     compare(case, harness.compiled(case, tmp_path))
 
 
-def compare(case: Case, module: ModuleType, steps: int = 3) -> None:
+def compare(case: Case, module: ModuleType, steps: int = 3, start: Tensors | None = None) -> None:
     """So many steps against the reference."""
-    start, batches = reference.initial(case.config), list(harness.batches(case, steps))
+    start, batches = start or reference.initial(case.config), list(harness.batches(case, steps))
     expected = reference.run(case.config, case.training, start, batches, LR)
     emitted = harness.run(case, module, start, batches, LR)
     for number, (got, want) in enumerate(zip(emitted, expected, strict=True)):
         at = f"step {number}: "
         assert got.loss == pytest.approx(want.loss, rel=1e-10, abs=0), at
+        assert got.router_loss == pytest.approx(want.router_loss, rel=1e-10, abs=0), at
         assert got.gradients.keys() == want.gradients.keys()
         for name, gradient in want.gradients.items():
             _close(f"{at}gradient of {name}", got.gradients[name], gradient)

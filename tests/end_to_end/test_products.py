@@ -75,7 +75,7 @@ def _train(
 def _compare(case: Case, steps: Sequence[Sequence[harness.RankStep]], start: Tensors, batches: list[Any]) -> None:
     expected = reference.run(case.config, case.training, start, batches, LR)
     for number, (got, want) in enumerate(zip(zip(*steps, strict=True), expected, strict=True)):
-        assert_same(harness._joined(got), want, f"step {number}: ")
+        assert_same(harness._joined(got, start), want, f"step {number}: ")
 
 
 @pytest.mark.sample(6)

@@ -54,6 +54,9 @@ def _healthy(step: int, model: torch.nn.Module, state: TrainState, batch: Batch)
         Case(pp=2, dp=2, microbatches=4, layers=4, schedule="zbv", state="zero 3 over dp"),
         Case(pp=3, model="tied", microbatches=2, layers=3, clip=1.0, optimizer="adamw"),
         Case(pp=2, tp=2, sp=True, schedule="zb_h1", microbatches=3, stages="[0, 2]", clip=1.0),
+        Case(dp=2, tp=2, sp=True, model="capacity", experts="dp, tp", recompute="selective(dispatch)"),
+        Case(dp=2, tp=2, model="losses", experts="dp", inner=True, recompute="full", optimizer="adamw"),
+        Case(dp=2, tp=2, model="groups", experts="tp", state="zero 2 over dp"),
     ],
     ids=str,
 )

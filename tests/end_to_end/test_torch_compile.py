@@ -103,7 +103,7 @@ def _compare(case: Case, folder: Path, backend: str) -> None:
     steps, breaks = zip(*results, strict=True)
     assert not any(breaks), breaks
     for number, (got, want) in enumerate(zip(zip(*steps, strict=True), expected, strict=True)):
-        assert_same(harness._joined(got), want, f"step {number}: ")
+        assert_same(harness._joined(got, start), want, f"step {number}: ")
 
 
 @pytest.mark.sample(2)

@@ -33,6 +33,9 @@ STAGED_ONE = Case(microbatches=4, optimizer="groups", clip=1.0, model="tied")
 STAGED_V = Case(
     pp=2, dp=2, microbatches=2, optimizer="groups", clip=1.0, model="tied", schedule="zbv", state="zero 1 over dp"
 )
+EXPERTS = Case(dp=2, ep=2, model="two", experts="ep", optimizer="groups", clip=1.0)
+FOLDED = Case(dp=4, model="two", experts="dp", optimizer="groups", clip=1.0, state="zero 2 over dp")
+EXPERTS_ONE = Case(microbatches=4, model="two", optimizer="groups", clip=1.0)
 STEPS, HALF = 6, 3
 RUN = Path("runs", "tiny")
 
@@ -83,6 +86,20 @@ def test_stages_resume_bitwise_and_under_other_plans(tmp_path: Path, corpus: Pat
     assert all(torch.equal(value, whole.state[name]) for name, value in resumed.state.items())
     for case, name in ((STAGED_ONE, "one"), (STAGED_V, "v")):
         other = _trained(case, tmp_path / name, corpus, resume=whole)
+        assert other.state.keys() == whole.state.keys()
+        for key, value in whole.state.items():
+            torch.testing.assert_close(other.state[key], value, rtol=1e-9, atol=1e-12)
+
+
+def test_experts_resume_bitwise_and_folded_otherwise(tmp_path: Path, corpus: Path) -> None:
+    whole = _trained(EXPERTS, tmp_path / "whole", corpus)
+    resumed = _trained(EXPERTS, tmp_path / "resumed", corpus, resume=whole)
+    assert resumed.log == whole.log[HALF:]
+    assert all(torch.equal(value, whole.state[name]) for name, value in resumed.state.items())
+    for case, name in ((FOLDED, "folded"), (EXPERTS_ONE, "one")):
+        other = _trained(case, tmp_path / name, corpus, resume=whole)
+        for got, want in zip(other.log, whole.log[HALF:], strict=True):
+            assert got == pytest.approx(want, rel=1e-12)
         assert other.state.keys() == whole.state.keys()
         for key, value in whole.state.items():
             torch.testing.assert_close(other.state[key], value, rtol=1e-9, atol=1e-12)

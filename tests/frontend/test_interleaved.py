@@ -112,10 +112,17 @@ def _saved(module: ModuleType, folder: Path) -> list[tuple[str, Place, Tensor]]:
 
 def test_each_rank_reads_its_own_heads_alone() -> None:
     """Of 4 heads over 2 ranks, 16 of 32 rows."""
-    stored = HFWeight("q", (32, 5), interleaved=(6, 8))
+    stored = HFWeight("q", (32, 5), interleaved=(0, 6, 8))
     rows = torch.arange(160.0).view(32, 5)
     assert torch.equal(stored.halves(rows[16:]), stored.halves(rows)[16:])
     assert stored.halves(rows)[8:16, 0].tolist() == [5 * (8 + row) for row in ROWS["wq"]]
+    assert torch.equal(stored.pairs(stored.halves(rows)), rows)
+
+
+def test_rows_of_a_head_may_precede_its_pairs() -> None:
+    stored = HFWeight("q", (16, 1), interleaved=(2, 6, 8))
+    rows = torch.arange(16.0).view(16, 1)
+    assert stored.halves(rows).flatten().tolist() == [0, 1, 2, 4, 3, 5, 6, 7, 8, 9, 10, 12, 11, 13, 14, 15]
     assert torch.equal(stored.pairs(stored.halves(rows)), rows)
 
 
@@ -127,6 +134,9 @@ CASES = [  # what is written instead of what, the code, a part of the message
     ("rotary)", "rotated)", "E0404", "this is not a number of rows"),
     ("rotary)", "8MiB)", "E0404", "this is not a number of rows"),
     ('"{i}.out"', 'interleaved("{i}.out", 4)', "E0405", "`wo` has no heads"),
+    ("rotary)", "rotary, from=4)", "E0405", "a head of `wq` has 8 rows"),
+    ("rotary)", "rotary, from=0)", "E0405", "0 rows cannot be skipped"),
+    ("rotary)", "rotary, after=2)", "E0404", "does not name a stored tensor"),
     ('"wte"', 'interleaved("wte", 4)', "E0405", "`wte` has no heads"),
     ('"wpe"', 'interleaved("wpe", 4)', "E0405", "`wpe` has no heads"),
     ('interleaved("{i}.bias", 6)', 'transposed(interleaved("{i}.bias", 6))', "E0404", "does not name a stored tensor"),
@@ -153,9 +163,9 @@ def test_ir_and_program_say_what_the_plan_says() -> None:
         verifier.check(evolve(program, names=tuple(longer)))
     files = program_files(program, source)
     for old, new in (
-        ("[6, 8]", "[4, 8]"),
-        ("[8, 8]", "[8, 16]"),
-        (', "interleaved": [6, 8]', ""),
+        ("[0, 6, 8]", "[0, 4, 8]"),
+        ("[0, 8, 8]", "[0, 8, 16]"),
+        (', "interleaved": [0, 6, 8]', ""),
         (', "positions": true', ""),
         ('"repeats": {"layers": 2}', '"repeats": {"layers": 3}'),
     ):

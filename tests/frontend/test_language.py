@@ -28,6 +28,7 @@ from scalec.compiler.config.settings import (
 )
 from scalec.compiler.emit import emit
 from scalec.compiler.frontend.calls import signature
+from scalec.compiler.frontend.routes import CALL
 from scalec.compiler.ir import Op, Program
 from scalec.compiler.ops import OPS, Attribute, OpDef
 from scalec.compiler.ops.protocol import ALL
@@ -190,6 +191,45 @@ def test_whole_names_every_op_that_needs_dims_whole() -> None:
     }
 
 
+# ---- the table of a router's arguments
+
+ROUTER = {  # what an argument takes, and what it means
+    "logits": ("`[batch, seq, experts]`", "a number of each token for each expert"),
+    "bias": ("`[experts]`", "added to scores to choose by, never to gates"),
+    "k": ("a whole number", "how many experts a token has"),
+    "score": (
+        "`softmax`, `sigmoid`",
+        "of all of a token's logits, or of each by itself: the scores by which experts are chosen",
+    ),
+    "normalise": ("`off`, `on`", "whether a token's gates, the scores of its experts, are divided by their sum"),
+    "scale": ("a number", "factor of the gates"),
+    "groups": ("a whole number", "experts in equal groups, of which some are chosen from"),
+    "from": ("a whole number", "how many: those with the largest sums of their two best (DeepSeek-AI 2024)"),
+    "capacity": (
+        "a number",
+        "at most ⌈capacity · seq · k / experts⌉ tokens of a sequence to an expert, the first ones; 0 is no limit",
+    ),
+    "balance": (
+        "a number",
+        "factor of a loss of each sequence, Σ f·P: the share of its choices that an expert has, times experts, and the "
+        "expert's mean share of scores (DeepSeek-AI 2024)",
+    ),
+    "z": ("a number", "factor of the mean over tokens of (log Σ exp(logits))² (Zoph et al. 2022)"),
+}
+
+
+def route_table() -> Iterator[str]:
+    """A row for each argument of `top`."""
+    yield from heading("argument of `top`", "takes", "default", "meaning")
+    for each in CALL.operands:
+        yield row(f"`{each.name}`", ROUTER[each.name][0], "none" if each.optional else "needed", ROUTER[each.name][1])
+    for each in CALL.attributes:
+        if not each.implied:
+            kept = f"{each.default:g}" if isinstance(each.default, float) else each.default
+            of = "needed" if kept is None else f"`{kept}`"
+            yield row(f"`{each.name}`", ROUTER[each.name][0], of, ROUTER[each.name][1])
+
+
 # ---- the tables of settings and codes
 
 
@@ -263,6 +303,7 @@ def row(*cells: str) -> str:
 
 TABLES = {
     "ops": ops_table,
+    "route": route_table,
     "missing": missing_table,
     "codes": codes_table,
     **{

@@ -1,9 +1,13 @@
-"""Tiny models of transformers with random weights, and the plans that `scalec import` writes for them.
+"""Tiny models of transformers with random weights, and their plans, which `scalec import` writes but for one.
 
 Non-goals: anything from the network; each model is built from its configuration.
 """
 
+import copy
+import json
 import os
+import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
@@ -20,6 +25,9 @@ from scalec.compiler.frontend.hf_import import import_config
 from scalec.compiler.syntax.limits import load
 
 SEQ, ROWS, VOCAB = 16, 8, 64
+
+AXIS = r"\b(?!pp)(\w+) ="
+"""An axis of a mesh over which experts may lie."""
 
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -53,7 +61,61 @@ GEMMA: dict[str, Any] = {
     "pad_token_id": None,  # else transformers gives the row of that token no gradient
 }
 
+LATENT = """model deepseek_v3(tokens[batch, seq], labels[batch, seq]) {
+  dims {
+    vocab = 64  hidden = 32  ffn = 48  layers = 2  heads = 4
+    q_rank = 12  kv_rank = 10  nope = 8  pe = 4  v_dim = 6
+    qk = nope + pe  kv_a = kv_rank + pe  kv_b = nope + v_dim
+  }
+  const { eps = 1e-6  theta = 10000 }
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  repeat layers {
+    a     = rmsnorm(x, norm1[hidden], eps)
+    q, qp = split(rmsnorm(a @ wq_a[hidden -> q_rank], norm_q[q_rank], eps) @ wq_b[q_rank -> heads, qk], [nope, pe])
+    c, kp = split(a @ wkv_a[hidden -> kv_a], [kv_rank, pe])
+    k, v  = split(rmsnorm(c, norm_kv[kv_rank], eps) @ wkv_b[kv_rank -> heads, kv_b], [nope, v_dim])
+    q     = concat(q, rope(qp, theta), as=qk)
+    k     = concat(k, rope(kp, theta), as=qk)
+    x     = x + attention(q, k, v, mask=causal) @ wo[heads, v_dim -> hidden]
+
+    m = rmsnorm(x, norm2[hidden], eps)
+    x = x + (silu(m @ w_gate[hidden -> ffn]) * (m @ w_up[hidden -> ffn])) @ w_down[ffn -> hidden]
+  }
+  loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ head[hidden -> vocab], labels)
+}
+
+names hf {
+  wte     = "model.embed_tokens.weight"
+  norm1   = "model.layers.{i}.input_layernorm.weight"
+  wq_a    = "model.layers.{i}.self_attn.q_a_proj.weight"
+  norm_q  = "model.layers.{i}.self_attn.q_a_layernorm.weight"
+  wq_b    = interleaved("model.layers.{i}.self_attn.q_b_proj.weight", pe, from=nope)
+  wkv_a   = interleaved("model.layers.{i}.self_attn.kv_a_proj_with_mqa.weight", pe, from=kv_rank)
+  norm_kv = "model.layers.{i}.self_attn.kv_a_layernorm.weight"
+  wkv_b   = "model.layers.{i}.self_attn.kv_b_proj.weight"
+  wo      = "model.layers.{i}.self_attn.o_proj.weight"
+  norm2   = "model.layers.{i}.post_attention_layernorm.weight"
+  w_gate  = "model.layers.{i}.mlp.gate_proj.weight"
+  w_up    = "model.layers.{i}.mlp.up_proj.weight"
+  w_down  = "model.layers.{i}.mlp.down_proj.weight"
+  norm    = "model.norm.weight"
+  head    = "lm_head.weight"
+}
+"""
+"""Latent attention, in DeepSeek-V3 with dense layers alone."""
+
 CONFIGS: dict[str, Callable[[], Any]] = {
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(
+        **{**SMALL, "num_key_value_heads": 4},
+        first_k_dense_replace=2,
+        q_lora_rank=12,
+        kv_lora_rank=10,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=6,
+        rope_parameters=PLAIN,
+    ),
     "distilbert": lambda: transformers.DistilBertConfig(
         dim=32, hidden_dim=48, n_heads=4, n_layers=2, max_position_embeddings=SEQ, vocab_size=100, pad_token_id=None
     ),
@@ -83,9 +145,14 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "phi3_part": lambda: transformers.Phi3Config(
         **{**SMALL, "hidden_size": 64}, pad_token_id=None, rope_parameters={"partial_rotary_factor": 0.75, **PLAIN}
     ),
+    "mixtral": lambda: transformers.MixtralConfig(**SMALL, num_local_experts=4, sliding_window=5),
     "olmo2": lambda: transformers.Olmo2Config(**SMALL, pad_token_id=None),
+    "olmoe": lambda: transformers.OlmoeConfig(**SMALL, pad_token_id=None, num_experts=8, num_experts_per_tok=3),
     "qwen2": lambda: transformers.Qwen2Config(**SMALL),
     "qwen3": lambda: transformers.Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **{**SMALL, "head_dim": 16}, moe_intermediate_size=12, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True
+    ),
     "starcoder2": lambda: transformers.Starcoder2Config(**SMALL, sliding_window=5, bos_token_id=0, eos_token_id=0),
     "starcoder2_head": lambda: transformers.Starcoder2Config(
         **SMALL, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0
@@ -109,7 +176,7 @@ def _wider(value: Any) -> Any:
 def model(name: str, dtype: torch.dtype) -> Any:
     """A model of transformers whose every weight matters: norms and biases are random too."""
     config = CONFIGS[name]()
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     torch.manual_seed(3)
     kind = transformers.AutoModelForMaskedLM if name == "distilbert" else transformers.AutoModelForCausalLM
     with Wide():
@@ -124,12 +191,15 @@ def model(name: str, dtype: torch.dtype) -> Any:
 def plan(saved: Path, mesh: str, dp: int, precision: str = "fp64") -> str:
     """The plan of a saved model on a mesh, with sequence parallelism wherever tp is more than 1, and a ring over cp."""
     config = load(saved / "config.json")
-    text = import_config(config).split("\nmesh {")[0]
+    is_latent = json.loads(config.text)["model_type"] == "deepseek_v3"
+    text = LATENT if is_latent else import_config(config).split("\nmesh {")[0]
     kv = "kv_heads, " if "kv_heads" in text else ""
+    ffn = "" if "expert_ffn" in text else ", ffn"
+    experts = f"experts over {', '.join(re.findall(AXIS, mesh))}  " if "experts" in text else ""
     ring = "seq over cp as zigzag via ring  " if "cp =" in mesh else ""
     return f"""{text}
 mesh {{ {mesh} }}
-shard {{ batch over dp  {ring}vocab, heads, {kv}ffn over tp  seq over tp }}
+shard {{ {experts}batch over dp  {ring}vocab, {kv}heads{ffn} over tp  seq over tp }}
 train {{
   seq = {SEQ}  global_batch = {ROWS}  microbatch = {ROWS // dp // 2}  steps = 2  precision = {precision}
   optimizer sgd {{ lr = 0.1 }}
@@ -151,6 +221,9 @@ def loss_and_gradients(made: Any, tokens: Tensor, labels: Tensor) -> tuple[float
         logits = made(input_ids=tokens).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
         loss.backward()
-    head = "embed_out" if isinstance(made, transformers.GPTNeoXForCausalLM) else "lm_head"  # as files have it
-    parameters: dict[str, Any] = dict(made.named_parameters())
-    return float(loss), {name.replace("lm_head", head): each.grad for name, each in parameters.items()}
+    gradients = copy.deepcopy(made)
+    for parameter, each in zip(gradients.parameters(), made.parameters(), strict=True):
+        parameter.data = each.grad
+    with tempfile.TemporaryDirectory() as folder:
+        gradients.save_pretrained(folder)
+        return loss.item(), load_file(Path(folder) / "model.safetensors")

@@ -7,14 +7,16 @@ the time and count apart.
 import ast
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from itertools import accumulate, islice
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from helpers.forked_ranks import run_ranks
 from scalec.compiler.ops import OPS
 from scalec.runtime import Batch, Mesh, TrainState
+from scalec.runtime.autograd import recompute
+from scalec.runtime.comm import experts
+from scalec.runtime.ops import routing
 from scalec.runtime.state.flat_param import reserve
 
 AGAIN = "recomputed"
@@ -62,10 +67,45 @@ def _measure(module: ModuleType, rows: int) -> Measured:
     batch = _batch(module.PLAN, rows)
     seen = _Seen({*_always(model, state, batch)}, Path(str(module.__file__)))
     flat_params = [state.flat_params(1)] if "flat_params" in signature(model.forward).parameters else []
-    with saved_tensors_hooks(seen.packed, lambda tensor: tensor):
-        loss = model(*next(iter(batch.microbatches())), *flat_params)
-    loss.backward()
+    with saved_tensors_hooks(seen.packed, lambda tensor: tensor), _even_loads(seen, module):
+        made = model(*next(iter(batch.microbatches())), *flat_params)
+    (made[0] + made[1] if isinstance(made, tuple) else made).backward()
     return Measured(dict(seen.bytes), *_sizes(model, state, batch))
+
+
+@contextmanager
+def _even_loads(seen: "_Seen", module: ModuleType) -> Iterator[None]:
+    """Routes give ranks as many rows each.  What they decide is seen: it is kept, but not by autograd."""
+    ranks = _ranks(module)
+
+    def even(made: Any) -> Any:
+        """Ids of all experts in turn, of one rank after the other."""
+        if not isinstance(made, tuple):
+            return made
+        gates, ids = cast(tuple[Tensor, Tensor], made)
+        choice, each = torch.arange(ids.numel()).view_as(ids), module.EXPERTS // ranks
+        return gates, choice % ranks * each + choice // ranks % each
+
+    def decided(make: Callable[[], Any]) -> Any:
+        made = recompute.decided(lambda: even(make()))
+        for each in _kept(made):
+            if isinstance(each, Tensor):
+                seen.counted(each, DECISIONS[type(made)])
+        return made
+
+    with patch.object(routing, "decided", decided), patch.object(experts, "decided", decided):
+        yield
+
+
+def _kept(made: Any) -> Iterable[Any]:
+    """What is kept of a decision: not the ids within a capacity, or counts of choices."""
+    if isinstance(made, Tensor):
+        return ()
+    return cast(tuple[Any, ...], made) if isinstance(made, tuple) else vars(made).values()
+
+
+DECISIONS: dict[type, str] = {tuple: "top", experts.Order: "dispatch", experts.Held: "exchange"}
+"""The first ops that keep them."""
 
 
 @dataclass(frozen=True)

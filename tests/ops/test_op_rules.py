@@ -87,6 +87,7 @@ FORMS = {
     "attention": [
         form(Q, K, K, mask="causal"),
         form(*["seq heads head_dim"] * 3, mask="causal"),
+        form(Q, K, "batch seq kv_heads ffn", mask="causal"),
         form(Q, K, K, TOKENS, mask="full"),
         form(Q, K, K, SAMPLES, mask="causal", **DROPS),
         form(Q, K, K, TOKENS, SAMPLES, mask="causal", **DROPS),
@@ -101,6 +102,7 @@ FORMS = {
     "concat": [
         form("batch seq head_dim", "batch seq kv_heads", **{"as": "heads"}),
         form("seq batch ffn", "seq batch ffn", **{"as": "heads"}),
+        form("batch seq hidden head_dim", "seq kv_heads", **{"as": "heads"}),
     ],
     "contract": [
         form(X, "ffn hidden", over=("hidden",)),

@@ -188,7 +188,10 @@ REFUSED = {  # what a layer does → the code, and a part of what is said
     "concat(x, x, as=blocks)": ("E0307", "blocks is 2, but hidden 4 + hidden 4 = 8"),
     "concat(x, as=blocks)": ("E0307", "blocks is 2, but hidden 4 = 4"),
     "concat()": ("E0606", "`x` is missing"),
-    "concat(x, sum(x, over=seq), as=ffn)": ("E0307", "alike but for their last dims"),
+    "concat(x @ w1[hidden -> ffn, blocks], x @ w2[hidden -> vocab, blocks], as=hidden)": (
+        "E0307",
+        "of the same dims, or of some of them, but for their last dims",
+    ),
     "concat(x, x)": ("E0606", "`concat` needs an argument `as`"),
     "concat(x, x, as=seq)": ("E0307", "joins dims of the model"),
 }

@@ -366,6 +366,7 @@ CASES = {
         case("sbnd sbkd sbkd -> sbnd", partial(attention, layout="sbnd"), mask="causal"),
         case("snd skd skd -> snd", partial(attention, layout="snd"), mask="causal"),
         case("snd snd snd -> snd", partial(attention, layout="snd"), mask="causal"),
+        case("bsnd bskd bskf -> bsnf", partial(attention, layout="bsnd"), mask="causal"),
         case("bsnd bskd bskd #bs -> bsnd", partial(attention, layout="bsnd"), mask="causal"),
         case("sbnd sbkd sbkd #sb -> sbnd", partial(attention, layout="sbnd"), mask="causal"),
         case("bsnd bskd bskd #b -> bsnd", partial(attention, layout="bsnd", dropout=0.25), **DROPS),
@@ -381,6 +382,11 @@ CASES = {
     "clip_scale": [case("+. -> .", partial(clip_scale, most=most), max=most) for most in (1e-9, 0.5, 1.0, 1e9, 0.0)],
     "concat": [
         case("bsf bsd -> bsv", lambda *xs: torch.cat(xs, -1), **{"as": "vocab"}),
+        case(
+            "bsnf bsd -> bsnv",
+            lambda x, y: torch.cat([x, y[:, :, None].expand(*x.shape[:3], -1)], -1),
+            **{"as": "vocab"},
+        ),
         case("f d -> v", lambda *xs: torch.cat(xs, -1), **{"as": "vocab"}),
     ],
     "contract": [

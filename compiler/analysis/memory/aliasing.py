@@ -35,6 +35,7 @@ class Storages:
         self.received_gradients = [value.name for value in stage.backward.inputs] if stage else []
         self.types = {**program.types} | {value.name: value.type for value in inputs}
         self._root = {param.name: param.name for param in program.params}
+        self._bytes: dict[str, int] = {}  # of values that are no tensors of their types
         self.state = {*self._root}
         self.inputs = {arg.value.name for arg in program.region.args}
         for stmt in program.region.body:
@@ -86,10 +87,12 @@ class Storages:
     def bytes(self, name: str) -> int:
         """The size of a value on one rank."""
         type = self.types[name]
-        return self.program.elements(type) * ITEM_BYTES[type.dtype]
+        return self._bytes.get(name) or self.program.elements(type) * ITEM_BYTES[type.dtype]
 
     def _bind(self, stmt: Stmt) -> None:
         if isinstance(stmt, Op):
+            if holds := OPS[stmt.kind].holds:
+                self._bytes[stmt.outputs[0].name] = holds(self.program, stmt)
             if OPS[stmt.kind].views(self.program, stmt):
                 self._root |= {value.name: self.root(stmt.inputs[0]) for value in stmt.outputs}
             return

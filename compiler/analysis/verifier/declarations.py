@@ -63,11 +63,12 @@ class Declarations(Checker):
         for each in it.names:
             assert parts[each.tensor] == each.parts, f"{each.tensor}: {parts[each.tensor]} of {each.parts} parts"
         self._once("stored part", [(each.tensor, each.part) for each in it.names])
-        pairs = {each.param: each.interleaved for each in it.names if each.interleaved}
+        pairs = {each.param: each for each in it.names if each.interleaved}
         for param in it.params:
-            rows = param.type.dims[param.stacked : len(param.type.dims) - param.inner]
-            head = self.sizes[rows[-1]] if len(rows) > 1 else 0
-            assert pairs.get(param.name, 0) <= head, f"{param.name}: pairs in heads of {head} rows"
+            rows = [*param.type.dims[len(it.outer(param)) : len(param.type.dims) - param.inner]]
+            if each := pairs.get(param.name):
+                head = sum(self.sizes[dim] for dim in rows[-1:]) if len(rows) > 1 or each.skipped else 0
+                assert each.skipped + each.interleaved <= head, f"{param.name}: pairs in heads of {head} rows"
 
     def _buckets(self) -> None:
         it = self.program

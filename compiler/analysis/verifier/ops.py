@@ -69,7 +69,8 @@ class Ops(Checker):
             case "work":
                 return self._works(op.names("work"), [*operands, *(v.type for v in op.outputs)])
             case "over":
-                return _distinct(op.names("over"), set[str].intersection(*({*t.dims} for t in operands)))
+                shared = ({*t.dims} for t in operands if t.differentiable)
+                return _distinct(op.names("over"), set[str].intersection(*shared))
             case "axes":
                 source, target = ends(op)
                 dims = {source.dim, target.dim} <= {"", *operands[0].dims}

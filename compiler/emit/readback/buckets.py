@@ -190,5 +190,8 @@ class Buckets:
         reduced = {str(op.get("bucket")) for op in walk(self.program.backward.body) if op.kind == "pack"}
         gone = {param for name in reduced for param in self.program.bucket(name).params}
         params = [param.name for param in self.program.params if param.name not in gone]
-        of = {name: value.name for name, value in zip(params, self.program.microbatches.results[1:], strict=False)}
+        of = {
+            name: value.name
+            for name, value in zip(params, self.program.microbatches.results[self.program.losses :], strict=False)
+        }
         return tuple(of[name] for name in bucket.params)

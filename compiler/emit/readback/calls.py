@@ -13,7 +13,7 @@ from attrs import define, frozen
 
 from ...ir import PRECISIONS, Op, Program, Type
 from ...ops import OPS, roles
-from ...ops.call import Argument, Dims, Group, Keyword, Positions, RotaryTable, Shards
+from ...ops.call import Argument, Dims, Experts, Group, Keyword, Layout, Positions, RotaryTable, Shards
 from ...ops.saved_tensors import Local
 from ..imports import function_of
 from ..naming import DTYPES
@@ -53,7 +53,7 @@ class Calls:
         between = type.dims[::-1].index(positions) - 1
         said = ", ".join(f"{key}={value!r}" for key, value in {"theta": theta, "between": between, **attrs}.items())
         dtype = DTYPES[PRECISIONS[self.program.train.precision]]
-        said += f", positions={positions_of(self.program, positions, axes)}" if axes else ""
+        said += f", positions={layout_of(self.program, Positions(positions, axes))}" if axes else ""
         return self.machine.spec(
             f"rope_frequencies({self.program.size(positions)}, {dims}, {said}, mesh=mesh, dtype={dtype})"
         )
@@ -73,7 +73,7 @@ class _Reader:
     def compare(self, value: object) -> None:
         """Raises where an expression is another op, or its results have other dims."""
         found = self._results(value)
-        wanted = [tuple((dim,) for dim in result.type.dims) for result in self.it.op.outputs]
+        wanted = [self.it.program.joined(result.type) for result in self.it.op.outputs]
         self._demand(found in ([], wanted), f"of dims {', '.join(map(_said, found))}")
 
     def _demand(self, holds: bool, what: str) -> None:
@@ -94,6 +94,8 @@ class _Reader:
                 return self._elementwise("add", *self._summands(value))
             case Term(head="*" | "/" as sign, args=(x, y)):
                 return self._elementwise("mul" if sign == "*" else "div", x, y)
+            case Term(head="call", args=(Term(head="attr", args=(x, "float" | "double" as wide)), (), {})):
+                return self._elementwise("cast", x, dtype={"float": "f32", "double": "f64"}[str(wide)])
             case Term(head="call", args=(Term(head="attr", args=(of, "unflatten")), args, {})):
                 at, sizes = cast(tuple[object, Values], args)
                 self._demand(at == -1, f"unflattened at {at}")
@@ -101,7 +103,13 @@ class _Reader:
             case Term(head="call", args=(function, args, options)):
                 name, kind = str(function), self.it.op.kind
                 self._demand(name == function_of(self.it.op, self.it.program), f"`{name}`")
-                call = {"contract": self._product, "contracts": self._products}.get(kind, self._call)
+                readers = {
+                    "concat": self._concat,
+                    "contract": self._product,
+                    "contracts": self._products,
+                    "grouped_contract": self._grouped,
+                }
+                call = readers.get(kind, self._call)
                 return call(cast(Values, args), cast(Mapping[str, object], options))
             case _:
                 raise wrong(self.node, f"{value} is no op")
@@ -122,16 +130,29 @@ class _Reader:
             case _:
                 return [value]
 
-    def _elementwise(self, kind: str, *values: object, **attrs: float) -> list[Shape]:
+    def _elementwise(self, kind: str, *values: object, **attrs: float | str) -> list[Shape]:
         """Shapes are aligned at their ends, as torch broadcasts them."""
         operands, shapes = zip(*map(self._tensor, values), strict=True)
+        whole = self._broadcast(kind, shapes)
+        self._demand_op(kind, operands, **attrs)
+        return [whole]
+
+    def _broadcast(self, kind: str, shapes: Sequence[Shape]) -> Shape:
         count = max(map(len, shapes))
         padded = [((),) * (count - len(shape)) + shape for shape in shapes]
         whole: Shape = tuple(max(dims, key=len) for dims in zip(*padded, strict=True))
         alike = all(dim in ((), full) for shape in padded for dim, full in zip(shape, whole, strict=True))
         self._demand(alike, f"`{kind}` of dims {' and '.join(map(_said, shapes))}")
-        self._demand_op(kind, operands, **attrs)
-        return [whole]
+        return whole
+
+    def _concat(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
+        """All dims but the last are as torch broadcasts them; those last ones together are that which the op names."""
+        operands, shapes = zip(*map(self._tensor, args), strict=True)
+        before = self._broadcast("concat", [shape[:-1] for shape in shapes])
+        lasts = [(type.dims[-1],) for type in self.it.types]
+        self._demand([shape[-1] for shape in shapes] == lasts, f"of {', '.join(map(_said, shapes))}")
+        self._demand_op("concat", operands, **options, **dict(self.it.op.attrs))
+        return [(*before, (str(self.it.op.get("as")),))]
 
     def _product(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
         """`linear` sums over the last dims of both."""
@@ -151,6 +172,13 @@ class _Reader:
         into = cast(Sequence[Values], options.get("into", ((-1,),) * len(weights)))
         pairs = zip(weights, into, strict=True)
         return [self._unflatten(left[:-1] + right[:-1], sizes) for (_, right), sizes in pairs]
+
+    def _grouped(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
+        """`grouped_linear` sums over the last dims of both, for each expert."""
+        (x, left), (w, right) = map(self._tensor, args[:2])
+        self._demand(left[-1] == right[-1], f"a product over {_said(left[-1:])} and {_said(right[-1:])}")
+        self._demand_op("grouped_contract", (x, w, *args[2:]), over=left[-1], **options)
+        return [(*left[:-1], sum(right[:-1], ())[1:])]
 
     def _unflatten(self, shape: Shape, sizes: Values) -> Shape:
         """The last dim as those that are joined in it, which have these sizes on a rank; the first may be -1."""
@@ -205,8 +233,8 @@ class _Reader:
                 return [first[i] for i in _indices(said, len(first))] == [(name,) for name in names]
             case Group(axes):
                 return said is self._group(axes)
-            case Positions(dim, axes):
-                return said is self.machine.spec(positions_of(self.it.program, dim, axes))
+            case Positions() | Experts():
+                return said is self.machine.spec(layout_of(self.it.program, wanted))
             case Shards(parts):
                 given = cast(dict[int, object], said)
                 found = {first[i]: i for i in given}
@@ -223,11 +251,13 @@ class _Reader:
         return self.machine.spec(f"mesh.axis({', '.join(map(repr, axes))})")
 
 
-def positions_of(program: Program, dim: str, axes: Sequence[str]) -> str:
-    """The expression for the positions along a dim that a rank holds where axes shard it, outermost first."""
-    chunked = tuple(axis for axis in axes if (dim, axis) in program.zigzags)
-    zigzag = f", zigzag={chunked!r}" if chunked else ""
-    return f"Positions(mesh, {program.size(dim)}, {', '.join(map(repr, axes))}{zigzag})"
+def layout_of(program: Program, it: Layout) -> str:
+    """The expression for the positions or the experts that a rank holds where axes shard them, outermost first."""
+    over = f"mesh, {program.size(it.dim)}{''.join(f', {axis!r}' for axis in it.axes)}"
+    if isinstance(it, Experts):
+        return f"Experts({over}{f', tokens={it.tokens!r}' if it.tokens else ''})"
+    chunked = tuple(axis for axis in it.axes if (it.dim, axis) in program.zigzags)
+    return f"Positions({over}{f', zigzag={chunked!r}' if chunked else ''})"
 
 
 def _flattened(shape: Shape, start: int, end: int = -1) -> Shape:

@@ -32,11 +32,9 @@ def _layers(program: Program, pipeline: Pipeline) -> str:
 
 
 def _pipeline(program: Program, pipeline: Pipeline) -> str:
-    from ...schedules.cell_table import cell_table  # imports numpy
-
     assert pipeline.schedule, "emit: no schedule"
     carried = _carried(program, crossing(program, pipeline))
-    rows = "".join(f"{','.join(row)}\n" for row in cell_table(pipeline.schedule).words)
+    rows = "".join(f"{','.join(row)}\n" for row in pipeline.schedule.words)
     file = read_beside("read_schedule", "schedule.csv", rows)
     settings = f"stage_to_rank={pipeline.stage_to_rank!r}, stage_inputs=({', '.join(carried)},), schedule={file}"
     return f"Pipeline({pipeline.axis!r}, {settings})"

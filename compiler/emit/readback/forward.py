@@ -15,6 +15,7 @@ from attrs import evolve
 
 from ...analysis.bucket_layout import stored_as_matrix
 from ...analysis.param_uses import leaves
+from ...analysis.recompute import name_of
 from ...ir import FLOATS, INVARIANT, REPLICATED, Arg, Enter, Op, Param, Program, Region, Stmt, base, uses
 from ...ir.placements import ends
 from ...ops import OPS
@@ -22,7 +23,7 @@ from ...ops.dropout import are_draws
 from ..expressions import ATOM, Context, Expr, express
 from ..loop_hooks import repeat_of
 from .buckets import LayerMoves, Repeats
-from .calls import Calls, Shape, positions_of
+from .calls import Calls, Shape, layout_of
 from .compare import compare, demand_known
 from .machine import Machine
 from .recompute import Twins
@@ -49,10 +50,8 @@ class Forward:
         self.done: set[str] = set()  # the ops, by their first results
         self.values: dict[str, object] = {}
         self._calls = Calls(machine, program, self._types, self._shape)
-        positions = partial(positions_of, program)
-        self._context = Context(
-            program, self._types.__getitem__, _axis, positions, lambda op: TABLE, self._is_matrix, {}
-        )
+        layout = partial(layout_of, program)
+        self._context = Context(program, self._types.__getitem__, _axis, layout, lambda op: TABLE, self._is_matrix, {})
 
     def compare(self, model: Instance, given: Sequence[str]) -> None:
         """Runs the model on the inputs of these names, and compares it with the forward block."""
@@ -90,7 +89,7 @@ class Forward:
         demand(last, same, f"returns {', '.join(map(str, given))}, not {', '.join(map(str, wanted))}")
 
     def _yields(self) -> list[str]:
-        return [self._region.yields[0].name]
+        return [end.name for end in self._region.yields[: self._program.losses]]
 
     def term(self, name: str) -> object:
         """The term of a value of the IR."""
@@ -132,7 +131,7 @@ class Forward:
             return
         last = log[-1]
         assert isinstance(last, Event), f"emit: {op.kind} is no call"
-        if not whole and (OPS[op.kind].plan_name in self._selected() or self._twins.count[self._twins.of(results[0])]):
+        if not whole and (name_of(op) in self._selected() or self._twins.count[self._twins.of(results[0])]):
             log[-1] = evolve(last, block=True)
         parts = [value] if len(results) == 1 else self._machine.parts(last.node, value, len(results))
         self.values |= dict(zip(results, parts, strict=True))
@@ -157,7 +156,8 @@ class Forward:
 
     def _compare_recomputed(self, ops: Sequence[Op], whole: int) -> None:
         """Raises unless backward recomputes a body up to some op; of ops that are alike, the first."""
-        firsts = [self._twins.of(op.outputs[0].name) for op in ops if not self._is_silent(op)]
+        made = [op for op in ops if not (self._is_silent(op) or OPS[op.kind].decides)]
+        firsts = [self._twins.of(op.outputs[0].name) for op in made]
         left = Counter({first: self._twins.count[first] for first in firsts})
         every = {self._twins.every[first] for first in firsts if left[first]}
         assert every <= {whole}, f"emit: line 0: in the IR, backward recomputes one of {every} layers"
@@ -177,7 +177,7 @@ class Forward:
         """The dims of a value as it is stored: of a matrix, the outer and the inner ones joined."""
         dims = self._types[name].dims
         if not (param := self._matrix(name)):
-            return tuple((dim,) for dim in dims)
+            return self._program.joined(self._types[name])
         cut = len(dims) - param.inner
         return dims[:cut], dims[cut:]
 

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from ...ir import Op, Program, Region, base, walk
+from ...ir import Op, Program, Region, base, uses
 from .buckets import Buckets
 from .compare import compare, demand_known, function_of
 from .machine import Machine
@@ -36,46 +36,56 @@ class Microbatches:
     def _microbatches(self, region: Region) -> None:
         if self._buckets.are_moved():
             self._flats()
-        loss = self._run() if self._program.pipeline else self._loop()
-        self._values[region.results[0].name] = loss
-        for value in region.results[1:]:
+        losses = self._run() if self._program.pipeline else self._loop()
+        self._values |= zip((value.name for value in region.results), losses, strict=False)
+        for value in region.results[self._program.losses :]:
             if bucket := self._buckets.of(value):
                 gradients = self._container("state.gradients()") if self._trains else None
                 self._values[value.name] = self._machine.terms("getitem", gradients, bucket.name)
 
-    def _seed_name(self) -> str:
-        """The value from which backward begins: the one of the step, but for parameters, that the block reads."""
-        made = {v.name for op in self._program.region.body if isinstance(op, Op) for v in op.outputs}
-        read = {name for op in walk(self._backward.body) for name in op.inputs} & made
-        seeds = [name for name in read if name not in self._buckets.leaves and self._buckets.of_name(name) is None]
-        assert len(seeds) == 1, f"emit: backward begins from {', '.join(seeds)}"
-        return seeds[0]
+    def _seeds(self) -> list[Op]:
+        """The ops of the step, but for parameters, whose results the block reads: from these backward begins."""
+        read = uses(self._backward)
+        body = (op for op in self._program.region.body if isinstance(op, Op))
+        made = [op for op in body if any(read[value.name] for value in op.outputs)]
+        found = [op for op in made if not any(self._is_state(value.name) for value in op.outputs)]
+        kinds = [op.kind for op in found]
+        of_scale = ["loss_scale", "mul"] if self._program.losses > 1 else ["mul"]
+        plain = ["reciprocal", "one"][: self._program.losses]
+        assert kinds in (plain, of_scale), f"emit: backward begins from {', '.join(kinds)}"
+        return found if kinds == plain else found[::-1]
 
-    def _seed(self) -> Sequence[object]:
-        """Its factors, in their order."""
-        name = self._seed_name()
-        made = next(op for op in self._program.region.body if isinstance(op, Op) and op.outputs[0].name == name)
-        return [self._values[each] for each in (made.inputs if made.kind == "mul" else (name,))]
+    def _is_state(self, name: str) -> bool:
+        return name in self._buckets.leaves or self._buckets.of_name(name) is not None
+
+    def _factors(self, seed: Op) -> list[object]:
+        """What a loss is multiplied by, in order."""
+        if seed.kind == "one":
+            return []
+        return [self._values[name] for name in (seed.inputs if seed.kind == "mul" else [seed.outputs[0].name])]
 
     def _inputs(self) -> list[str]:
         taken = {base(arg.value.name) for arg in self._region.args}
         return [name for name in INPUTS if name in taken]
 
-    def _run(self) -> object:
+    def _run(self) -> Sequence[object]:
         """The rows of the pipeline's schedule, which do the same."""
         self.given = tuple(self._inputs())
         mesh = self._spec("state.mesh")
         chunks = {"flat_params": self._flats()} if self._buckets.have_chunks else {}
         if not self._trains:
-            return self._spec(
-                f"PIPELINE.evaluate({', '.join(['model', 'batch', 'mesh', *chunks])})", mesh=mesh, **chunks
-            )
-        seed = self._values[self._seed_name()]
-        given = ", ".join(["model", "batch", "seed", "mesh", *chunks])
-        return self._spec(f"PIPELINE.run({given})", seed=seed, mesh=mesh, **chunks)
+            of = ", ".join(["model", "batch", "mesh", *chunks])
+            return [self._spec(f"PIPELINE.evaluate({of})", mesh=mesh, **chunks)]
+        first, *others = self._seeds()
+        seed, given = self._values[first.outputs[0].name], ["model", "batch", "seed", "mesh", *chunks]
+        scales = [seed.outputs[0].name for seed in others if seed.kind != "one"]
+        shares = {f"share{i}": self._values[name] for i, name in enumerate(scales)}
+        given += [f"router_share={''.join(shares) or 1.0}" for _ in others]
+        result = self._spec(f"PIPELINE.run({', '.join(given)})", seed=seed, mesh=mesh, **chunks, **shares)
+        return self._machine.parts(self._node, result, 2) if others else [result]
 
-    def _loop(self) -> object:
-        """Forward, and in training backward, of each microbatch, and the sum of losses."""
+    def _loop(self) -> Sequence[object]:
+        """Forward, and in training backward, of each microbatch, and the sums of losses."""
         machine, loop = self._machine, next((each for each in self._found if isinstance(each, Loop)), None)
         if loop is None:
             raise wrong(self._node, "runs no microbatches")
@@ -84,20 +94,43 @@ class Microbatches:
         outer, machine.log = [*machine.log, loop], []
         each = machine.terms("each", all_, loop.symbol)
         inputs = {name: machine.terms("item", each, i, len(known)) for i, name in enumerate(known)}
-        part = self._model(loop, inputs)
+        part, count = self._model(loop, inputs), self._program.losses
         if self._trains:
-            product = " * ".join(["part", *(f"f{i}" for i, _ in enumerate(self._seed()))])
-            self._spec(f"({product}).backward()", part=part, **{f"f{i}": each for i, each in enumerate(self._seed())})
-            part = self._spec("part.detach()", part=part)
-        total = next((name for name, begin in loop.begin.items() if begin is self._values["zero"]), None)
-        if total is None:
-            demand_known(self._found[: self._found.index(loop)], outer)
-            raise wrong(loop.node, "the sum of losses does not begin as a zero of the loss' kind")
-        end = machine.done(loop.node, machine.terms("+=", loop.carried[total], part))
+            parts = [part] if count == 1 else machine.parts(loop.node, part, count)
+            self._begin_backward(parts)
+            parts = [self._spec("part.detach()", part=part) for part in parts]
+        else:
+            parts = [part] if count == 1 else [self._spec("part[0]", part=part)]
+        names = self._sums(loop, outer)
+        ends = [
+            machine.done(loop.node, machine.terms("+=", loop.carried[name], part))
+            for name, part in zip(names, parts, strict=False)
+        ]
         compare(loop.node, loop.log, machine.log, ORDERED)
-        demand(loop.node, loop.end[total] is end, f"`{total}` is not the sum of losses")
+        for name, end in zip(names, ends, strict=True):
+            demand(loop.node, loop.end[name] is end, f"`{name}` is not the sum of losses")
         machine.log = outer
-        return loop.after[total]
+        return [loop.after[name] for name in names]
+
+    def _begin_backward(self, parts: Sequence[object]) -> None:
+        """Backward from all losses, each times its gradient."""
+        names, terms = dict[str, object](), list[str]()
+        for i, (part, seed) in enumerate(zip(parts, self._seeds(), strict=True)):
+            factors = {f"f{i}{j}": each for j, each in enumerate(self._factors(seed))}
+            names |= {f"part{i}": part, **factors}
+            terms.append(" * ".join([f"part{i}", *factors]))
+        self._spec(f"({' + '.join(terms)}).backward()", **names)
+
+    def _sums(self, loop: Loop, before: Log) -> list[str]:
+        """The names of the sums of losses, each of which begins as a zero of its own."""
+        found = [
+            next((name for name, begin in loop.begin.items() if begin is zero), None)
+            for zero in (self._values[f"zero {i}"] for i in range(self._program.losses if self._trains else 1))
+        ]
+        if None in found:
+            demand_known(self._found[: self._found.index(loop)], before)
+            raise wrong(loop.node, "the sum of losses does not begin as a zero of the loss' kind")
+        return [name for name in found if name is not None]
 
     def _model(self, loop: Loop, inputs: dict[str, Term]) -> object:
         """The call of the model, which takes each of its inputs once, and in evaluation no draws."""

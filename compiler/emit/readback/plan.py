@@ -119,13 +119,15 @@ def _place(each: HFWeight, program: Program) -> dict[str, object]:
     shape = (sum(rows.values()), *columns)
     start = sum(rows[part] for part in range(each.part))
     said: dict[str, object] = {"tensor": each.tensor, "shape": shape[::-1] if each.transposed else shape}
+    for experts in program.outer(own)[own.stacked :]:
+        said["each"] = experts, program.size(experts)
     if each.part:
         said["start"] = start
     if each.transposed:
         said["transposed"] = True
     if each.interleaved:
         outer = own.type.dims[: -own.inner or None]
-        said["interleaved"] = each.interleaved, program.valid(outer[-1])
+        said["interleaved"] = each.skipped, each.skipped + each.interleaved, program.valid(outer[-1])
     if own.type.dims[own.stacked :][:1] == (SEQUENCE,) and not (own.inner or each.transposed or each.parts > 1):
         said["positions"] = True
     return said
@@ -133,7 +135,7 @@ def _place(each: HFWeight, program: Program) -> dict[str, object]:
 
 def _rows(param: Param, program: Program) -> int:
     """How much of the tensor's first dim, or of its transpose's, is the parameter's."""
-    whole = prod(program.valid(dim) for dim in param.type.dims[param.stacked :])
+    whole = prod(program.valid(dim) for dim in param.type.dims[len(program.outer(param)) :])
     return whole // prod(_columns(param, program))
 
 

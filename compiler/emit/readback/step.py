@@ -26,10 +26,10 @@ class Step(Microbatches):
         super().__init__(machine, program, node, paths)
         self._types = program.types
         self._scale = next((op.outputs[0].name for op in program.ops if op.kind == "loss_scale"), "")
-        metrics = ("loss", "norm", "tokens")
+        metrics = ("loss", "norm", "tokens", "router_loss")[: 2 + program.losses]
         self._returns = {key: end.name for key, end in zip(metrics, program.region.yields, strict=False)}
         if not self._trains:
-            del self._returns["norm"]
+            self._returns = {key: name for key, name in self._returns.items() if key in ("loss", "tokens")}
         elif self._scale:
             self._returns["loss_scale"] = self._scale
         self._ops = ops_in(program.region.body) if self._trains else self._needed()
@@ -106,7 +106,9 @@ class Step(Microbatches):
             assert (like.dtype, like.dims) == (loss.dtype, loss.dims), (
                 "emit: the loss is of another type than its share"
             )
-            self._values["zero"] = self._spec("torch.zeros_like(x)", x=self._values[result])
+            self._values["zero 0"] = loss = self._spec("torch.zeros_like(x)", x=self._values[result])
+            if self._trains and self._program.losses > 1:
+                self._values["zero 1"] = self._spec("torch.zeros_like(x)", x=loss)
 
     def _text(self, op: Op) -> str:
         """The expression of an op of operands `a0`, `a1`, …; "" where another line does it."""
@@ -116,12 +118,14 @@ class Step(Microbatches):
                 labels = next(arg.source for arg in self._region.args if base(arg.value.name) == "labels")
                 assert op.inputs == (labels,), "emit: counts other than labels"
                 return "count_valid(batch.labels)"
+            case "one":
+                return ""
             case "reciprocal":
                 return f"a0.clamp(min=1).to({DTYPES[str(op.get('dtype'))]}).reciprocal()"
             case "loss_scale":
                 return "state.loss_scale()"
             case "mul":
-                alone = op.outputs[0].name == self._seed_name() and not self._program.pipeline
+                alone = op == self._seeds()[0] and not self._program.pipeline
                 return "" if alone else "a0 * a1"
             case "grad_norm":
                 return f"({' + '.join(operands)}).sqrt()"

@@ -107,6 +107,7 @@ STUBS: dict[str, Stub] = {
     "all_reduce_": _in_place,
     "all_gather_": _in_place,
     "rope_frequencies": _table,
+    "Experts": _accessor,
     "Positions": _accessor,
 }
 """By the names that the text imports, or Python's own."""

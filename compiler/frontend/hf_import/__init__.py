@@ -10,6 +10,7 @@ from attrs import frozen
 from ...syntax.diagnostics import did_you_mean, listing
 from ...syntax.source import Source
 from .config import TEXT, Config, as_json
+from .experts import mixtral, olmoe, qwen3_moe
 from .gemma import gemma, gemma2, gemma3
 from .gpt import distilbert, gpt2, gpt_neox, gptj
 from .llama import llama, mistral, olmo2, phi3, qwen2, qwen3, starcoder2
@@ -34,10 +35,13 @@ FAMILIES: dict[str, Family] = {
     "gptj": Family("GPTJForCausalLM", gptj),
     "llama": Family("LlamaForCausalLM", llama),
     "mistral": Family("MistralForCausalLM", mistral),
+    "mixtral": Family("MixtralForCausalLM", mixtral),
     "olmo2": Family("Olmo2ForCausalLM", olmo2),
+    "olmoe": Family("OlmoeForCausalLM", olmoe),
     "phi3": Family("Phi3ForCausalLM", phi3),
     "qwen2": Family("Qwen2ForCausalLM", qwen2),
     "qwen3": Family("Qwen3ForCausalLM", qwen3),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", qwen3_moe),
     "starcoder2": Family("Starcoder2ForCausalLM", starcoder2),
 }
 """By `model_type`."""

@@ -170,9 +170,9 @@ class Config(Fields):
         super().__init__(_fields(source), _places(source), (), Diagnostics())
         self.left_out: dict[str, float] = {}
 
-    def leave_out(self, name: str, default: float) -> None:
-        """A share that is of training, not of the model; the plan says that it is left out, unless it is 0."""
-        if value := self.read(name, SHARE, default, 0):
+    def leave_out(self, name: str, default: float, kind: Kind = SHARE) -> None:
+        """A number that is of training, not of the model; the plan says that it is left out, unless it is 0."""
+        if value := self.read(name, kind, default, 0):
             self.left_out[name] = value
 
 

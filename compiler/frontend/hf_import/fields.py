@@ -75,13 +75,16 @@ def window(config: Config, default: int = 0) -> int:
     return config.size("sliding_window", default, null=0)
 
 
-def positions(config: Config, dim: int, theta: str = "rope_theta", part: str = "", default: float = 1) -> Rope:
+def positions(
+    config: Config, dim: int, theta: str = "rope_theta", part: str = "", default: float = 1, base: float = 1e4
+) -> Rope:
     """Rotary positions of heads of `dim` dims; later files say in one field what earlier ones say in several.
 
-    `theta` and `part` are two of the latter; without `part` whole heads are rotated, else their first dims.
+    `theta` and `part` are two of the latter, `base` and `default` what holds without them; without a name for `part`
+    whole heads are rotated, else their first dims.
     """
     given = _given(config)
-    rope = rope_of(given, config.number(theta, 1e4))
+    rope = rope_of(given, config.number(theta, base))
     if not part:
         given.must_be("partial_rotary_factor", 1.0, 1)
         check_pairs(config, dim)

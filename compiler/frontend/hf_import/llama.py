@@ -15,21 +15,24 @@ def llama(config: Config) -> Model:
     config.must_be("attention_bias", False)
     config.must_be("mlp_bias", False)
     config.must_be("pretraining_tp", 1, None)
-    return _decoder(config, "llama.scale", eps=1e-6)
+    return decoder(config, "llama.scale", eps=1e-6)
 
 
 def mistral(config: Config) -> Model:
     """Mistral: Llama whose queries see a window."""
-    seen = window(config, 4096)
-    model = _decoder(config, "llama.scale", eps=1e-6, kv=8, window=seen)
-    windowed = {"mask=causal": f"mask=causal, window={seen}"} if seen else {}
-    return evolve(model, replaced={**model.replaced, **windowed})
+    return windowed(decoder(config, "llama.scale", eps=1e-6, kv=8, window=window(config, 4096)))
+
+
+def windowed(model: Model) -> Model:
+    """The model with its window, if it has one, which its file does not write."""
+    seen = model.sizes["window"]
+    return evolve(model, replaced={**model.replaced, "mask=causal": f"mask=causal, window={seen}"}) if seen else model
 
 
 def olmo2(config: Config) -> Model:
     """OLMo 2."""
     config.must_be("attention_bias", False)
-    return _decoder(config, "olmo2.scale", eps=1e-5)
+    return decoder(config, "olmo2.scale", eps=1e-5)
 
 
 def phi3(config: Config) -> Model:
@@ -39,20 +42,20 @@ def phi3(config: Config) -> Model:
         config.must_be(name, False)
     for name in ("embd_pdrop", "resid_pdrop"):
         config.leave_out(name, 0)
-    return _decoder(config, "phi3.scale", eps=1e-5, part="partial_rotary_factor", window=window(config))
+    return decoder(config, "phi3.scale", eps=1e-5, part="partial_rotary_factor", window=window(config))
 
 
 def qwen2(config: Config) -> Model:
     """Qwen2 and Qwen2.5."""
-    _full_attention(config)
-    return _decoder(config, "qwen2.scale", eps=1e-6)
+    full_attention(config)
+    return decoder(config, "qwen2.scale", eps=1e-6)
 
 
 def qwen3(config: Config) -> Model:
     """Qwen3."""
     config.must_be("attention_bias", False)
-    _full_attention(config)
-    return _decoder(config, "qwen3.scale", eps=1e-6, head=128)
+    full_attention(config)
+    return decoder(config, "qwen3.scale", eps=1e-6, head=128)
 
 
 def starcoder2(config: Config) -> Model:
@@ -65,12 +68,12 @@ def starcoder2(config: Config) -> Model:
         config.must_be(name, True)
     for name in ("embedding_dropout", "residual_dropout"):
         config.leave_out(name, 0)
-    return _decoder(
+    return decoder(
         config, "starcoder2.scale", eps=1e-5, norm="norm_epsilon", act=GELU_TANH, kv=2, tied=True, window=window(config)
     )
 
 
-def _full_attention(config: Config) -> None:
+def full_attention(config: Config) -> None:
     """Qwen's sliding windows are off, whatever their size is; and positions are those of text."""
     config.must_be("use_sliding_window", False)
     config.must_be("use_mrope", False)
@@ -78,7 +81,7 @@ def _full_attention(config: Config) -> None:
     config.take("max_window_layers")
 
 
-def _decoder(
+def decoder(
     config: Config,
     file: str,
     *,
@@ -89,11 +92,14 @@ def _decoder(
     head: int = 0,
     kv: int = 0,
     part: str = "",
+    theta: float = 1e4,
+    ffn: str = "intermediate_size",
     tied: bool = False,
 ) -> Model:
     """Dims and blocks that they share.
 
-    `eps`, `head`, `kv` and `tied` are defaults, `norm` is the field of `eps`, `part` that of partly rotated heads.
+    `eps`, `head`, `kv`, `theta` and `tied` are defaults, `norm` is the field of `eps`, `part` that of partly rotated
+    heads, `ffn` that of an MLP's width.
     """
     config.must_be("hidden_act", *act)
     config.leave_out("attention_dropout", 0)
@@ -102,13 +108,13 @@ def _decoder(
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     kv_heads, dim = config.size("num_key_value_heads", kv or heads, null=heads), head_dim(config, head)
     config.quotient("num_attention_heads", "num_key_value_heads")
-    rope = positions(config, dim, part=part)
+    rope = positions(config, dim, part=part, base=theta)
     sizes: dict[str, float] = {
         "vocab": config.size("vocab_size"),
         "hidden": hidden,
         "heads": heads,
         "kv_heads": kv_heads,
-        "ffn": config.size("intermediate_size"),
+        "ffn": config.size(ffn),
         "layers": layers,
         "eps": config.number(norm, eps),
         "theta": rope.theta,

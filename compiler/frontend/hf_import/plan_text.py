@@ -6,7 +6,7 @@ from typing import Any, cast
 import attrs
 from attrs import field, frozen
 
-from ...analysis.communication import parameter_count
+from ...analysis.communication import active_count, parameter_count
 from ...syntax import tree
 from ...syntax.formatter import format_plan
 from ...syntax.package_data import folder
@@ -18,8 +18,8 @@ RUN = """\
 mesh {{ dp = 1  tp = 1 }} # outermost first; the plan is written for any degrees
 
 shard {{ # order is priority
-  batch over dp
-  vocab, {heads}, ffn over tp
+  {experts}batch over dp
+  vocab, {heads} over tp
   seq over tp
 }}
 
@@ -68,17 +68,21 @@ def plan_text(kind: str, model: Model, left_out: Mapping[str, float]) -> str:
         text = text.replace(old, new)
     text = _Editor(text).edited(model)
     vocab = int(model.sizes["vocab"])
+    dims = (dim for dim in ("heads", "kv_heads", "ffn") if dim in model.sizes)
     run = RUN.format(
-        heads="heads, kv_heads" if "kv_heads" in model.sizes else "heads",
+        experts="experts over dp, tp\n  " if "experts" in model.sizes else "",
+        heads=", ".join(dims),
         seq=model.seq,
         precision=model.precision,
         tokens="uint16" if vocab <= 2**16 else "uint32",
         masked=f"  masked = 15%  mask_token = {min(MASK_TOKEN, vocab - 1)}" if model.masked else "",
     )
     plan = f"{text}\n{run}"
-    count = parameter_count(resolve(Source("plan.scale", plan)))
+    program = resolve(Source("plan.scale", plan))
+    active = f", {active_count(program):,} of them active" if program.choices else ""
     without = "".join(f"# Left out, as a setting of training: {name} = {value}.\n" for name, value in left_out.items())
-    head = f"# A {kind} of {count:,} parameters, from its Hugging Face configuration.\n{without}"
+    counts = f"{parameter_count(program):,} parameters{active}"
+    head = f"# A {kind} of {counts}, from its Hugging Face configuration.\n{without}"
     return format_plan(Source("plan.scale", f"{head}\n{plan}"))
 
 

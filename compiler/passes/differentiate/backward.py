@@ -48,7 +48,7 @@ class Backward(OpBuilder):
         """How this body reads a forward value: recomputed if the plan says so, else saved."""
         if name not in self._saved:
             op = self._made_by.get(name)
-            if op and self.recomputes(op):
+            if op and not OPS[op.kind].decides and self.recomputes(op):
                 self._recompute(op)
             else:
                 self._saved[name] = self.kept(name)
@@ -167,7 +167,7 @@ class _RepeatBackward(Backward):
         for stmt in self._forward.body:
             if stmt is op:
                 return
-            if isinstance(stmt, Op) and stmt.outputs[0].name not in self._saved:
+            if isinstance(stmt, Op) and not OPS[stmt.kind].decides and stmt.outputs[0].name not in self._saved:
                 self._recompute(stmt)
 
     def _keeps(self, op: Op) -> bool:

@@ -16,6 +16,7 @@ from ...ir import (
     Param,
     Program,
     Region,
+    Type,
     Value,
     Yield,
     base,
@@ -38,7 +39,7 @@ class TrainingStep(OpBuilder):
         self._loss_scale = ""  # of a program that has one
 
     def region(self) -> Region:
-        """The step, which yields loss, gradient norm, count of valid tokens and the new parameters."""
+        """The step, which yields loss, gradient norm, count of valid tokens, a router's loss and the new parameters."""
         inputs = [self.value(arg.value.name, arg.value.type.stacked(MICROBATCHES)) for arg in self._model.args]
         self.body += self._leaves
         labels = next(value.name for value in inputs if base(value.name) == "labels")
@@ -46,10 +47,11 @@ class TrainingStep(OpBuilder):
         count = self.reduced(counted)
         loss_type = self.types[self._model.yields[0].name]
         inv_num_tokens = self.write("reciprocal", [count], "inv_num_tokens", dtype=loss_type.dtype)
-        loss, grads = self._microbatches(inputs, self._scaled(inv_num_tokens))
-        mean = self.write("mul", [self.reduced(loss), inv_num_tokens], loss)
+        losses, grads = self._microbatches(inputs, self._scaled(inv_num_tokens))
+        mean = self.write("mul", [self.reduced(losses[0]), inv_num_tokens], losses[0])
+        others = [self.reduced(name) for name in losses[1:]]
         norm, updated = self._update(grads, count)
-        ends = tuple(Yield(name, Leave.LAST) for name in (mean, norm, count, *updated))
+        ends = tuple(Yield(name, Leave.LAST) for name in (mean, norm, count, *others, *updated))
         args = tuple(Arg(value, value.name, Enter.EACH) for value in inputs)
         return Region("step", tuple(self.body), args, ends, span=self.span)
 
@@ -60,12 +62,13 @@ class TrainingStep(OpBuilder):
         self._loss_scale = self.write("loss_scale", [], "loss_scale")
         return self.write("mul", [inv_num_tokens, self._loss_scale], "seed")
 
-    def _microbatches(self, inputs: list[Value], seed: str) -> tuple[str, list[str]]:
-        """Writes the region of all microbatches; returns the sums of loss and of the leaves' gradients."""
-        loss = self._model.yields[0].name
+    def _microbatches(self, inputs: list[Value], seed: str) -> tuple[list[str], list[str]]:
+        """Writes the region of all microbatches; returns the sums of losses and of the leaves' gradients."""
+        losses = [end.name for end in self._model.yields]
         back = Backward(self)
-        axes = self.types[loss].axes_in(Kind.PARTIAL)
-        back.add(loss, back.coerce(seed, Step(axes, INVARIANT, REPLICATED)))
+        for loss, gradient in zip(losses, (seed, *(self._one(name) for name in losses[1:])), strict=True):
+            axes = self.types[loss].axes_in(Kind.PARTIAL)
+            back.add(loss, back.coerce(gradient, Step(axes, INVARIANT, REPLICATED)))
         forward = back.of([stmt for stmt in self._model.body if not (isinstance(stmt, Op) and stmt.kind == "leaf")])
         grads = [back.total(op.outputs[0].name) or "" for op in self._leaves]
         assert all(grads), "differentiate: a parameter has no gradient"
@@ -73,11 +76,18 @@ class TrainingStep(OpBuilder):
             Region("forward", forward, span=self.span),
             Region("backward", tuple(back.body), span=self.span),
         )
-        ends = tuple(Yield(name, Leave.SUM) for name in (loss, *grads))
+        ends = tuple(Yield(name, Leave.SUM) for name in (*losses, *grads))
         results = tuple(self.value(end.name, self.types[end.name]) for end in ends)
         args = tuple(Arg(a.value, value.name, Enter.EACH) for a, value in zip(self._model.args, inputs, strict=True))
         self.body.append(Region("microbatches", blocks, args, ends, results, MICROBATCHES, span=self.span))
-        return results[0].name, [value.name for value in results[1:]]
+        names = [value.name for value in results]
+        return names[: len(losses)], names[len(losses) :]
+
+    def _one(self, loss: str) -> str:
+        """The gradient of a loss that counts as it is: one, times the loss scale in fp16."""
+        if self._loss_scale:
+            return self._loss_scale
+        return self.append(Op("one", (), (self.value("one", Type(self.types[loss].dtype, ())),), span=self.span))
 
     def _update(self, grads: list[str], count: str) -> tuple[str, list[str]]:
         """Writes norm, clipping and update; returns the norm and the new parameters."""

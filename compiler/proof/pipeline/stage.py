@@ -135,11 +135,12 @@ class Staged:
 def result(stages: Sequence[Staged], sums: Sums, end: Yield, type: Type) -> Tensor:
     """A result of the microbatches on each rank; where a rank has no part, 0 for the loss, else noise."""
     machine, dim = stages[0].machine, stages[0].region.dim
-    makers = [k for k, stage in enumerate(stages) if end.name in stage.makes]
+    is_loss = end.name in stages[-1].own.forward.made  # stages before may hand on a part of it
+    makers = [k for k, stage in enumerate(stages) if end.name in stage.makes][-1 if is_loss else 0 :]
     parts = {k: machine.left(end.leave, dim, [*sums[k, end.name].values()]) for k in makers if (k, end.name) in sums}
 
     def put_together() -> Tensor:
-        found = _nothing(machine, end.name, type, is_loss=end.name in stages[-1].own.forward.made)
+        found = _nothing(machine, end.name, type, is_loss)
         for k in makers:
             found[stages[k].place(type)] = 0
         for k, part in parts.items():

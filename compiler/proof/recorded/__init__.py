@@ -4,7 +4,8 @@ Order is exact in backward too.  autograd runs, of the nodes that are ready, the
 in the order of the program, so backward is the program's exact reverse, and the IR's backward is that of the IR.  A
 collective that is awaited later is recorded, and is in the plan, where it begins.
 
-A record cannot show that two calls of one kind, group, shape and dtype changed places.
+A record cannot show that two calls of one kind, group, shape and dtype changed places.  Of rows of experts the plan
+does not know how many a rank sends: `rows` compares their numbers with each other.
 """
 
 from collections import Counter
@@ -16,6 +17,7 @@ from attrs import fields, frozen
 from .files import Call, Record, Stretch, ranks, read_plan, read_records
 from .order import disorder
 from .plan import Calls, Expected, expected
+from .rows import as_planned, lost
 
 
 @frozen
@@ -45,6 +47,7 @@ class Recorded:
     uniform             whether it has as many on each
     differences         each rank's first, by rank
     disorder            what keeps ranks from meeting at their calls, in lines
+    lost                where rows of experts are not exchanged as they should be, in lines
     """
 
     name: str
@@ -57,11 +60,12 @@ class Recorded:
     uniform: bool
     differences: tuple[Difference, ...]
     disorder: tuple[str, ...]
+    lost: tuple[str, ...]
 
     @property
     def equal(self) -> bool:
         """Whether every rank did what the plan says, all of it and nothing else, and something was recorded."""
-        return self.steps > 0 and not self.differences and not self.disorder
+        return self.steps > 0 and not (self.differences or self.disorder or self.lost)
 
     def lines(self) -> str:
         """The text for the user."""
@@ -84,6 +88,9 @@ class Recorded:
         if self.disorder:
             yield "not one order on all ranks:"
             yield from (f"  {line}" for line in self.disorder)
+        if self.lost:
+            yield "rows of experts are lost:"
+            yield from (f"  {line}" for line in self.lost)
 
 
 def compare(folder: Path) -> Recorded:
@@ -96,6 +103,7 @@ def compare(folder: Path) -> Recorded:
     first = records[0]
     calls = [expected(plan, record.rank) for record in records]
     numbers = {len(each["train"]) for each in calls}
+    differences, met = tuple(_differences(calls, records)), disorder(records)
     return Recorded(
         name=plan["name"],
         ranks=len(records),
@@ -105,8 +113,9 @@ def compare(folder: Path) -> Recorded:
         evaluations=sum(it.phase == "evaluate" for it in first.stretches),
         calls=max(numbers),
         uniform=len(numbers) == 1,
-        differences=tuple(_differences(calls, records)),
-        disorder=disorder(records),
+        differences=differences,
+        disorder=met,
+        lost=() if differences or met else lost(calls, records),
     )
 
 
@@ -129,26 +138,25 @@ def _compared(record: Record) -> list[Stretch]:
 def _difference(rank: int, stretch: Stretch, plan: Sequence[Expected]) -> Difference | None:
     """The first call that is not the plan's; None where all are, and none is missing."""
     calls = [each.call for each in plan]
-    if stretch.whole and list(stretch.calls) == calls:
+    done = as_planned(stretch.calls, calls)
+    if stretch.whole and done == calls:
         return None
-    pairs = zip(calls, stretch.calls, strict=False)
-    common = min(len(calls), len(stretch.calls))
-    at = next((i for i, (call, done) in enumerate(pairs) if call != done), common)
+    common = min(len(calls), len(done))
+    at = next((i for i, (one, other) in enumerate(zip(calls, done, strict=False)) if one != other), common)
     return Difference(
         rank,
         stretch,
         at + 1,
-        _what(calls, stretch, at),
+        _what(calls, done, at, stretch.whole),
         plan[at] if at < len(plan) else None,
         stretch.calls[at] if at < len(stretch.calls) else None,
     )
 
 
-def _what(plan: Sequence[Call], stretch: Stretch, at: int) -> str:
+def _what(plan: Sequence[Call], done: Sequence[Call], at: int, whole: bool) -> str:
     """How the record leaves the plan at call `at`."""
-    done = list(stretch.calls)
     if at == len(done):
-        return "a call is missing" if stretch.whole else "the record ends here"
+        return "a call is missing" if whole else "the record ends here"
     if Counter(done) == Counter(plan):
         return "another order"
     if at == len(plan) or done[at + 1 : at + _NEAR] == plan[at : at + _NEAR - 1]:

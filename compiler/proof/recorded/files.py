@@ -11,6 +11,9 @@ from attrs import frozen
 NAMES = {"int64": "i64", "float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 """The plan's names of torch's dtypes."""
 
+Splits = tuple[tuple[int, ...], ...]
+"""The sizes of what a rank sends to each rank of a group, and of what it has from each."""
+
 
 class RecordError(Exception):
     """There is no record that could be compared; one line says why and what to do."""
@@ -24,7 +27,8 @@ class Call:
                other, with `::` in it
     reduction  `sum` or `max`; empty for what reduces nothing
     group      as global ranks
-    shape      of the local tensor that goes in, as is its dtype; or of what is received
+    shape      of the local tensor that goes in, as is its dtype; or of what is received.  In a plan the first size is
+               None where ranks have rows of experts
     peer       the global rank at a message's other end
     splits     of an all-to-all whose parts are not equal: their sizes, to each rank of the group and from each
     """
@@ -32,10 +36,10 @@ class Call:
     op: str
     reduction: str
     group: tuple[int, ...]
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
     dtype: str
     peer: int | None = None
-    splits: tuple[tuple[int, ...], ...] | None = None
+    splits: Splits | None = None
 
     def __str__(self) -> str:
         """For instance `all_reduce (max) of f32[128, 8] over ranks 0, 1`, or `send of f32[128, 8] to rank 1`."""
@@ -45,7 +49,8 @@ class Call:
             )
         reduction = f" ({self.reduction})" if self.reduction else ""
         parts = f", {' + '.join(map(str, self.splits[0]))} to each" if self.splits else ""
-        return f"{self.op}{reduction} of {self.dtype}{list(self.shape)} over {ranks(self.group)}{parts}"
+        sizes = ", ".join("rows" if size is None else str(size) for size in self.shape)
+        return f"{self.op}{reduction} of {self.dtype}[{sizes}] over {ranks(self.group)}{parts}"
 
 
 @frozen

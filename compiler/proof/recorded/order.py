@@ -71,7 +71,7 @@ def _alike(calls: Sequence[Call]) -> bool:
     """
     if any("::" in call.op for call in calls):
         return len({call.op for call in calls}) == 1
-    if len({evolve(call, splits=None) for call in calls}) > 1:
+    if len({evolve(call, shape=call.shape[1:], splits=None) if call.splits else call for call in calls}) > 1:
         return False
     splits = [call.splits for call in calls if call.splits]
     return not splits or [*zip(*(to for to, _ in splits), strict=True)] == [received for _, received in splits]

@@ -15,12 +15,17 @@ from .files import Call
 
 @frozen
 class Expected:
-    """A call of the plan: the value it makes, and the plan's line that asks for it."""
+    """A call of the plan: the value it makes, and the plan's line that asks for it.
+
+    Of rows of experts, ranks send `rows` on average, or, if `drops`, that at most.
+    """
 
     call: Call
     where: str  # forward, backward or step
     value: str
     line: str
+    rows: int = 0
+    drops: bool = False
 
     def __str__(self) -> str:
         """The call, and where it comes from."""
@@ -114,6 +119,9 @@ def _call(each: dict[str, Any], plan: dict[str, Any], rank: int) -> Expected:
     call = Call(each["op"], reduction, group, tuple(each["shape"]), each["dtype"], peer)
     if each["op"] == "rotate":
         call = evolve(call, op="all_to_all", splits=_rotated(group.index(rank), len(group), each))
+    if ragged := each.get("ragged"):
+        call = evolve(call, shape=(None, *each["shape"][1:]))
+        return Expected(call, each["where"], each["value"], each["line"], each["shape"][0], ragged == "some")
     return Expected(call, each["where"], each["value"], each["line"])
 
 

@@ -52,9 +52,8 @@ class _Softmax:
         self.documents, draws = documents_and_draws(c.op, rest)
         roles = attention_roles(c.types, c.op)
         self.heads, self.at, few = roles.heads, roles.query_seq, roles.kv_heads
-        self.q, self.own = q, k.dims
-        self.few: Dims = tuple({roles.key_seq: KEY, few: GROUP}.get(dim, dim) for dim in k.dims)
-        self.many: Dims = tuple(self.heads if dim == GROUP else dim for dim in self.few)
+        self.q, self.keys = q, k
+        self.of_keys = {roles.key_seq: KEY, few: GROUP}
         self.pick = self._group(c.indices(0, self.heads), c.indices(1, few), few)
         self.k = self.spread(k)
         self.scale = self._scale(q)
@@ -78,7 +77,13 @@ class _Softmax:
 
     def spread(self, x: Tensor) -> Tensor:
         """Keys or values, copied to every query head of their group."""
-        return self.n.product(self.many, self.pick, Tensor(self.few, x.array, x.degree))
+        few = self._few(x)
+        many = tuple(self.heads if dim == GROUP else dim for dim in few)
+        return self.n.product(many, self.pick, Tensor(few, x.array, x.degree))
+
+    def _few(self, x: Tensor) -> Dims:
+        """The dims of keys or values beside those of queries."""
+        return tuple(self.of_keys.get(dim, dim) for dim in x.dims)
 
     def _weights(self, queries: Array, keys: Array) -> Tensor:
         n = self.n
@@ -110,7 +115,7 @@ class _Softmax:
         return self.n.constant(alike.astype(int), (*rows, self.at, KEY))
 
     def result(self) -> Tensor:
-        return self.n.product(self.q.dims, self.left, self.spread(self.v))
+        return self.n.product((*self.q.dims[:-1], self.v.dims[-1]), self.left, self.spread(self.v))
 
     def gradients(self, dy: Tensor, result: Tensor) -> list[Tensor]:
         """dq, dk and dv (Dao 2023, appendix)."""
@@ -119,12 +124,13 @@ class _Softmax:
         mean = n.negative(n.product(self.pairs[:-1], dy, result))
         ds = n.product(self.pairs, self.p, n.total(self.pairs, dp, mean), self.scale)
         ds = n.product(self.pairs, ds, self.slope) if self.slope else ds
-        return [n.product(self.q.dims, ds, self.k), self._back(ds, self.q), self._back(self.left, dy)]
+        dk, dv = self._back(ds, self.q, self.keys), self._back(self.left, dy, self.v)
+        return [n.product(self.q.dims, ds, self.k), dk, dv]
 
-    def _back(self, pairs: Tensor, x: Tensor) -> Tensor:
+    def _back(self, pairs: Tensor, x: Tensor, like: Tensor) -> Tensor:
         """The gradient of keys or values, summed over the query heads of a group."""
-        grad = self.n.product(self.few, pairs, x, self.pick)
-        return Tensor(self.own, grad.array, grad.degree)
+        grad = self.n.product(self._few(like), pairs, x, self.pick)
+        return Tensor(like.dims, grad.array, grad.degree)
 
 
 def _gathered(c: Call) -> Call:

@@ -14,8 +14,9 @@ def _concat(c: Call) -> list[Tensor]:
 
 
 def _joined(args: Sequence[Tensor], dims: Dims) -> Tensor:
-    lead = np.broadcast_shapes(*(x.array.shape[: x.lead] for x in args))
-    parts = [np.broadcast_to(x.array, (*lead, *x.array.shape[x.lead :])) for x in args]
+    arrays = [x.onto((*dims[:-1], x.dims[-1])) for x in args]
+    before = np.broadcast_shapes(*(array.shape[:-1] for array in arrays))
+    parts = [np.broadcast_to(array, (*before, array.shape[-1])) for array in arrays]
     return Tensor(dims, np.concatenate(parts, axis=-1), degree_of(args))
 
 
@@ -35,7 +36,8 @@ def _parted(c: Call, x: Tensor, parts: Dims) -> list[Tensor]:
 
 
 def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    return [*_parted(c, grads[0], tuple(x.dims[-1] for x in c.args))]
+    parts = _parted(c, grads[0], tuple(x.dims[-1] for x in c.args))
+    return [c.numbers.product(x.dims, part) for x, part in zip(c.args, parts, strict=True)]
 
 
 def _taken(c: Call, x: Tensor, back: bool = False) -> Tensor:

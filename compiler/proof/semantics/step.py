@@ -131,5 +131,6 @@ MEANINGS = {
     "unscaled": Semantics(lambda c: [unscaled(c.numbers, c.args[0], c.args[1])]),
     "unscaled_norm": Semantics(lambda c: [unscaled_norm(c.numbers, c.args[0], c.args[1:])]),
     "update": Semantics(_update),
+    "one": Semantics(lambda c: [c.numbers.ratio(1, 1)]),
     "zeros": Semantics(lambda c: [zero(c, c.op.outputs[0].type)]),
 }

@@ -43,11 +43,17 @@ def backend(
         return Choice("torch", "flash or cuDNN attention")
     if not special and q.dtype == torch.float32 and dim % 4 == 0 and q.shape[2] == k.shape[2]:
         return Choice("torch", "memory-efficient attention")
-    if launching.tile_for(op, blocks, dim, q, k, v) is None:
+    if blocks_for(op, blocks, q, k, v) is None:
         if not special:
             return Choice("torch", "plain attention")
         return Choice("plain", "no kernel for this device, element type or head_dim")
     return Choice("triton", "torch has no kernel for this mask, cap, element type or head_dim")
+
+
+def blocks_for(op: object, blocks: Mapping[int, Blocks], q: Tensor, k: Tensor, v: Tensor) -> Blocks | None:
+    """How the kernels divide their work; None where they do not serve, as for values of another size than keys."""
+    dim = q.shape[-1]
+    return launching.tile_for(op, blocks, dim, q, k, v) if v.shape[-1] == dim else None
 
 
 def attend(
@@ -160,5 +166,5 @@ class Attention:
         back = window - 1  # -1, no limit, without a window
         factor = q.shape[-1] ** -0.5 if scale is None else scale
         how = Setting(seq, factor, back, 0 if causal else back, softcap, shift)
-        blocks = launching.tile_for(self, self.blocks, q.shape[-1], q, k, v)
+        blocks = blocks_for(self, self.blocks, q, k, v)
         return attend(q, k, v, q_documents, k_documents, how, blocks)

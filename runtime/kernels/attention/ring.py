@@ -8,9 +8,8 @@ from torch import Tensor
 
 from ...comm.mesh import Axis
 from ...ops.ring_attention import PLAIN, Backend, ring_attention
-from .. import launching
 from . import backward, forward
-from .op import Attention
+from .op import Attention, blocks_for
 from .tiles import Blocks
 
 
@@ -46,7 +45,7 @@ class RingAttention:
 
     def backend(self, q: Tensor, k: Tensor, v: Tensor) -> Backend:
         """What computes the calls of a ring that torch's flash attention does not take."""
-        blocks = launching.tile_for(self, self.blocks, q.shape[-1], q, k, v)
+        blocks = blocks_for(self, self.blocks, q, k, v)
         if blocks is None:
             return PLAIN
         return Backend(partial(forward.forward, block=blocks.forward), partial(backward.backward, blocks=blocks))

@@ -395,6 +395,80 @@ DISTILBERT: dict[str, Any] = {
     "transformers_version": "4.10.0.dev0",
     "vocab_size": 30522,
 }
+MIXTRAL_8X7B: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mixtral",
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.36.0.dev0",
+    "use_cache": True,
+    "vocab_size": 32000,
+}
+OLMOE_1B_7B: dict[str, Any] = {
+    "architectures": ["OlmoeForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "clip_qkv": None,
+    "eos_token_id": 50279,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 4096,
+    "model_type": "olmoe",
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 16,
+    "output_router_logits": False,
+    "pad_token_id": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "router_aux_loss_coef": 0.01,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.43.0.dev0",
+    "use_cache": True,
+    "vocab_size": 50304,
+}
+QWEN_3_30B_A3B: dict[str, Any] = QWEN_3_8B | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+}
 PUBLISHED = [  # the models' releases: the sizes of their files of weights
     (GEMMA_2_2B, 2_614_341_888),
     (GEMMA_3_1B, 999_885_952),
@@ -410,6 +484,9 @@ PUBLISHED = [  # the models' releases: the sizes of their files of weights
     (GEMMA_2B, 2_506_172_416),
     (GPT_J_6B, 6_050_882_784),
     (DISTILBERT, 66_985_530),
+    (MIXTRAL_8X7B, 46_702_792_704),
+    (OLMOE_1B_7B, 6_919_161_856),
+    (QWEN_3_30B_A3B, 30_532_122_624),
 ]
 
 
@@ -431,6 +508,23 @@ def test_the_fields_of_positions_come_over() -> None:
 
 def test_what_is_of_training_alone_is_named_in_the_plan() -> None:
     assert "# Left out, as a setting of training: resid_pdrop = 0.1.\n" in imported(GPT2)
+
+
+def test_experts_come_over() -> None:
+    text = imported(QWEN_3_30B_A3B | {"num_experts": 16, "num_experts_per_tok": 4, "router_aux_loss_coef": 1})
+    assert text.startswith("# A qwen3_moe of 5,153,961,984 parameters, 2,436,052,992 of them active, from its")
+    assert "# Left out, as a setting of training: router_aux_loss_coef = 1.\n" in text
+    assert "by top(m @ router[hidden -> experts], chosen, normalise=on) {" in text
+    assert "chosen = 4 }" in text
+    assert "expert_ffn = 768" in text
+    assert re.search(r"experts +over dp, tp\n +batch +over dp\n", text)
+    later = {name: value for name, value in QWEN_3_30B_A3B.items() if name not in ("num_experts", "head_dim")}
+    text = imported(later | {"num_local_experts": 32, "norm_topk_prob": False})
+    assert "head_dim   = 64\n" in text
+    assert "experts    = 32\n" in text
+    assert "chosen) {" in text
+    assert "chosen, normalise=on) {" in imported(OLMOE_1B_7B | {"norm_topk_prob": True})
+    assert "mask=causal, window=4096)" in imported(MIXTRAL_8X7B | {"sliding_window": 4096})
 
 
 def test_layers_that_are_left_behind_gemmas_blocks() -> None:
@@ -541,6 +635,12 @@ OTHERS = [
     (GEMMA_3_1B, {"rope_parameters": {"full_attention": 1}}, "`full_attention` is `1`, not a table of fields"),
     (OLMO_2_7B, {"attention_bias": True}, "`attention_bias` is `true`"),
     (QWEN_3_8B, {"use_sliding_window": True}, "`use_sliding_window` is `true`"),
+    (MIXTRAL_8X7B, {"router_jitter_noise": 0.1}, "`router_jitter_noise` is `0.1`"),
+    (MIXTRAL_8X7B, {"num_experts_per_tok": 9}, "9 of 8 experts cannot be chosen"),
+    (OLMOE_1B_7B, {"clip_qkv": 8.0}, "`clip_qkv` is `8.0`"),
+    (OLMOE_1B_7B, {"num_experts": 0}, "`num_experts` is `0`, not a whole number"),
+    (QWEN_3_30B_A3B, {"decoder_sparse_step": 2}, "`decoder_sparse_step` is `2`"),
+    (QWEN_3_30B_A3B, {"mlp_only_layers": [0]}, "`mlp_only_layers` is `[0]`"),
 ]
 
 

@@ -17,8 +17,11 @@ from math import ceil, prod
 from helpers.kernels.compiled import Compiled, Launch, compile_for
 from helpers.kernels.launches import GPUS, distinct
 
-PRODUCTS = {"forward_kernel", "keys_kernel", "queries_kernel"}
+PRODUCTS = {"forward_kernel", "keys_kernel", "queries_kernel", "grouped_rows_kernel", "grouped_weight_kernel"}
 """The kernels that multiply matrices."""
+
+COMPARES = {"top_k_forward", "top_k_backward"}
+"""The kernels that go over what they have read as often as experts are chosen."""
 
 LATENCY = 1000
 """Cycles from a load to its data while memory is busy: an assumption, twice what one load alone takes.
@@ -93,7 +96,7 @@ def read(launch: Launch, code: Compiled, chip: Chip) -> Reading:
 
 def is_bound(launch: Launch) -> bool:
     """Whether memory is what bounds it."""
-    return launch.kernel.__name__ not in PRODUCTS and launch.bytes >= LARGE
+    return launch.kernel.__name__ not in PRODUCTS | COMPARES and launch.bytes >= LARGE
 
 
 def is_aligned(launch: Launch) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,9 @@ from scalec.compiler.frontend.loss_chunking import logits_for
 from scalec.compiler.ir import Program, Region
 from scalec.compiler.passes import lower
 from scalec.compiler.syntax.source import Source
-from scalec.runtime import Batch, Mesh
+from scalec.runtime import Batch, Experts, Mesh
+from scalec.runtime.comm import experts
+from scalec.runtime.comm.experts import Held, Order
 
 debug: Any = dist  # the stubs leave its levels out
 
@@ -64,6 +67,32 @@ def emitted(program: Program, source: Source) -> ModuleType:
 
 
 @contextmanager
+def evenly_routed() -> Iterator[None]:
+    """Routes of experts on the meta device, where nothing was chosen: each expert has as many rows as any other."""
+    order_of, counted = experts._order, experts._counted
+
+    def order(ids: Tensor, of: Experts, backend: Any) -> Order:
+        found = order_of(ids, of, backend)
+        if ids.is_meta:
+            share = ids.numel() * of.groups // of.count  # of experts elsewhere a copy of the tokens has the rows
+            found.sizes = [share // of.groups + (group < share % of.groups) for group in range(of.groups)]
+        return found
+
+    def held(order: Order) -> Held:
+        if not order.counts.is_meta:
+            return counted(order)
+        each = order.experts.held
+        sent = [sum(order.sizes[first : first + each]) for first in range(0, len(order.sizes), each)]
+        places = torch.empty(order.total, dtype=torch.int64, device="meta")
+        found = Held(order.experts.axis, order.counts.view(-1, each).sum(0), sent, sent, places, places)
+        found.sizes = [sum(order.sizes[expert::each]) for expert in range(each)]
+        return found
+
+    with patch.object(experts, "_order", order), patch.object(experts, "_counted", held):
+        yield
+
+
+@contextmanager
 def pretended(ranks: int, rank: int) -> Iterator[ProcessGroup | None]:
     """A process group of so many ranks, of which this one is there; it communicates nothing, on no device."""
     level = debug.get_debug_level()
@@ -71,7 +100,8 @@ def pretended(ranks: int, rank: int) -> Iterator[ProcessGroup | None]:
     if ranks > 1:
         dist.init_process_group("cpu:fake,meta:fake", rank=rank, world_size=ranks, store=FakeStore())
     try:
-        yield dist.group.WORLD
+        with evenly_routed():
+            yield dist.group.WORLD
     finally:
         if ranks > 1:
             dist.destroy_process_group()

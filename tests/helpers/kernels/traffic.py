@@ -101,7 +101,7 @@ def _counted() -> Iterator[list[tuple[str, Times]]]:
 
 def _calls() -> None:
     """Each kernel that is bound by memory, forward and backward, with tails of rows and columns."""
-    from scalec.runtime import kernels
+    from scalec.runtime import Experts, Mesh, kernels, sort_by_expert
     from scalec.runtime.state.optimizers import ParamGroup, Part
 
     def randn(*shape: int) -> Tensor:
@@ -121,6 +121,10 @@ def _calls() -> None:
     differentiate(*kernels.RopePair({8: tile})(randn(5, 1, 4, 8), randn(5, 1, 2, 8), torch.randn(2, 5, 1, 1, 6)))
     loss = kernels.CrossEntropy({100: kernels.Tile(rows=1, warps=4, columns=64)})
     differentiate(loss(randn(5, 100), torch.arange(5)))
+    order = sort_by_expert(torch.arange(14).view(7, 2) % 6, Experts(Mesh({}), 6))
+    rows, block = randn(14, 40), {40: kernels.Tile(rows=2, warps=4, columns=16)}
+    differentiate(kernels.Dispatch(block)(randn(7, 40), order))
+    differentiate(kernels.Combine(block)(rows, torch.rand(7, 2, requires_grad=True), order))
     merge = kernels.Merge({8: tile})
     differentiate(*merge(randn(5, 1, 2, 8), torch.randn(1, 2, 5), randn(5, 1, 2, 8), torch.randn(1, 2, 5), 0))
     p, g, m, v, copies = (torch.rand(2, 100) for _ in range(5))

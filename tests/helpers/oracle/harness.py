@@ -49,6 +49,7 @@ class RankStep:
     tokens: int
     gradients: dict[str, Part]
     parameters: dict[str, Part]
+    router_loss: float
 
 
 def compiled(case: Case, folder: Path) -> ModuleType:
@@ -83,7 +84,7 @@ def imported(path: Path) -> ModuleType:
 def run(case: Case, module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float) -> list[Step]:
     """Trains the emitted program from `start` on global batches, [rows, seq] each; its steps, put together."""
     ranks: list[list[RankStep]] = run_ranks(case.ranks, _train, module, start, batches, lr)
-    return [_joined(steps) for steps in zip(*ranks, strict=True)]
+    return [_joined(steps, start) for steps in zip(*ranks, strict=True)]
 
 
 def evaluate(case: Case, module: ModuleType, start: Tensors, batch: Inputs) -> list[float]:
@@ -126,7 +127,9 @@ def _step(module: ModuleType, model: torch.nn.Module, state: Any, batch: Batch, 
 
     state.update = update
     metrics = module.train_step(model, state, batch, lr)
-    return RankStep(float(metrics.loss), float(metrics.norm), int(metrics.tokens), gradients, _parameters(state))
+    of_routers = 0.0 if metrics.router_loss is None else float(metrics.router_loss)
+    shown = float(metrics.loss), float(metrics.norm), int(metrics.tokens)
+    return RankStep(*shown, gradients, _parameters(state), of_routers)
 
 
 def _gradient(state: Any, box: Box) -> Part:
@@ -161,8 +164,9 @@ def fill(state: Any, start: Tensors) -> None:
     """Copies this rank's part of global parameters into the state."""
     for box in _boxes(state):
         value = start[box.key]
-        assert box.shape == value.shape, f"{box.key}: {box.shape} where the reference has {value.shape}"
-        box.tensor.copy_(value[box.extent.within(whole(box.shape))])
+        joined = value.flatten(0, -2).shape if value.ndim > 2 else value.shape  # of experts, rows of all of them
+        assert box.shape in (value.shape, joined), f"{box.key}: {box.shape} where the reference has {value.shape}"
+        box.tensor.copy_(value.view(box.shape)[box.extent.within(whole(box.shape))])
     state.refresh()
 
 
@@ -202,10 +206,12 @@ def _box(part: Part) -> tuple[slice, ...]:
     return tuple(slice(at, at + size) for at, size in zip(part.offsets, part.local.shape, strict=True))
 
 
-def _joined(steps: tuple[RankStep, ...]) -> Step:
+def _joined(steps: tuple[RankStep, ...], like: Tensors) -> Step:
     first = steps[0]
-    assert all((s.loss, s.norm, s.tokens) == (first.loss, first.norm, first.tokens) for s in steps), "metrics differ"
-    return Step(first.loss, first.norm, _whole([s.gradients for s in steps]), _whole([s.parameters for s in steps]))
+    assert len({(s.loss, s.norm, s.tokens, s.router_loss) for s in steps}) == 1, "metrics differ"
+    wholes = (_whole([s.gradients for s in steps]), _whole([s.parameters for s in steps]))
+    gradients, parameters = ({name: x.view_as(like[name]) for name, x in each.items()} for each in wholes)
+    return Step(first.loss, first.norm, gradients, parameters, first.router_loss)
 
 
 def _whole(ranks: list[dict[str, Part]]) -> Tensors:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from helpers.oracle.reference import Config, Training
+from helpers.oracle.reference import Config, Route, Training
 
 SEQ = 8
 ROWS = 2  # of a microbatch on one data-parallel rank
@@ -13,6 +13,14 @@ LAYER = """
     k = rope(a @ wk[hidden -> kv_heads, head_dim], theta)
     v = a @ wv[hidden -> kv_heads, head_dim]
 """
+LATENT = """
+    a = rmsnorm(x, norm1[hidden], eps)
+    q, qp = split(rmsnorm(a @ wq_a[hidden -> q_rank], q_norm[q_rank], eps) @ wq[q_rank -> heads, qk], [nope, pe])
+    c, kp = split(a @ wkv_a[hidden -> kv_a], [kv_rank, pe])
+    k, v = split(rmsnorm(c, kv_norm[kv_rank], eps) @ wkv[kv_rank -> kv_heads, kv_b], [nope, v_dim])
+    q = concat(q, rope(qp, theta), as=qk)
+    k = concat(k, rope(kp, theta), as=qk)
+"""
 SEQUENTIAL = """
     x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]
     m = rmsnorm(x, norm2[hidden], eps)
@@ -21,6 +29,14 @@ SEQUENTIAL = """
 PARALLEL = """
     o = attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]
     x = x + o + (silu(a @ w_gate[hidden -> ffn]) * (a @ w_up[hidden -> ffn])) @ w_down[ffn -> hidden]
+"""
+ROUTED = """
+    x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]
+    y = rmsnorm(x, norm2[hidden], eps)
+    route y to experts by top(y @ router[hidden -> experts], {}) {{
+      y = (silu(y @ w_gate[hidden -> expert_ffn]) * (y @ w_up[hidden -> expert_ffn])) @ w_down[expert_ffn -> hidden]
+    }}
+    x = x + y
 """
 
 EVERY = """
@@ -38,12 +54,15 @@ EVERY = """
     x = x + silu(up) @ w_down[ffn -> hidden] + m * scale * mean(up, over=ffn)
 """
 
+EPS = 1e-5
+"""So large that updates do not show the rounding of gradients of experts to which hardly a token goes."""
 OPTIMIZERS = {
     "sgd": Training(weight_decay=0.05),
     "momentum": Training(momentum=0.9, weight_decay=0.05),
-    "adamw": Training("adamw", weight_decay=0.1),
+    "adamw": Training("adamw", eps=EPS, weight_decay=0.1),
     "groups": Training(
         "adamw",
+        eps=EPS,
         weight_decay=0.1,
         decay=(("norm", 0.0), ("norm1", 0.0), ("norm2", 0.0), ("wq", 0.3)),
         scale=(("norm", 0.5), ("norm1", 0.5), ("norm2", 0.5)),
@@ -53,6 +72,17 @@ GROUPS = """
     group norms { params = ["*norm*"]  weight_decay = 0.0  lr_scale = 0.5 }
     group queries { params = ["*wq*"]  weight_decay = 0.3 }
 """
+
+ROUTES = {
+    "two": Route(),
+    "one": Route(k=1, normalise=False),
+    "sigmoid": Route(k=3, score="sigmoid", scale=2.5),
+    "groups": Route(k=2, score="sigmoid", normalise=False, groups=4, among=2),
+    "eight": Route(experts=8, balance=0.05),
+    "losses": Route(balance=0.05, z=0.01, score="sigmoid"),
+    "capacity": Route(balance=0.05, capacity=1.0),
+}
+"""Mixtures of experts, by the name of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +118,19 @@ class Case:
     cp: int = 1
     how: str = ""  # what the rule of the sequence over cp says besides
     uly: int = 1  # an axis over which attention exchanges the sequence for heads
+    ep: int = 1  # an axis of experts, and of the batch
+    experts: str = ""  # the axes that they lie over
+    inner: bool = False  # the dim within each expert over tp
 
     @property
     def ranks(self) -> int:
         """The size of the mesh."""
-        return self.pp * self.replicas * self.dp * self.cp * self.uly * self.tp
+        return self.pp * self.replicas * self.dp * self.ep * self.cp * self.uly * self.tp
 
     @property
     def rows(self) -> int:
         """The global batch."""
-        return ROWS * self.replicas * self.dp * self.microbatches
+        return ROWS * self.replicas * self.dp * self.ep * self.microbatches
 
     @property
     def config(self) -> Config:
@@ -110,7 +143,9 @@ class Case:
             tied=self.model == "tied",
             parallel=self.model == "parallel",
             every=self.model == "every",
+            latent=self.model == "latent",
             layers=self.layers,
+            route=ROUTES.get(self.model),
         )
 
     @property
@@ -133,11 +168,11 @@ def plan_text(case: Case) -> str:
     return f"""model llama(tokens[batch, seq], labels[batch, seq]) {{
   dims  {{ vocab = {vocab}  hidden = {c.hidden}  heads = {c.heads}  kv_heads = {c.kv_heads}
           head_dim = hidden / heads  ffn = {c.ffn}  layers = {c.layers}
-          {f"experts = {c.experts}  few = {c.few}  wide = experts + few" if c.every else ""} }}
+          {_more_dims(c)} }}
   const {{ eps = {c.eps}  theta = {c.theta} }}
   init ~ normal(0.02)
   x = embedding(tokens, wte[vocab, hidden])
-  repeat layers {{{EVERY if c.every else LAYER + (PARALLEL if c.parallel else SEQUENTIAL)}  }}
+  repeat layers {{{_layer(c)}  }}
   loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ {head}, labels{options})
 }}
 mesh  {{ {_outer(case)} dp = {case.dp}  {contexts(case)} tp = {case.tp} }}
@@ -145,6 +180,32 @@ shard {{ {case.rules or _rules(case)} }}
 state {{ {case.state} }}
 {_pipeline(case)}
 {train_text(case)}"""
+
+
+def _more_dims(c: Config) -> str:
+    if c.every:
+        return f"experts = {c.experts}  few = {c.few}  wide = experts + few"
+    if c.latent:
+        return f"""q_rank = {c.q_rank}  kv_rank = {c.kv_rank}  nope = {c.nope}  pe = {c.pe}  v_dim = {c.v_dim}
+          qk = nope + pe  kv_a = kv_rank + pe  kv_b = nope + v_dim"""
+    return f"experts = {c.route.experts}  expert_ffn = {c.ffn}" if c.route else ""
+
+
+def _layer(c: Config) -> str:
+    if c.every:
+        return EVERY
+    if c.latent:
+        return LATENT + SEQUENTIAL.replace("head_dim", "v_dim")
+    if c.route:
+        return LAYER + ROUTED.format(_choice(c.route))
+    return LAYER + (PARALLEL if c.parallel else SEQUENTIAL)
+
+
+def _choice(route: Route) -> str:
+    settings = f"score={route.score}, normalise={'on' if route.normalise else 'off'}, scale={route.scale}"
+    more = {"capacity": route.capacity, "balance": route.balance, "z": route.z}
+    said = "".join(f", {name}={value}" for name, value in more.items() if value)
+    return f"{route.k}, {settings}, groups={route.groups}, from={route.among}{said}"
 
 
 def _kernels(case: Case) -> str:
@@ -171,10 +232,12 @@ def train_text(case: Case) -> str:
 
 
 def _rules(case: Case) -> str:
-    batch = "replica, dp" if case.replicas > 1 else "dp"
+    batch = ("replica, " if case.replicas > 1 else "") + "dp" + (", ep" if case.ep > 1 else "")
+    experts = f"experts over {case.experts}  " if case.experts else ""
     vocab, seq = "vocab, " if case.vocab else "", "  seq over tp" if case.sp else ""
+    ffn = ", ffn" if not case.config.route else ", expert_ffn" if case.inner else ""
     layers = "  layers over pp" if case.pp > 1 else ""
-    return f"batch over {batch}  {context_rules(case)}{vocab}heads, kv_heads, ffn over tp{seq}{layers}"
+    return f"{experts}batch over {batch}  {context_rules(case)}{vocab}heads, kv_heads{ffn} over tp{seq}{layers}"
 
 
 def context_rules(case: Case) -> str:
@@ -185,7 +248,7 @@ def context_rules(case: Case) -> str:
 
 def contexts(case: Case) -> str:
     """Those axes."""
-    sizes = {"cp": case.cp, "uly": case.uly}
+    sizes = {"ep": case.ep, "cp": case.cp, "uly": case.uly}
     return "  ".join(f"{axis} = {size}" for axis, size in sizes.items() if size > 1)
 
 

@@ -9,14 +9,14 @@ Non-goals: speed, and anything the plans of these tests do not use.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import cos, pi
+from math import ceil, cos, pi
 
 import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
-Loss = Callable[..., Tensor]
-"""The sum of token losses, of parameters, tokens, labels and what else a model is given."""
+Loss = Callable[..., Tensor | tuple[Tensor, Tensor]]
+"""The sum of token losses, of parameters, tokens, labels and what else a model is given; then what routers add."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,29 @@ class Config:
     every: bool = False  # with norms of queries and keys over all heads, softmax, means and joined features
     experts: int = 6
     few: int = 4
+    latent: bool = False  # queries, keys and values of narrow vectors; one rotated part of keys for all heads
+    q_rank: int = 6
+    kv_rank: int = 5
+    nope: int = 4
+    pe: int = 2
+    v_dim: int = 3
+    route: "Route | None" = None  # the MLP is a mixture of experts
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a token's experts are chosen and weighed."""
+
+    experts: int = 12
+    k: int = 2
+    score: str = "softmax"
+    normalise: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    among: int = 1  # groups, from which they are chosen
+    capacity: float = 0.0  # of an expert, in equal shares of a sequence; 0 for no bound
+    balance: float = 0.0  # factors of the router's losses
+    z: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +86,7 @@ class Step:
     norm: float
     gradients: Tensors
     parameters: Tensors
+    router_loss: float = 0.0
 
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
@@ -79,7 +103,11 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
         "w_up": (c.ffn, c.hidden),
         "w_down": (c.hidden, c.ffn),
         **(_more_shapes(c) if c.every else {}),
+        **(_expert_shapes(c, c.route) if c.route else {}),
+        **(_latent_shapes(c) if c.latent else {}),
     }
+    if c.latent:
+        del layer["wk"], layer["wv"]
     layers = {f"layers.{i}.{name}": shape for i in range(c.layers) for name, shape in layer.items()}
     head: dict[str, tuple[int, ...]] = {} if c.tied else {"head": (c.vocab, c.hidden)}
     return {"wte": (c.vocab, c.hidden), **layers, "norm": (c.hidden,), **head}
@@ -99,36 +127,64 @@ def _more_shapes(c: Config) -> dict[str, tuple[int, ...]]:
     }
 
 
+def _expert_shapes(c: Config, route: Route) -> dict[str, tuple[int, ...]]:
+    return {
+        "router": (route.experts, c.hidden),
+        "w_gate": (route.experts, c.ffn, c.hidden),
+        "w_up": (route.experts, c.ffn, c.hidden),
+        "w_down": (route.experts, c.hidden, c.ffn),
+    }
+
+
+def _latent_shapes(c: Config) -> dict[str, tuple[int, ...]]:
+    return {
+        "wq_a": (c.q_rank, c.hidden),
+        "q_norm": (c.q_rank,),
+        "wq": (c.heads * (c.nope + c.pe), c.q_rank),
+        "wkv_a": (c.kv_rank + c.pe, c.hidden),
+        "kv_norm": (c.kv_rank,),
+        "wkv": (c.kv_heads * (c.nope + c.v_dim), c.kv_rank),
+        "wo": (c.hidden, c.heads * c.v_dim),
+    }
+
+
 def initial(config: Config) -> Tensors:
     """Parameters of a size at which every one of them matters; no two norm weights are alike."""
     generator = torch.Generator().manual_seed(7)
 
     def drawn(shape: tuple[int, ...]) -> Tensor:
         values = torch.randn(shape, generator=generator, dtype=torch.float64)
-        return values / shape[1] ** 0.5 if len(shape) == 2 else 1 + 0.2 * values
+        return values / shape[-1] ** 0.5 if len(shape) > 1 else 1 + 0.2 * values
 
     return {name: drawn(shape) for name, shape in shapes(config).items()}
 
 
 def loss(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
     """The sum of token losses over labels ≥ 0; tokens and labels are [rows, seq]."""
-    x = p["wte"][tokens]
+    return losses(config, p, tokens, labels)[0]
+
+
+def losses(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """That, and the sum of routers' losses."""
+    x, of_routers = p["wte"][tokens], [torch.zeros((), dtype=torch.float64)]
     for i in range(config.layers):
-        x = _layer(config, {k.split(".")[2]: v for k, v in p.items() if k.startswith(f"layers.{i}.")}, x)
+        x = _layer(config, {k.split(".")[2]: v for k, v in p.items() if k.startswith(f"layers.{i}.")}, x, of_routers)
     logits = _norm(x, p["norm"], config.eps) @ p["wte" if config.tied else "head"][: config.classes].T
     picked, normaliser = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1), logits.logsumexp(-1)
     aimed = (1 - config.smoothing) * picked + config.smoothing * logits.mean(-1)
-    return ((normaliser - aimed + config.z_loss * normaliser.pow(2)) * (labels >= 0)).sum()
+    total = ((normaliser - aimed + config.z_loss * normaliser.pow(2)) * (labels >= 0)).sum()
+    return total, torch.stack(of_routers).sum()
 
 
-def _layer(c: Config, p: Tensors, x: Tensor) -> Tensor:
+def _layer(c: Config, p: Tensors, x: Tensor, of_routers: list[Tensor]) -> Tensor:
     if c.every:
         return _layer_of_every(c, p, x)
     a = _norm(x, p["norm1"], c.eps)
     if c.parallel:
         return x + _attention(c, p, a) + _mlp(p, a)
     x = x + _attention(c, p, a)
-    return x + _mlp(p, _norm(x, p["norm2"], c.eps))
+    m = _norm(x, p["norm2"], c.eps)
+    return x + (_experts(c.route, p, m, of_routers) if c.route else _mlp(p, m))
 
 
 def _layer_of_every(c: Config, p: Tensors, x: Tensor) -> Tensor:
@@ -161,20 +217,62 @@ def _mlp(p: Tensors, x: Tensor) -> Tensor:
     return (gate * gate.sigmoid() * (x @ p["w_up"].T)) @ p["w_down"].T
 
 
+def _experts(route: Route, p: Tensors, x: Tensor, losses: list[Tensor]) -> Tensor:
+    """Each expert on all tokens, times its gate, which is 0 where it is not chosen (Shazeer et al. 2017)."""
+    logits = x @ p["router"].T
+    scores = logits.softmax(-1) if route.score == "softmax" else logits.sigmoid()
+    by_group = scores.detach().unflatten(-1, (route.groups, -1))
+    best = _largest(by_group.topk(2).values.sum(-1), route.among)  # DeepSeek-AI 2024, section 2.1.2
+    chosen = _largest(by_group.masked_fill(~best.unsqueeze(-1), -1).flatten(-2), route.k)
+    gates = scores * chosen
+    gates = route.scale * (gates / gates.sum(-1, keepdim=True) if route.normalise else gates)
+    if route.balance or route.z:
+        f = chosen.double().mean(1) * route.experts / route.k  # DeepSeek-AI 2024, section 2.1.2: of each sequence
+        balance = (f * (scores / scores.sum(-1, keepdim=True)).mean(1)).sum(-1).mean()
+        losses.append(route.balance * balance + route.z * logits.logsumexp(-1).pow(2).mean())  # Zoph et al. 2022
+    if route.capacity:
+        gates = gates * (chosen.cumsum(1) <= ceil(route.capacity * x.shape[1] * route.k / route.experts))
+
+    def expert(e: int) -> Tensor:
+        return _mlp({name: p[name][e] for name in ("w_gate", "w_up", "w_down")}, x)
+
+    return torch.stack([gates[..., e, None] * expert(e) for e in range(route.experts)]).sum(0)
+
+
+def _largest(x: Tensor, k: int) -> Tensor:
+    """Whether an element is among the k largest along the last dim; of equal ones the first."""
+    order = x.sort(dim=-1, descending=True, stable=True).indices
+    return torch.zeros_like(x, dtype=torch.bool).scatter(-1, order[..., :k], True)
+
+
 def _attention(c: Config, p: Tensors, x: Tensor) -> Tensor:
     """Causal; head i of q attends to head i // (heads / kv_heads) of k and v."""
     rows, seq, _ = x.shape
-    q = (x @ p["wq"].T).view(rows, seq, c.heads, -1)
-    k = (x @ p["wk"].T).view(rows, seq, c.kv_heads, -1)
-    if c.every:
-        q, k = _of_all_heads(q, p["q_norm"], c, False), _of_all_heads(k, p["k_norm"], c, True) + p["k_bias"]
-    q, k = _rotated(q, c.theta), _rotated(k, c.theta)
-    v = (x @ p["wv"].T).view(rows, seq, c.kv_heads, -1)
+    q, k, v = _latent(c, p, x) if c.latent else _projected(c, p, x)
     of = torch.arange(c.heads) // (c.heads // c.kv_heads)
     scores = torch.einsum("rind,rjnd->rnij", q, k[:, :, of]) / q.shape[-1] ** 0.5
     future = torch.ones(seq, seq, dtype=torch.bool).triu(1)
     weights = scores.masked_fill(future, -torch.inf).softmax(-1)
     return torch.einsum("rnij,rjnd->rind", weights, v[:, :, of]).reshape(rows, seq, -1) @ p["wo"].T
+
+
+def _projected(c: Config, p: Tensors, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, [rows, seq, heads, head_dim]."""
+    q = (x @ p["wq"].T).unflatten(-1, (c.heads, -1))
+    k, v = ((x @ p[name].T).unflatten(-1, (c.kv_heads, -1)) for name in ("wk", "wv"))
+    if c.every:
+        q, k = _of_all_heads(q, p["q_norm"], c, False), _of_all_heads(k, p["k_norm"], c, True) + p["k_bias"]
+    return _rotated(q, c.theta), _rotated(k, c.theta), v
+
+
+def _latent(c: Config, p: Tensors, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by latent attention (DeepSeek-V2, arXiv:2405.04434, equations 37 to 47)."""
+    q = (_norm(x @ p["wq_a"].T, p["q_norm"], c.eps) @ p["wq"].T).unflatten(-1, (c.heads, -1))
+    narrow, shared = (x @ p["wkv_a"].T).split([c.kv_rank, c.pe], -1)
+    both = (_norm(narrow, p["kv_norm"], c.eps) @ p["wkv"].T).unflatten(-1, (c.kv_heads, -1))
+    k, v = both.split([c.nope, c.v_dim], -1)
+    turned = _rotated(shared.unsqueeze(2), c.theta).expand(-1, -1, c.kv_heads, -1)
+    return torch.cat([q[..., : c.nope], _rotated(q[..., c.nope :], c.theta)], -1), torch.cat([k, turned], -1), v
 
 
 def _rotated(x: Tensor, theta: float) -> Tensor:
@@ -190,7 +288,7 @@ def run(
     config: Config, training: Training, start: Tensors, batches: list[tuple[Tensor, Tensor]], lr: float
 ) -> list[Step]:
     """Trains the model above."""
-    return train(partial(loss, config), training, start, batches, lr)
+    return train(partial(losses, config), training, start, batches, lr)
 
 
 def train(
@@ -201,14 +299,16 @@ def train(
     for batch in batches:
         labels = batch[1]
         leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
-        mean = model(leaves, *batch) / max(1, int((labels >= 0).sum()))
-        mean.backward()
+        made = model(leaves, *batch)
+        total, of_routers = made if isinstance(made, tuple) else (made, torch.zeros(()))
+        mean = total / max(1, int((labels >= 0).sum()))
+        (mean + of_routers).backward()
         gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
         norm = sum(float(g.pow(2).sum()) for g in gradients.values()) ** 0.5
         if (labels >= 0).any():
             factor = min(1.0, training.clip / (norm + 1e-6)) if training.clip else 1.0
             parameters = optimizer.step(parameters, {name: g * factor for name, g in gradients.items()}, lr)
-        steps.append(Step(mean.item(), norm, gradients, parameters))
+        steps.append(Step(mean.item(), norm, gradients, parameters, of_routers.item()))
     return steps
 
 

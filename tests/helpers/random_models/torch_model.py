@@ -10,7 +10,7 @@ from functools import partial
 from itertools import pairwise
 from math import pi, prod, sqrt
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -362,8 +362,11 @@ def layernorm(x: Value, weight: Value, *rest: Any, eps: float = 0) -> Value:
 
 
 def concat(*parts: Value, **given: str) -> Value:
-    """One behind the other."""
-    return Value((*parts[0].dims[:-1], given["as"]), torch.cat([part.tensor for part in parts], -1))
+    """One behind the other, each for all indices of the dims that it lacks."""
+    *before, _ = max((part.dims for part in parts), key=len)
+    placed = [part.onto((*before, part.dims[-1])) for part in parts]
+    sizes: Any = cast(Any, torch).broadcast_shapes(*(each.shape[:-1] for each in placed))
+    return Value((*before, given["as"]), torch.cat([each.expand(*sizes, -1) for each in placed], -1))
 
 
 def embedding(tokens: Value, table: Value) -> Value:

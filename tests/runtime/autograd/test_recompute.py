@@ -8,7 +8,19 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import linear, silu
 
 from helpers.forked_ranks import run_ranks
-from scalec.runtime import Axis, Mesh, all_reduce, recompute, recomputed, regather
+from scalec.runtime import (
+    Axis,
+    Experts,
+    Mesh,
+    all_reduce,
+    combine,
+    dispatch,
+    recompute,
+    recomputed,
+    regather,
+    sort_by_expert,
+    top_k,
+)
 
 Kept = list[Tensor]
 
@@ -150,3 +162,37 @@ def _gathered_around() -> bool:
 
 def test_a_block_keeps_nothing_that_the_one_around_it_makes_again() -> None:
     assert run_ranks(2, _gathered_around) == [True, True]
+
+
+class Routed(nn.Module):
+    """Its router chooses otherwise each time, as rounding may where two logits are nearly equal."""
+
+    def __init__(self, around: bool) -> None:
+        super().__init__()
+        self.experts, self.around, self.runs = Experts(Mesh({}), 4), around, 0
+        self.chosen: list[list[int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of a layer; with `around` what is in it is recomputed by itself too."""
+        y = recomputed(self.route, torch.tanh(x), enabled=self.around)
+        return y * y
+
+    def route(self, x: Tensor) -> Tensor:
+        """The square of each token."""
+        self.runs += 1
+        gates, ids = top_k(x.roll(self.runs, -1), 1, normalise=True)
+        order = sort_by_expert(ids, self.experts)
+        self.chosen.append([*ids.flatten().tolist(), *order.choices.tolist()])
+        rows = dispatch(x, order)
+        return combine(rows * rows, gates, order)
+
+
+def test_what_was_chosen_is_not_chosen_again() -> None:
+    for around in (False, True):
+        layer, x = Routed(around), torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        (got,) = _gradients(recomputed(layer, x), x)
+        assert layer.runs == (3 if around else 2)
+        assert layer.chosen[1:] == layer.chosen[:1] * (layer.runs - 1)
+        torch.testing.assert_close(got, _gradients(torch.tanh(x) ** 4, x)[0])
+        layer.route(x)
+        assert layer.chosen[-1] != layer.chosen[0]

@@ -10,7 +10,7 @@ import torch
 
 from helpers.kernels.cases import MODULES
 from helpers.kernels.compiled import SPILLED, Launch, check, narrow_offsets, recorded
-from helpers.kernels.machine_code import check_flow
+from helpers.kernels.machine_code import PRODUCTS, check_flow
 
 FIRST, *OTHERS = [(90, torch.bfloat16), (80, torch.bfloat16), (90, torch.float32), (100, torch.bfloat16)]
 CHIPS = [
@@ -30,7 +30,8 @@ def test_every_kernel_fits_the_chip(module: str, capability: int, dtype: torch.d
     assert launches, "the examples start no kernel"
     for launch in _of_each_kernel(some, launches):
         code = check(launch, capability, SPILLED if dtype == torch.bfloat16 else math.inf)  # float32 is not for speed
-        if launch.name.startswith("merge."):  # which no plan starts
+        assert "mma" in code.ptx or launch.kernel.__name__ not in PRODUCTS, f"{launch}: no tensor cores"
+        if launch.name.startswith(("merge.", "rows.")):  # which no plan starts
             check_flow(launch, code, capability)
 
 

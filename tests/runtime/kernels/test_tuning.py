@@ -19,6 +19,7 @@ from scalec.runtime.kernels import Tile
 SCRIPT = Path(__file__).parents[3] / "benchmarks/tune_kernels.py"
 FIRST = {
     "Attention": kernels.Blocks(*(kernels.Block(32, 64, warps=4, stages=2) for _ in range(3))),
+    "GroupedLinear": kernels.Products(*(kernels.Product(64, 64, 32, warps=2, stages=2) for _ in range(2))),
     # Of few rows it takes no more warps than have 16 bytes each.
     "Rope": Tile(rows=16, warps=2),
     "RopePair": Tile(rows=16, warps=2),

@@ -13,12 +13,15 @@ from scalec.runtime import (
     SGD,
     Axis,
     Bucket,
+    Experts,
     Mesh,
     ParamGroup,
     TrainState,
     embedding,
+    grouped_linear,
     normal,
     recomputed,
+    sort_by_expert,
     split_embedding,
     split_linear,
     weight,
@@ -192,3 +195,17 @@ def test_an_input_part_that_fails_leaves_nothing_behind() -> None:
         raise ZeroDivisionError
     split_linear(_randn(3, 4), w).sum().backward()
     assert w.grad is not None
+
+
+def test_of_experts_too() -> None:
+    x, w = _randn(3, 4).requires_grad_(), nn.Parameter(_randn(2, 5, 4))
+    order, parts = sort_by_expert(torch.tensor([[0], [1], [1]]), Experts(Mesh({}), 2)), list[Part]()
+    with set_apart(parts):
+        grouped_linear(x, w, order).square().sum().backward()
+    of_x, of_w = torch.autograd.grad(
+        (F.linear(x[:1], w[0]).square().sum() + F.linear(x[1:], w[1]).square().sum()), (x, w)
+    )
+    assert w.grad is None
+    torch.testing.assert_close(x.grad, of_x, rtol=1e-13, atol=1e-13)
+    parts.pop()()
+    torch.testing.assert_close(w.grad, of_w, rtol=1e-13, atol=1e-13)

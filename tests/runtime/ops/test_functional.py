@@ -177,10 +177,10 @@ def _plain_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bnst,tbnd->sbnd", scores.softmax(-1), v)
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
-def test_attention_is_causal_and_groups_queries(kv_heads: int) -> None:
+@pytest.mark.parametrize(("kv_heads", "width"), [(4, 8), (2, 8), (1, 8), (4, 5), (2, 11)])
+def test_attention_is_causal_and_groups_queries(kv_heads: int, width: int) -> None:
     q = torch.randn(5, 2, 4, 8, dtype=torch.float64)
-    k, v = (torch.randn(5, 2, kv_heads, 8, dtype=torch.float64) for _ in range(2))
+    k, v = (torch.randn(5, 2, kv_heads, size, dtype=torch.float64) for size in (8, width))
     expected = _plain_attention(q, k, v)
     _check_equal(attention(q, k, v, layout="sbhd"), expected)
     swapped = attention(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), layout="bshd")
@@ -193,15 +193,15 @@ def test_attention_is_causal_and_groups_queries(kv_heads: int) -> None:
 def test_attention_among_documents_is_that_of_each_alone(options: dict[str, Any]) -> None:
     """Ids need not be in order: what is alike is one document."""
     q = torch.randn(7, 2, 4, 8, dtype=torch.float64, requires_grad=True)
-    k, v = (torch.randn(7, 2, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    k, v = (torch.randn(7, 2, 2, size, dtype=torch.float64, requires_grad=True) for size in (8, 5))
     documents = torch.tensor([[0, 0, 0, 2, 2, 1, 1], [5] * 7]).T
-    alone = torch.empty_like(q)
+    alone = torch.empty(7, 2, 4, 5, dtype=torch.float64)
     for row, pieces in enumerate([(0, 3, 5, 7), (0, 7)]):
         for part in (slice(*ends) for ends in pairwise(pieces)):
             alone[part, row] = attention(*(x[part, row : row + 1] for x in (q, k, v)), layout="sbhd", **options)[:, 0]
     found = attention(q, k, v, layout="sbhd", documents=documents, **options)
     _check_equal(found, alone)
-    dy = torch.randn_like(q)
+    dy = torch.randn_like(found)
     grads = zip(*(torch.autograd.grad(y, (q, k, v), dy) for y in (found, alone)), strict=True)
     for got, expected in grads:
         _check_equal(got, expected)
@@ -278,6 +278,7 @@ def test_a_norm_over_a_sharded_dim_is_the_whole_norm(world: int) -> None:
 def test_concat_joins_last_dims() -> None:
     x, y = _random(2, 5, 3), _random(2, 5, 4)
     _check_equal(concat(x, y, x), torch.cat([x, y, x], -1))
+    _check_equal(concat(x, y[0], x[:, :1]), torch.cat([x, y[:1].repeat(2, 1, 1), x[:, :1].repeat(1, 5, 1)], -1))
 
 
 def test_bfloat16_comes_out_as_it_went_in_and_is_summed_in_float32() -> None:

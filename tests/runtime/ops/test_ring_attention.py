@@ -94,6 +94,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"documents": True, "window": 5, "softcap": 1.0},
     {"documents": "alone"},
     {"window": 6, "causal": False, "batch": 3},
+    {"values": 5},
+    {"values": 11, "documents": True, "softcap": 1.0},
     *({"window": window} for window in WINDOWS[1:]),
 ]
 
@@ -116,8 +118,10 @@ def _check(
     seq, size, batch = layout.index("s"), 8 * axis.size, options.pop("batch", 1)
     options |= {"documents": _documents(options.get("documents"), size, batch, layout), "layout": layout}
     heads = (4, 2, 2) if grouped else (2, 2, 2)
+    widths = (DIM, DIM, options.pop("values", DIM))
     draw = torch.Generator().manual_seed(number)
-    whole = [torch.randn(batch, size, count, DIM, dtype=torch.float64, generator=draw) for count in heads]
+    sides = [(batch, size, *pair) for pair in zip(heads, widths, strict=True)]
+    whole = [torch.randn(side, dtype=torch.float64, generator=draw) for side in sides]
     whole = [(it if seq else it.transpose(0, 1)).requires_grad_() for it in whole]
     held = Positions(mesh, size, "cp", zigzag=["cp"] if zigzag else []).indices(torch.device("cpu"))
     mine = [it.detach().index_select(seq, held) for it in whole]

@@ -1,0 +1,113 @@
+"""A mixture of experts on one GPU, in the shape of Qwen3-30B-A3B: rows beside a copy, products beside a dense one.
+
+Rows are compared by the bytes that a call must move at least, products by operations: a dense product has as many.
+`ours` of products is the kernel where torch has one too.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from gpu import GIB, Machine
+from gpu_kernels import parts
+from torch import Tensor
+from torch.nn import functional as F
+
+from scalec import runtime
+from scalec.runtime.comm.experts import Order
+from scalec.runtime.ops import grouped_linear
+
+EXPERTS = ("experts", "part", "ours", "plain torch", "beside a copy, or a dense product")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a layer, and of the tokens of a call."""
+
+    tokens: int = 16384
+    experts: int = 128
+    k: int = 8
+    hidden: int = 2048
+    ffn: int = 768
+    product_rows: int = 16384
+    copied: int = GIB
+
+
+TOY = Sizes(tokens=16, experts=4, k=2, hidden=64, ffn=32, product_rows=16, copied=1 << 10)
+
+
+def expert_rows(machine: Machine) -> Iterator[tuple[str, ...]]:
+    """A row for each function and part, as soon as it is measured."""
+    sizes = TOY if machine.toy else Sizes()
+    for made in (_moved, _bookkeeping, _products):
+        try:
+            yield from made(machine, sizes)
+        except Exception as error:  # of any kind: the others are still to be measured
+            yield (made.__name__.strip("_"), "", machine.failure(error), "", "")
+        machine.clear()
+
+
+def _order(machine: Machine, tokens: int, sizes: Sizes) -> Order:
+    ids = torch.rand(tokens, sizes.experts, device=machine.device).argsort(-1)[:, : sizes.k]
+    order = runtime.sort_by_expert(ids, runtime.Experts(runtime.Mesh({}, machine.device), sizes.experts))
+    assert order.total == tokens * sizes.k
+    return order
+
+
+def _moved(machine: Machine, sizes: Sizes) -> Iterator[tuple[str, ...]]:
+    from scalec.runtime import kernels  # needs triton
+
+    source = torch.empty(sizes.copied, dtype=torch.int8, device=machine.device)
+    rate = 2 * sizes.copied / machine.milliseconds(partial(torch.empty_like(source).copy_, source))
+    del source
+    order, tile = _order(machine, sizes.tokens, sizes), {sizes.hidden: kernels.Tile(rows=1, warps=4, columns=1024)}
+    of_tokens = sizes.tokens * sizes.hidden * machine.dtype.itemsize
+    x, rows = machine.randn(sizes.tokens, sizes.hidden), machine.randn(order.total, sizes.hidden)
+    gates = torch.rand(sizes.tokens, sizes.k, device=machine.device, requires_grad=True)
+    k = sizes.k
+    subjects: list[tuple[str, Any, Any, Sequence[Tensor], int, int]] = [
+        ("dispatch", kernels.Dispatch(tile), runtime.dispatch, (x,), 1 + k, 1 + k),
+        ("combine", kernels.Combine(tile), runtime.combine, (rows, gates), 1 + k, 1 + 2 * k),
+    ]
+    for name, ours, plain, operands, *moved in subjects:
+        times = parts(machine, (ours, plain), operands, (order,))
+        for part, bytes, (mine, torchs) in zip(("forward", "backward"), moved, times, strict=True):
+            yield (name, part, *_times(mine, torchs), f"{bytes * of_tokens / mine / rate:.0%}")
+    regrouped = machine.milliseconds(partial(rows.detach().index_select, 0, order.choices))
+    yield ("regrouping", "", "", f"{regrouped:.3f} ms", f"{2 * rows.nbytes / regrouped / rate:.0%}")
+
+
+def _bookkeeping(machine: Machine, sizes: Sizes) -> Iterator[tuple[str, ...]]:
+    from scalec.runtime import kernels
+
+    logits = torch.randn(sizes.tokens, sizes.experts, device=machine.device, requires_grad=True)
+    ours = partial(kernels.TopK({sizes.experts: kernels.Tile(rows=8, warps=4)}), k=sizes.k, normalise=True)
+    plain = partial(runtime.top_k, k=sizes.k, normalise=True)
+    for part, times in zip(("forward", "backward"), parts(machine, (ours, plain), (logits,), ()), strict=True):
+        yield ("top_k", part, *_times(*times), "")
+    ids, experts = plain(logits)[1], _order(machine, sizes.tokens, sizes).experts
+    sorts = (kernels.SortByExpert(), runtime.sort_by_expert)
+    yield ("sort_by_expert", "", *_times(*(machine.milliseconds(partial(each, ids, experts)) for each in sorts)), "")
+
+
+def _products(machine: Machine, sizes: Sizes) -> Iterator[tuple[str, ...]]:
+    from scalec.runtime import kernels
+
+    held = _order(machine, sizes.product_rows // sizes.k, sizes)
+    block = kernels.Product(128, 128, 64, warps=8, stages=3)
+    blocks = kernels.Products(block, block)
+    for name, width, out in (("up", sizes.hidden, sizes.ffn), ("down", sizes.ffn, sizes.hidden)):
+        x, weight = machine.randn(held.total, width), machine.randn(sizes.experts, out, width)
+        with patch.object(grouped_linear, "is_torchs", lambda *_: False):
+            ours = parts(machine, (kernels.GroupedLinear({width: blocks}),), (x, weight), (held,))
+        plain = parts(machine, (runtime.grouped_linear,), (x, weight), (held,))
+        dense = parts(machine, (F.linear,), (x, machine.randn(out, width)), ())
+        for part, (mine,), (torchs,), (whole,) in zip(("forward", "backward"), ours, plain, dense, strict=True):
+            yield (f"grouped_linear, {name}", part, *_times(mine, torchs), f"{whole / mine:.0%}, {whole / torchs:.0%}")
+
+
+def _times(ours: float, plain: float) -> tuple[str, str]:
+    return f"{ours:.3f} ms", f"{plain:.3f} ms"

@@ -1,0 +1,209 @@
+"""Routes: `route y to experts by top(logits, k, …) { … }`, a body that each expert applies to the tokens it is sent.
+
+Purpose: the dims of choices and of logits, which no plan names; the ops before and behind the body.
+Non-goals: the statements of the body (`model`), which are ordinary ones on rows.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from attrs import evolve
+
+from ..ir import BATCH, FLOATS, Attr, Dim, Type
+from ..ops.experts import BALANCE, CAPACITY, COMBINE, DISPATCH, NO_LOSS, ROUTER_Z, SORT, TOP
+from ..ops.protocol import Attribute
+from ..syntax import tree
+from ..syntax.diagnostics import PlanError, wrong
+from .arithmetic import Scalar, evaluate
+from .builder import ModelBuilder
+from .errors import check_dim, check_not_data
+from .expressions import Expressions
+from .parameters import Parameters, Scope
+
+CHOICES = Attribute("k", kinds=(int,))
+FACTORS = tuple(
+    Attribute(name, default=0.0, range=(lambda value: value >= 0, "0 or above"))
+    for name in ("capacity", "balance", "z")
+)
+CALL = evolve(TOP, attributes=(CHOICES, *TOP.attributes, *FACTORS))
+"""`top` as plans write it: in the IR the number of choices is the size of a dim, and losses and capacity are ops."""
+
+ROUTER_LOSS = "_router_loss"
+"""The name in a model's scope of the sum of its routers' losses."""
+
+
+def route_dims(model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar]) -> dict[str, Dim]:
+    """The dims of experts, which now have one of choices; these; and for logits their twins.  Raises PlanError."""
+    found: dict[str, Dim] = {}
+    for route in _routes(model.body):
+        check_dim(route.dim, dims)
+        check_not_data(route.dim, "a route")
+        experts, count = dims[route.dim.name], _count(route, dims[route.dim.name].size, numbers)
+        if experts.name in found:
+            if found[found[experts.name].chosen].size != count:
+                help = f"give the experts of one of the routes a dim of their own, as large as `{experts.name}`"
+                label = "another route to them chooses another number"
+                raise wrong(
+                    "E0316", f"two routes to `{experts.name}` choose different numbers", route.span, label, help
+                )
+            continue
+        chosen, scored = (_free(name, experts.name, {*dims, *found}) for name in ("chosen", "scored"))
+        found[chosen] = Dim(chosen, count, span=experts.span)
+        found[scored] = Dim(scored, experts.size, twin=experts.name, span=experts.span)
+        found[experts.name] = evolve(experts, chosen=chosen)
+    return found
+
+
+def costs(item: tree.Statement) -> bool:
+    """Whether a statement has a route that adds to the loss."""
+    given = (setting.key.name for route in _routes((item,)) for setting in route.by.kwargs)
+    return not {"balance", "z"}.isdisjoint(given)
+
+
+def _routes(body: Sequence[object]) -> Iterator[tree.Route]:
+    """At any depth."""
+    for item in body:
+        match item:
+            case tree.Route():
+                yield item
+            case tree.Repeat():
+                yield from _routes(item.body)
+            case tree.If():
+                yield from _routes((*item.body, *item.others))
+            case _:
+                pass
+
+
+def _count(route: tree.Route, experts: int, numbers: Mapping[str, Scalar]) -> int:
+    """The number of each token's choices."""
+    if route.by.name.name != TOP.name:
+        help = f"write `by {TOP.name}(y @ router[hidden -> {route.dim}], 2)`"
+        raise wrong("E0605", f"`{route.by.name}` does not choose experts", route.by.name.span, "unknown here", help)
+    named = (setting.value for setting in route.by.kwargs if setting.key.name == CHOICES.name)
+    given = next(named, route.by.args[1] if len(route.by.args) > 1 else None)
+    if given is None:
+        help = f"write `{TOP.name}(…, 2)`"
+        raise wrong("E0606", "`top` needs an argument `k`", route.by.span, "how many experts each token has", help)
+    count = evaluate(given, numbers)
+    if count != int(count) or not 1 <= count <= experts:
+        label = f"`{route.dim}` is {experts}"
+        raise wrong("E0316", f"{float(count):g} of {experts} experts cannot be chosen", given.span, label)
+    return int(count)
+
+
+def _free(name: str, experts: str, taken: set[str]) -> str:
+    name = f"{name}_{experts}" if name in taken else name
+    while name in taken:
+        name += "_"
+    return name
+
+
+class Routes:
+    """Writes the ops around the bodies of routes."""
+
+    def __init__(self, scope: Scope, parameters: Parameters, builder: ModelBuilder, expressions: Expressions) -> None:
+        self._scope, self._parameters, self._builder = scope, parameters, builder
+        self._expressions = expressions
+
+    def begin_loss(self, item: tree.Statement) -> None:
+        """Begins the sum of the routers' losses before the first statement that adds to it."""
+        if costs(item) and ROUTER_LOSS not in self._scope.bound:
+            of = (name for name in self._scope.bound.values() if self._builder.types[name].dtype in FLOATS)
+            self._scope.bound[ROUTER_LOSS] = self._builder.op(NO_LOSS.name, (next(of),), (), item.span, "router_loss")
+
+    @contextmanager
+    def route(self, item: tree.Route) -> Generator[None]:
+        """Within it statements are the body's, which sees what it is sent, and no value of all tokens."""
+        name, experts = item.value.name, item.dim.name
+        value = self._value(item)
+        gates, order = self._order(item, self._builder.types[value])
+        rows = self._builder.op(DISPATCH.name, (value, order), (), item.span, f"_{name}")
+        outside, self._scope.bound = self._scope.bound, {name: rows}
+        self._scope.elsewhere, self._parameters.experts, self._parameters.order = outside, experts, order
+        yield
+        end = self._scope.bound[name]
+        self._scope.bound, self._scope.elsewhere = outside, {}
+        self._parameters.experts = self._parameters.order = ""
+        types = self._builder.types
+        if types[end].dims != types[rows].dims:
+            dims = (f"[{', '.join(types[each].dims[1:])}]" for each in (rows, end))
+            label = "enters as {}, leaves as {}".format(*dims)
+            raise wrong("E0305", f"`{name}` changes its dims in a route", item.value.span, label)
+        outside[name] = self._builder.op(COMBINE.name, (end, gates, order), (), item.span, name)
+
+    def _value(self, item: tree.Route) -> str:
+        name, bound = item.value, self._scope.bound
+        if name.name not in bound:
+            help = f"write `{name} = …` before: the route sends it to experts, and `{name}` is their sum after it"
+            raise wrong("E0220", f"`{name}` is not bound before it is routed", name.span, "not known here", help)
+        type = self._builder.types[bound[name.name]]
+        if BATCH not in type.dims or type.dtype not in FLOATS:
+            raise wrong(
+                "E0220", f"`{name}` has no tokens to route", name.span, f"its dims are [{', '.join(type.dims)}]"
+            )
+        self._scope.check_free(name)
+        return bound[name.name]
+
+    def _order(self, item: tree.Route, value: Type) -> tuple[str, str]:
+        """Gates, and the order of rows; logits are made in float32, whatever the model computes in."""
+        program, experts = self._builder.program, item.dim.name
+        scored = next(dim.name for dim in program.dims if dim.twin == experts)
+        with self._expressions.of_logits({experts: scored}):
+            operands, given = self._expressions.arguments(item.by, CALL)
+        logits = self._builder.types[operands[0]]
+        if logits.dims != (*value.dims[:-1], scored):
+            found, wanted = (f"[{', '.join(dims)}]" for dims in (logits.dims, (*value.dims[:-1], experts)))
+            label = f"has {found.replace(scored, experts)}, not {wanted}"
+            message = f"`{TOP.name}` takes logits of the tokens of `{item.value}`, one for each expert"
+            raise wrong("E0307", message, item.by.span, label)
+        said = dict(given)
+        factors = {each.name: _factor(item, each, float(str(said.pop(each.name, 0)))) for each in FACTORS}
+        attrs = tuple((key, value) for key, value in said.items() if key != CHOICES.name)
+        self._check_groups(item, dict(attrs))
+        chosen = (*attrs, ("to", program.dim(experts).chosen))
+        gates, ids = self._builder.several(TOP.name, operands, chosen, item.by.span, ("gates", "ids"))
+        self._losses(item, operands[0], ids, dict(attrs), factors)
+        if capacity := factors["capacity"]:
+            limits = (("capacity", capacity), ("experts", experts))
+            ids = self._builder.op(CAPACITY.name, (ids,), limits, item.by.span, "ids")
+        return gates, self._builder.op(SORT.name, (ids,), (("to", experts),), item.by.span, SORT.stem)
+
+    def _losses(
+        self, item: tree.Route, logits: str, ids: str, attrs: Mapping[str, Attr], factors: Mapping[str, float]
+    ) -> None:
+        """Adds what the router's choice costs: means over the step's sequences, and over its tokens."""
+        train, terms = self._builder.program.train, list[str]()
+        score = (("score", attrs["score"]),) if "score" in attrs else ()
+        if factor := factors["balance"]:
+            by = ("by", factor / train.global_batch)
+            terms.append(self._builder.op(BALANCE.name, (logits, ids), (by, *score), item.by.span, ""))
+        if factor := factors["z"]:
+            by = ("by", factor / (train.global_batch * train.seq))
+            terms.append(self._builder.op(ROUTER_Z.name, (logits,), (by,), item.by.span, ""))
+        if terms:
+            so_far = self._scope.bound[ROUTER_LOSS]
+            total = self._builder.op("add", (so_far, *terms), (), item.by.span, "router_loss")
+            self._scope.bound[ROUTER_LOSS] = total
+
+    def _check_groups(self, item: tree.Route, given: Mapping[str, object]) -> None:
+        """Groups are equal, and those that are chosen from hold enough experts."""
+        program, experts = self._builder.program, item.dim.name
+        size, count = program.size(experts), program.size(program.dim(experts).chosen)
+        groups, among = (int(str(given.get(key, 1))) for key in ("groups", "from"))
+        if groups < 1 or size % groups:
+            raise _impossible(item, f"{size} experts do not make {groups} equal groups")
+        if not 1 <= among <= groups:
+            raise _impossible(item, f"{among} of {groups} groups cannot be chosen from")
+        if count > (left := size // groups * among):
+            raise _impossible(item, f"{among} of {groups} groups have {left} experts: {count} cannot be chosen")
+
+
+def _factor(item: tree.Route, of: Attribute, value: float) -> float:
+    """A factor in its range."""
+    if of.range and not of.range[0](value):
+        raise wrong("E0313", f"`{TOP.name}`'s {of.name} is {value:g}", item.by.span, help=of.range[1])
+    return value
+
+
+def _impossible(item: tree.Route, what: str) -> PlanError:
+    return wrong("E0316", what, item.by.span, f"a choice of `{item.dim}`")

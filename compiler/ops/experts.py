@@ -1,0 +1,436 @@
+"""A mixture of experts: the choice of each token's experts, rows of tokens expert by expert, and their weighted sum.
+
+As formulas, y[t] = sum over e of gate[t, e] · f_e(x[t]).  Rows `[experts, batch, seq, ...]` have an entry for each
+expert that a token chose, and are zero elsewhere; in memory they are a matrix, expert by expert.  An `order` of rows
+says which there are: `[experts, batch, seq, chosen]`, one where a token's choice is the expert.  Where ranks have parts
+of the tokens and of the experts, rows are exchanged between them.  Non-goals: what an expert computes, ordinary ops.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
+
+from attrs import evolve
+
+from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, SEQUENCE, Attr, Op, Placement, Program, Type, sharded, splits
+from .call import Argument, Call, Dims, Experts, Group, Positions
+from .loss import wide
+from .messages import Message
+from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, Vjp, takes
+from .roles import Roles
+from .saved_tensors import Local, Saved, factors
+
+TO = Attribute("to", dims="any", implied=True)
+"""The dim that a result has besides its operand's: of choices, or of experts."""
+
+OWN = Attribute("own", kinds=(tuple,), default=(), implied=True)
+"""Axes whose ranks have the same tokens, and each its own experts."""
+
+MOVES = Attribute("to", kinds=(tuple,), implied=True)
+"""Where rows go on each axis: `dp:experts`."""
+
+
+# ---- types
+
+
+def _chosen(types: Sequence[Type], op: Op) -> list[Shape]:
+    """Of each token a gate and an expert for each choice."""
+    logits = types[0]
+    if len(logits.dims) < 2 or any(bias.dims != logits.dims[-1:] for bias in types[1:]):
+        raise TypingError(f"{op.kind} takes logits [.., experts] and a bias [experts]")
+    dims = (*logits.dims[:-1], str(op.get("to")))
+    return [(wide(logits.dtype), dims), ("i64", dims)]
+
+
+def _logits_whole(types: Sequence[Type], op: Op) -> frozenset[str]:
+    return frozenset(types[0].dims[-1:])
+
+
+def _sorted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """Placed as the choices; over the axes `own`, on which all ranks have the same tokens, those of own experts."""
+    (ids,), experts = types, str(op.get("to"))
+    if set(op.names("own")) & {axis for axis, _ in ids.places}:
+        raise TypingError(f"{op.kind} picks experts over axes on which all ranks have the same tokens")
+    at = dict(ids.places) | dict.fromkeys(op.names("own"), sharded(experts))
+    return [Type("i64", (experts, *ids.dims), program.places(at))]
+
+
+def with_own_experts(op: Op, work: Sequence[str]) -> Op:
+    """An op that sorts by experts, with the axes over which it works on these; any other op as it is."""
+    own = tuple(item.partition(":")[0] for item in work if item.partition(":")[2] == str(dict(op.attrs).get("to")))
+    return evolve(op, attrs=(*op.attrs, (OWN.name, own))) if op.kind == SORT.name and own else op
+
+
+def _dispatched(types: Sequence[Type], op: Op) -> list[Shape]:
+    x, order = types
+    if x.dims[:-1] != order.dims[1:-1]:
+        raise TypingError(f"{op.kind} takes x [{', '.join(order.dims[1:-1])}, features]")
+    return [(x.dtype, (order.dims[0], *x.dims))]
+
+
+def _combined(types: Sequence[Type], op: Op) -> list[Shape]:
+    rows, gates, order = types
+    if gates.dims != order.dims[1:] or rows.dims[:-1] != order.dims[:-1]:
+        raise TypingError(f"{op.kind} takes rows [{', '.join(order.dims[:-1])}, features] and their gates")
+    return [(rows.dtype, rows.dims[1:])]
+
+
+def _products(types: Sequence[Type], op: Op) -> list[Shape]:
+    """Of each expert the dims of both operands, in order, less those that are summed over."""
+    (x, w, order), (experts, *_), over = types, types[2].dims, op.names("over")
+    left, right = ([dim for dim in type.dims if dim not in (experts, *over)] for type in (x, w))
+    if x.dtype != w.dtype or {*left} & {*right} or not x.dims[0] == w.dims[0] == order.dims[0]:
+        raise TypingError(f"{op.kind} takes operands of each of the {experts}")
+    return [(x.dtype, (experts, *left, *right))]
+
+
+def moves(op: Op) -> Iterator[tuple[str, str]]:
+    """The axes over which rows are exchanged, and the dim that each then shards."""
+    for item in op.names("to"):
+        axis, _, dim = item.partition(":")
+        yield axis, dim
+
+
+def _moved(program: Program, type: Type, op: Op) -> Type:
+    experts = program.experts_of(type)
+    at: dict[str, Placement] = dict(type.places)
+    for axis, dim in moves(op):
+        if at.get(axis) is None or {at[axis].dim, dim} not in [{experts, tokens} for tokens in DATA_DIMS]:
+            raise TypingError(f"{op.kind} exchanges shards of tokens and of {experts} on {axis}")
+        at[axis] = sharded(dim)
+    return Type(type.dtype, type.dims, program.places(at))
+
+
+def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    return [_moved(program, types[0], op)]
+
+
+def _exchanged(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """Rows lie as `held` says before or after they are exchanged."""
+    rows, held = types
+    result = _moved(program, rows, op)
+    if _shards(held) != _shards(rows if op.kind == EXCHANGE_BACK.name else result):
+        raise TypingError(f"{op.kind} takes rows that lie as `held` says")
+    return [result]
+
+
+def _shards(type: Type) -> list[tuple[str, Placement]]:
+    return [(axis, place) for axis, place in type.places if place.dim]
+
+
+def _roles(types: Sequence[Type], op: Op) -> Roles:
+    """The ops that lead into rows and out of them work on tokens, and on experts only where tokens are whole."""
+    return Roles(routed=str(op.get("to")) if op.kind == SORT.name else types[-1].dims[0])
+
+
+def _scalar(types: Sequence[Type], op: Op) -> list[Shape]:
+    return [(wide(types[0].dtype), ())]
+
+
+def _kept(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    return list(types[:1])
+
+
+# ---- gradients, and what is saved
+
+
+def _undone(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    """Gradients go the way back."""
+    rows, held = op.inputs
+    back = tuple(f"{axis}:{b.type(rows).at(axis).dim}" for axis, _ in moves(op))
+    kind = EXCHANGE_BACK.name if op.kind == EXCHANGE.name else EXCHANGE.name
+    return [b.emit(kind, [grads[0], b.saved(held)], [rows], to=back)[0], None]
+
+
+def _product_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    """As of any product, for each expert."""
+    (grad,), (x, w, order), over = grads, op.inputs, op.names("over")
+    experts = b.type(order).dims[0]
+    outer = {name: tuple(dim for dim in b.type(name).dims if dim not in (experts, *over)) for name in (x, w)}
+
+    def product(other: str, of: str) -> str | None:
+        if not b.wanted(of):
+            return None
+        return b.emit(GROUPED.name, [grad, b.saved(other), b.saved(order)], [of], over=outer[other])[0]
+
+    return [product(w, x), product(x, w), None]
+
+
+def _held(it: Local) -> Saved:
+    return Saved(operands=(1,))
+
+
+def _choice_saves(it: Local) -> Saved:
+    return Saved(operands=tuple(range(len(it.types))), results=(0, 1))
+
+
+def _balance_saves(it: Local) -> Saved:
+    """Of each sequence the share of each expert, in place of what was chosen."""
+    dtype, logits = it.op.outputs[0].type.dtype, it.types[0]
+    each = it.program.local_size(logits, BATCH) * it.program.size(logits.dims[-1]) * ITEM_BYTES[dtype]
+    return Saved(operands=(0,), others=(("shares of experts", each),))
+
+
+def _z_saves(it: Local) -> Saved:
+    dtype, logits = it.op.outputs[0].type.dtype, it.types[0]
+    each = it.elements(0) // it.program.size(logits.dims[-1]) * ITEM_BYTES[dtype]
+    return Saved(operands=(0,), others=(("log of the sum", each),))
+
+
+def _order_bytes(program: Program, op: Op) -> int:
+    """For each choice its row, in order of rows and in that of tokens; the number of rows of each expert."""
+    (ids,), (order,) = program.operands(op), op.outputs
+    return ITEM_BYTES["i64"] * (2 * program.elements(ids) + program.local_size(order.type, order.type.dims[0]))
+
+
+def _held_bytes(program: Program, op: Op) -> int:
+    """For each row its place as it came, and the inverse, if a rank has several experts; their numbers of rows."""
+    rows = op.outputs[0].type
+    experts = program.local_size(rows, rows.dims[0])
+    return ITEM_BYTES["i64"] * (2 * program.elements(rows) * (experts > 1) + experts)
+
+
+# ---- messages and calls
+
+
+def _counts(it: Local) -> tuple[Message, ...]:
+    """The number of rows that each rank sends for each expert."""
+    experts = it.program.experts_of(it.types[0])
+    return (Message("all_to_all", it.op.outputs[0].name, _axes(it.op), "i64", (it.program.size(experts),)),)
+
+
+def _rows(it: Local) -> tuple[Message, ...]:
+    rows, drops = it.types[0], any(op.kind == CAPACITY.name for op in it.program.ops)
+    shape, sent = it.program.local_shape(rows), "some" if drops else "all"
+    return (Message("all_to_all", it.op.outputs[0].name, _axes(it.op), rows.dtype, shape, ragged=sent),)
+
+
+def _counts_of_sequences(it: Local) -> tuple[Message, ...]:
+    """How many tokens of each sequence chose each expert, summed over the ranks that share the sequence."""
+    logits, axes = it.types[0], it.types[0].axes_of(SEQUENCE)
+    shape = (it.program.local_size(logits, BATCH), it.program.size(logits.dims[-1]))
+    return (Message("all_reduce", it.op.outputs[0].name, axes, "i64", shape),) if axes else ()
+
+
+def _counts_of_chunks(it: Local) -> tuple[Message, ...]:
+    """How many tokens of each run of positions of each sequence chose each expert, sent as one row."""
+    ids, axes = it.types[0], it.types[0].axes_of(SEQUENCE)
+    runs = max(map(len, splits.held(it.program, ids, SEQUENCE)))
+    counts = runs * it.program.local_size(ids, BATCH) * it.program.size(str(it.op.get("experts")))
+    return (Message("all_gather", it.op.outputs[0].name, axes, "i64", (counts,)),) if axes else ()
+
+
+def _axes(op: Op) -> tuple[str, ...]:
+    return tuple(axis for axis, _ in moves(op))
+
+
+def _choice_call(it: Local) -> Call:
+    """The number of choices, and how they are made."""
+    own = {key: value for key, value in it.op.attrs if key != TO.name}
+    told = {
+        "from_groups" if key == "from" else key: value == "on" if key == ON.name else value
+        for key, value in own.items()
+    }
+    return Call((it.program.size(str(it.op.get("to"))),), told)
+
+
+def _sort_call(it: Local) -> Call:
+    """The layout of experts: over which axes they lie, and which of these have parts of the tokens."""
+    experts = str(it.op.get("to"))
+    claimed = {claim.axis for claim in it.program.claims if claim.dim == experts and claim.split}
+    axes = tuple(axis.name for axis in it.program.axes if axis.name in claimed)
+    return Call((Experts(experts, axes, tuple(axis for axis in axes if it.types[0].at(axis).dim)),))
+
+
+def _balance_call(it: Local) -> Call:
+    """The share of a sequence, and the ranks that share the sequence."""
+    own, axes = dict(it.op.attrs), it.types[0].axes_of(SEQUENCE)
+    return Call((), {"by": own["by"], **_score(own), "seq": Dims((SEQUENCE,)), **_over(axes)})
+
+
+def _capacity_call(it: Local) -> Call:
+    """The most tokens of a sequence that an expert takes, and the positions that a rank has."""
+    axes, experts = it.types[0].axes_of(SEQUENCE), str(it.op.get("experts"))
+    whole = it.program.size(experts), _capacity(it.program, it.op)
+    held = {"positions": Positions(SEQUENCE, axes)} if axes else {}
+    return Call(whole, {"seq": Dims((SEQUENCE,)), **held, **_over(axes)})
+
+
+def _capacity(program: Program, op: Op) -> int:
+    """Of the share of an equal load."""
+    experts, k = program.size(str(op.get("experts"))), program.size(op.outputs[0].type.dims[-1])
+    return ceil(float(str(op.get("capacity"))) * program.size(SEQUENCE) * k / experts)
+
+
+def _score(own: Mapping[str, Attr]) -> dict[str, Argument]:
+    return {"score": own["score"]} if "score" in own else {}
+
+
+def _over(axes: tuple[str, ...]) -> dict[str, Argument]:
+    return {"over": Group(axes)} if axes else {}
+
+
+def _nothing(it: Local) -> Call:
+    return Call()
+
+
+BY = Attribute("by", implied=True)
+SCORE = Attribute("score", ("softmax", "sigmoid"), "softmax")
+ON = Attribute("normalise", ("off", "on"), "off")
+
+TOP = OpDef(
+    "top",
+    "The `to` best experts of each token by their scores, and their scores as gates; ties go to the lower index.",
+    _chosen,
+    operands=(Operand("logits"), Operand("bias", optional=True)),
+    attributes=(
+        SCORE,
+        ON,
+        Attribute("scale", default=1.0),
+        Attribute("groups", default=1, kinds=(int,)),
+        Attribute("from", default=1, kinds=(int,)),
+        TO,
+    ),
+    unsharded_dims=_logits_whole,
+    vjp=Vjp(wrt=(0,)),
+    decides=True,
+    function="top_k",
+    call=_choice_call,
+    stem="gates",
+    saves=_choice_saves,
+)
+
+NO_LOSS = OpDef(
+    "no_loss",
+    "A loss of zero, to which routers add theirs; like the tokens of `x`, a sum over ranks.",
+    _scalar,
+    operands=takes("x"),
+    adjoint=lambda op, grads, b: [None],
+    function="no_loss",
+    stem="router_loss",
+    saves=lambda it: Saved(),
+)
+
+BALANCE = OpDef(
+    "balance",
+    "by · Σ f · P over sequences and experts: f the share of choices times their number, P the mean of scores.",
+    _scalar,
+    operands=takes("logits", "ids"),
+    attributes=(BY, SCORE),
+    unsharded_dims=_logits_whole,
+    vjp=Vjp(wrt=(0,)),
+    communicates=_counts_of_sequences,
+    decides=True,
+    function="balance",
+    call=_balance_call,
+    stem="router_loss",
+    saves=_balance_saves,
+)
+
+ROUTER_Z = OpDef(
+    "router_z",
+    "by · Σ (log Σ exp logits)² over tokens.",
+    _scalar,
+    operands=takes("logits"),
+    attributes=(BY,),
+    unsharded_dims=_logits_whole,
+    vjp=Vjp(),
+    function="router_z",
+    stem="router_loss",
+    saves=_z_saves,
+)
+
+CAPACITY = OpDef(
+    "limit_capacity",
+    "The choices without those of an expert that has `capacity` times its equal share of the sequence before.",
+    operands=takes("ids"),
+    attributes=(Attribute("capacity", implied=True), Attribute("experts", dims="any", implied=True)),
+    typing=_kept,
+    communicates=_counts_of_chunks,
+    decides=True,
+    function="limit_capacity",
+    call=_capacity_call,
+    stem="ids",
+)
+
+SORT = OpDef(
+    "sort_by_expert",
+    "The order of rows: one where a token's choice is the expert; over the axes `own`, of the rank's own experts.",
+    operands=takes("ids"),
+    attributes=(TO, OWN),
+    typing=_sorted,
+    roles=_roles,
+    holds=_order_bytes,
+    decides=True,
+    function="sort_by_expert",
+    call=_sort_call,
+    stem="order",
+)
+
+COUNTS = OpDef(
+    "exchange_counts",
+    "The order of rows behind an exchange: each rank tells the others how many it has for each of their experts.",
+    operands=takes("order"),
+    attributes=(MOVES,),
+    typing=_counted,
+    communicates=_counts,
+    holds=_held_bytes,
+    decides=True,
+    function="exchange_counts",
+    call=_nothing,
+    stem="held",
+)
+
+DISPATCH = OpDef(
+    "dispatch",
+    "A row of each token for each of its experts.",
+    _dispatched,
+    operands=takes("x", "order"),
+    linear=((0,),),
+    roles=_roles,
+    vjp=Vjp(wrt=(0,), unread=(0,)),
+    function="dispatch",
+)
+
+EXCHANGE, EXCHANGE_BACK = (
+    OpDef(
+        name,
+        doc,
+        operands=takes("rows", "held"),
+        attributes=(MOVES,),
+        linear=((0,),),
+        typing=_exchanged,
+        adjoint=_undone,
+        communicates=_rows,
+        function=name,
+        call=_nothing,
+        saves=_held,
+    )
+    for name, doc in (
+        ("exchange", "Rows to the ranks of their experts, over several axes at once."),
+        ("exchange_back", "Rows to the ranks of their tokens."),
+    )
+)
+
+GROUPED = OpDef(
+    "grouped_contract",
+    "For each expert the product x·w of its rows, summed over the dims `over`.",
+    _products,
+    operands=takes("x", "w", "order"),
+    attributes=(Attribute("over", kinds=(tuple,)),),
+    linear=((0,), (1,)),
+    adjoint=_product_adjoint,
+    function="grouped_linear",
+    stem="y",
+    saves=factors,
+)
+
+COMBINE = OpDef(
+    "combine",
+    "The sum over a token's experts of gate · row.",
+    _combined,
+    operands=takes("rows", "gates", "order"),
+    linear=((0,), (1,)),
+    roles=_roles,
+    vjp=Vjp(wrt=(0, 1)),
+    function="combine",
+)

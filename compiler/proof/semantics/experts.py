@@ -1,0 +1,254 @@
+"""A mixture of experts as formulas on dense tensors, zero where a token did not choose the expert.
+
+Which experts are the best is an order that each trial keys anew.
+"""
+
+from math import ceil
+
+import numpy as np
+
+from ...ir import INVARIANT, PARTIAL, REPLICATED, SEQUENCE, Placement, Type, sharded
+from ...ops.experts import moves
+from ..tensors import Array, Dims, Tensor
+from .call import Call, Semantics
+from .vjp import zero
+
+
+class _Choice:
+    """Scores of the experts of each token, and the chosen ones."""
+
+    def __init__(self, c: Call) -> None:
+        self.c, self.n, self.logits = c, c.numbers, c.args[0]
+        self.every, self.chosen = self.logits.dims, str(c.get("to"))
+        self.dims: Dims = (*self.every[:-1], self.chosen)
+        self.scores = self._scores()
+        self.ids = self._best()
+        self.hot = self.n.constant(
+            np.eye(self.logits.array.shape[-1], dtype=int)[self.ids], (*self.dims, self.every[-1])
+        )
+        self.picked = self.n.product(self.dims, self.hot, self.scores)
+
+    @property
+    def is_softmax(self) -> bool:
+        return self.c.get("score") == "softmax"
+
+    def _scores(self) -> Tensor:
+        return self.n.softmax(self.logits) if self.is_softmax else self.n.function("sigmoid", self.logits)
+
+    def _best(self) -> Array:
+        """The ids of the chosen experts, the best first: of those groups alone whose two best are the best."""
+        scores = self.n.total(self.every, self.scores, *self.c.args[1:2])
+        keys, (groups, among) = self.n.rank(scores), (int(self.c.number(name)) for name in ("groups", "from"))
+        if among < groups:
+            keys = np.where(self._in_best_groups(scores, keys, groups, among), keys, keys.dtype.type(0))
+        return np.argsort(keys, axis=-1, kind="stable")[..., ::-1][..., : self.c.world.dims[self.chosen]]
+
+    def _in_best_groups(self, scores: Tensor, keys: Array, groups: int, among: int) -> Array:
+        *lead, size = scores.array.shape
+        each = (*lead, groups, size // groups)
+        two = np.argsort(keys.reshape(each), axis=-1)[..., -2:]
+        best = np.take_along_axis(scores.array.reshape(each), two, axis=-1)
+        parts = (Tensor((*self.every[:-1], "group"), best[..., i]) for i in range(best.shape[-1]))
+        order = np.argsort(self.n.rank(self.n.total((*self.every[:-1], "group"), *parts)), axis=-1)[..., -among:]
+        chosen = (order[..., None] == np.arange(groups)).any(axis=-2)
+        return np.repeat(chosen, size // groups, axis=-1)
+
+    def gates(self) -> Tensor:
+        n, scale = self.n, number(self.c, "scale")
+        if self.c.get("normalise") == "off":
+            return n.product(self.dims, self.picked, scale)
+        return n.product(self.dims, self.picked, self._over(), scale)
+
+    def _over(self) -> Tensor:
+        """1 / the sum of a token's chosen scores."""
+        return self.n.function("reciprocal", self.n.product(self.dims[:-1], self.picked))
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        """Of the logits."""
+        n, scale = self.n, number(self.c, "scale")
+        grad = n.product(self.dims, grad, scale)
+        if self.c.get("normalise") == "on":
+            over = self._over()
+            mean = n.negative(n.product(self.dims[:-1], grad, self.picked, over))
+            grad = n.product(self.dims, n.total(self.dims, grad, mean), over)
+        scores = n.product(self.every, self.hot, grad)
+        if not self.is_softmax:
+            return n.product(self.every, scores, n.function("sigmoid slope", self.logits))
+        mean = n.negative(n.product(self.every[:-1], scores, self.scores))
+        return n.product(self.every, self.scores, n.total(self.every, scores, mean))
+
+
+def _top(c: Call) -> list[Tensor]:
+    choice = _Choice(c)
+    return [choice.gates(), Tensor(choice.dims, choice.ids)]
+
+
+def _capacity(c: Call) -> list[Tensor]:
+    """The choices, -1 for those of an expert that the tokens before in the sequence have filled."""
+    (ids,), (type,) = c.args, c.types
+    axes, at = type.axes_of(SEQUENCE), ids.dims.index(SEQUENCE) - len(ids.dims)
+    whole = c.world.coerced(ids, axes, sharded(SEQUENCE), REPLICATED, c.numbers) if axes else ids
+    experts, k = (c.world.dims[dim] for dim in (str(c.get("experts")), ids.dims[-1]))
+    most = ceil(c.number("capacity") * c.world.dims[SEQUENCE] * k / experts)
+    hot = np.moveaxis(np.eye(experts, dtype=int)[whole.array].sum(axis=-2), at, 0)
+    before = np.moveaxis(np.cumsum(hot, axis=0) - hot, 0, at)
+    full = np.take_along_axis(before, whole.array, axis=-1) >= most
+    kept = Tensor(ids.dims, np.where(full, -1, whole.array))
+    return [c.world.coerced(kept, axes, REPLICATED, sharded(SEQUENCE), c.numbers) if axes else kept]
+
+
+class _Balance:
+    """by · Σ f · P, where f is experts / (k · length) times how many tokens of a sequence chose an expert."""
+
+    def __init__(self, c: Call) -> None:
+        self.c, self.n = c, c.numbers
+        self.logits, ids = c.args
+        self.dims = self.logits.dims
+        experts, k = (c.world.dims[dims[-1]] for dims in (self.dims, ids.dims))
+        length = c.world.dims[SEQUENCE]
+        axes, self.per = c.types[0].axes_of(SEQUENCE), tuple(dim for dim in self.dims if dim != SEQUENCE)
+        hot = np.eye(experts, dtype=int)[ids.array].sum(axis=(ids.dims.index(SEQUENCE) - len(ids.dims) - 1, -2))
+        counts = Tensor(self.per, hot)
+        counts = c.world.coerced(counts, axes, PARTIAL, INVARIANT, self.n) if axes else counts
+        share = self.n.ratio(experts, k * length * length)
+        self.f = self.n.product(self.per, self.n.constant(counts.array, self.per), share, number(c, "by"))
+
+    def _scores(self) -> Tensor:
+        """Of each token, their sum 1."""
+        if self.c.get("score") == "softmax":
+            return self.n.softmax(self.logits)
+        plain = self.n.function("sigmoid", self.logits)
+        return self.n.product(self.dims, plain, self.n.function("reciprocal", self.n.product(self.dims[:-1], plain)))
+
+    def value(self) -> Tensor:
+        return self.n.product((), self.f, self._scores())
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        n, scores = self.n, self._scores()
+        if self.c.get("score") == "softmax":
+            slope, total = scores, None
+        else:
+            plain = n.function("sigmoid", self.logits)
+            total = n.function("reciprocal", n.product(self.dims[:-1], plain))
+            slope = n.product(self.dims, n.function("sigmoid slope", self.logits), total)
+        mean = n.negative(n.product(self.dims[:-1], self.f, scores))
+        return n.product(self.dims, grad, slope, n.total(self.dims, self.f, mean))
+
+
+def number(c: Call, name: str) -> Tensor:
+    """An attribute, exactly."""
+    return c.numbers.ratio(*c.number(name).as_integer_ratio())
+
+
+def _logsumexp(c: Call) -> Tensor:
+    total = c.numbers.product(c.args[0].dims[:-1], c.numbers.exponential(c.args[0]))
+    return c.numbers.function("log", total)
+
+
+def _router_z(c: Call) -> list[Tensor]:
+    each = _logsumexp(c)
+    return [c.numbers.product((), each, each, number(c, "by"))]
+
+
+def _router_z_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    n, x = c.numbers, c.args[0]
+    total = n.function("reciprocal", n.product(x.dims[:-1], n.exponential(x)))
+    return [n.product(x.dims, grads[0], n.ratio(2, 1), number(c, "by"), _logsumexp(c), n.exponential(x), total)]
+
+
+def _order(c: Call) -> list[Tensor]:
+    """One where a token's choice is one of the rank's experts, else zero."""
+    (ids,), result = c.args, c.op.outputs[0].type
+    index = Tensor(result.dims[:1], c.world.indices(result, result.dims[0]))
+    return [Tensor(result.dims, (ids.onto(result.dims) == index.onto(result.dims)).astype(int))]
+
+
+def _moved(c: Call, x: Tensor, source: Type, target: Type) -> Tensor:
+    """Rows to where the type says: all that is cut otherwise is put together, and cut anew."""
+    dims = {dim for type in (source, target) for axis, _ in moves(c.op) for dim in (type.at(axis).dim,)}
+    for axis, place in _innermost_first(source, dims):
+        x = c.world.coerced(x, (axis,), place, REPLICATED, c.numbers)
+    for axis, place in reversed(_innermost_first(target, dims)):
+        x = c.world.coerced(x, (axis,), REPLICATED, place, c.numbers)
+    return x
+
+
+def _innermost_first(type: Type, dims: set[str]) -> list[tuple[str, Placement]]:
+    return [(axis, sharded(dim)) for dim in sorted(dims) for axis in reversed(type.axes_of(dim))]
+
+
+def _counts(c: Call) -> list[Tensor]:
+    return [_moved(c, c.args[0], c.types[0], c.op.outputs[0].type)]
+
+
+def _exchanged(c: Call) -> list[Tensor]:
+    """Rows that are not as `held` says are other tokens'."""
+    (rows, held), result = c.args, c.op.outputs[0].type
+    if c.op.kind == "exchange_back":
+        return [_moved(c, _only(c, rows, held), c.types[0], result)]
+    return [_only(c, _moved(c, rows, c.types[0], result), held)]
+
+
+def _exchanged_back(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    """Gradients go the way back."""
+    return [_moved(c, grads[0], c.op.outputs[0].type, c.types[0]), None]
+
+
+def _only(c: Call, rows: Tensor, held: Tensor) -> Tensor:
+    """The rows that there are by `held`."""
+    return c.numbers.product(rows.dims, rows, c.numbers.constant(held.array.sum(axis=-1), held.dims[:-1]))
+
+
+def _hot(c: Call, order: Tensor) -> Tensor:
+    """An order as numbers."""
+    return c.numbers.constant(order.array, order.dims)
+
+
+def _rows(c: Call) -> list[Tensor]:
+    x, order = c.args
+    return [c.numbers.product(c.dims, _hot(c, order), x)]
+
+
+def _rows_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    return [c.numbers.product(grads[0].dims[1:], _hot(c, c.args[1]), grads[0]), None]
+
+
+def _products(c: Call) -> list[Tensor]:
+    """Of the rows that there are."""
+    x, w, order = c.args
+    rows = Tensor(order.dims[:-1], order.array.sum(axis=-1))
+    return [c.numbers.product(c.dims, _hot(c, rows), x, w)]
+
+
+def _products_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    (x, w, _), n = c.args, c.numbers
+    return [n.product(x.dims, grads[0], w), n.product(w.dims, grads[0], x), None]
+
+
+def _sum(c: Call) -> list[Tensor]:
+    rows, gates, order = c.args
+    return [c.numbers.product(c.dims, _hot(c, order), gates, rows)]
+
+
+def _sum_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    (rows, gates, order), (grad,) = c.args, grads
+    hot, n = _hot(c, order), c.numbers
+    d_rows = n.product(rows.dims, hot, gates, grad) if c.wants(0) else None
+    d_gates = n.product(gates.dims, hot, rows, grad) if c.wants(1) else None
+    return [d_rows, d_gates, None]
+
+
+MEANINGS = {
+    "top": Semantics(_top, lambda c, grads: [_Choice(c).gradient(grads[0]), *(None for _ in c.args[1:])]),
+    "no_loss": Semantics(lambda c: [zero(c, c.op.outputs[0].type)], lambda c, grads: [None]),
+    "balance": Semantics(lambda c: [_Balance(c).value()], lambda c, grads: [_Balance(c).gradient(grads[0]), None]),
+    "router_z": Semantics(_router_z, _router_z_gradients),
+    "limit_capacity": Semantics(_capacity, lambda c, grads: [None]),
+    "sort_by_expert": Semantics(_order, lambda c, grads: [None]),
+    "exchange_counts": Semantics(_counts, lambda c, grads: [None]),
+    "dispatch": Semantics(_rows, _rows_gradients),
+    "exchange": Semantics(_exchanged, _exchanged_back),
+    "exchange_back": Semantics(_exchanged, _exchanged_back),
+    "grouped_contract": Semantics(_products, _products_gradients),
+    "combine": Semantics(_sum, _sum_gradients),
+}

@@ -1,0 +1,179 @@
+"""Where the experts of a mixture lie, and the rows that their tokens make: which, in which order, to which rank.
+
+A row is a token with one of the experts that it chose.  A rank orders its rows by the peer that holds their expert,
+then by expert, then by token; an exchange takes them to their peers, where they lie by expert, source rank and token.
+
+Order and counts are decisions: a call that backward does again gets those of its first run (`decided`).
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from ..autograd.recompute import decided
+from .mesh import Axis, Mesh
+
+
+class Experts:
+    """`count` experts in equal contiguous blocks over the named mesh axes, the first outermost; without axes all here.
+
+    Over those axes that are in `tokens` tokens are sharded too: their ranks, as one `axis`, exchange rows.  Over the
+    others all ranks have the same tokens, and each makes the rows of its own experts alone.
+
+    held: how many experts a rank has.  groups: how many experts this rank makes rows of, `held` for each peer.
+    slots: [count + 1], the number of each expert's group, by peer and then by expert; `groups` for an expert that this
+    rank makes no rows of and, at the end, for id −1.  copies: in a sanitized run the ranks with the same tokens.
+    """
+
+    __slots__ = ("axis", "copies", "count", "groups", "held", "slots")
+
+    def __init__(self, mesh: Mesh, count: int, *axes: str, tokens: Collection[str] = ()) -> None:
+        assert set(tokens) <= set(axes), f"experts: tokens over {tokens} are not exchanged over {axes}"
+        assert not count % mesh.size(*axes), f"experts: {count} cannot be split over {axes}"
+        self.count, self.held = count, count // mesh.size(*axes)
+        self.axis = mesh.axis(*tokens)
+        self.copies = mesh.axis(*(name for name in axes if name not in tokens)) if mesh.watch is not None else None
+        self.groups = self.axis.size * self.held
+        slots = torch.full((count + 1,), self.groups)
+        for peer, first in enumerate(_first_of_peers(mesh, self.held, axes, tokens)):
+            slots[first : first + self.held] = torch.arange(peer * self.held, (peer + 1) * self.held)
+        self.slots = slots.to(mesh.device)
+
+
+def _first_of_peers(mesh: Mesh, held: int, axes: Sequence[str], tokens: Collection[str]) -> list[int]:
+    """The first expert of each rank of the axis of `tokens`, in its order."""
+    along = [name for name in mesh.axes if name in tokens]
+    first: list[int] = []
+    for place in product(*(range(mesh.size(name)) for name in along)):
+        coordinate, index = dict(zip(along, place, strict=True)), 0
+        for name in axes:
+            index = index * mesh.size(name) + coordinate.get(name, mesh.rank(name))
+        first.append(index * held)
+    return first
+
+
+class Groups:
+    """Rows of a matrix in groups, one after another.
+
+    counts: int64 [groups], how many rows each has.  sizes: the same on the host, which waits for them once.
+    """
+
+    counts: Tensor
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return cast(Any, self.counts).tolist()
+
+    @cached_property
+    def total(self) -> int:
+        """How many rows there are."""
+        return sum(self.sizes)
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """Where each group ends, int32 [groups], as `grouped_mm` takes it."""
+        return self.counts.cumsum(0, dtype=torch.int32)
+
+
+@dataclass(eq=False)
+class Order(Groups):
+    """The rows of this rank's tokens, by group of `experts`.
+
+    choices: int64 [tokens · k], of each row the choice that made it, numbered token · k + which; past `total` are
+    choices that make no row.  rows: int64 [tokens, k], of each choice its row, −1 where it makes none.
+    """
+
+    experts: Experts
+    counts: Tensor
+    choices: Tensor
+    rows: Tensor
+
+
+@dataclass(eq=False)
+class Held(Groups):
+    """The rows of this rank's experts, by expert, then source rank, then token.
+
+    sent, received: how many rows go to each peer, and come from each.  arranged: int64 [total], of each row its place
+    among those that came, which lie by source rank first; returned: the inverse.  Both None where that is one order.
+    """
+
+    axis: Axis
+    counts: Tensor
+    sent: list[int]
+    received: list[int]
+    arranged: Tensor | None
+    returned: Tensor | None
+
+
+Sorted = tuple[Tensor, Tensor, Tensor]
+"""The counts, choices and rows of an order; rows are flat."""
+
+
+def sorted_choices(ids: Tensor, slots: Tensor, groups: int) -> Sorted:
+    """The order of choices ids, int64 [n], by their group `slots[ids]`; choices of one group stay in theirs."""
+    own = slots[ids]
+    ordered, choices = own.sort(stable=True)
+    numbers = torch.arange(max(len(ids), groups), device=ids.device)
+    ends = torch.searchsorted(ordered, numbers[:groups], right=True)
+    rows = torch.empty_like(choices).scatter_(0, choices, numbers[: len(ids)])
+    return ends.diff(prepend=ends.new_zeros(1)), choices, rows.masked_fill_(own == groups, -1)
+
+
+def sort_by_expert(
+    ids: Tensor, experts: Experts, backend: Callable[[Tensor, Tensor, int], Sorted] = sorted_choices
+) -> Order:
+    """The order of the rows of tokens that chose `ids`, int64 [..., k]; an id of −1 makes no row.  Not for graphs."""
+    assert not is_compiling(), "sort_by_expert: how many rows an expert gets is not known to a graph"
+    return decided(lambda: _order(ids.detach(), experts, backend))
+
+
+def _order(ids: Tensor, experts: Experts, backend: Callable[[Tensor, Tensor, int], Sorted]) -> Order:
+    if experts.copies is not None and experts.copies.watch is not None:
+        experts.copies.watch.coerced(ids, experts.copies, experts.copies.watch.here(), "operand")
+    counts, choices, rows = backend(ids.flatten(), experts.slots, experts.groups)
+    return Order(experts, counts, choices, rows.view(-1, ids.shape[-1]))
+
+
+def exchange_counts(order: Order) -> Held:
+    """How many rows come from each rank for each expert: an all-to-all of counts, for which the host waits."""
+    return decided(lambda: _counted(order))
+
+
+def _counted(order: Order) -> Held:
+    axis, held = order.experts.axis, order.experts.held
+    if axis.size == 1:
+        alone = Held(axis, order.counts, [], [], None, None)
+        alone.sizes = order.sizes
+        return alone
+    came = torch.empty_like(order.counts)
+    axis.group.alltoall_base(came, order.counts, [], []).wait()
+    order.sizes, arrived = cast(Any, torch.stack([order.counts, came])).tolist()
+    sent, received = _by_peer(order.sizes, held), _by_peer(arrived, held)
+    by_source = came.view(-1, held)
+    places = (None, None) if held == 1 else _regrouped(by_source, sum(received))
+    result = Held(axis, by_source.sum(0), sent, received, *places)
+    result.sizes = [sum(arrived[expert::held]) for expert in range(held)]
+    return result
+
+
+def _by_peer(sizes: Sequence[int], held: int) -> list[int]:
+    return [sum(sizes[first : first + held]) for first in range(0, len(sizes), held)]
+
+
+def _regrouped(counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """The places, by source and expert as `counts`, of rows by expert and source, and the inverse."""
+    by_expert = counts.mT.contiguous()
+    there = (counts.flatten().cumsum(0) - counts.flatten()).view_as(counts)
+    here = (by_expert.flatten().cumsum(0) - by_expert.flatten()).view_as(by_expert)
+    numbers = torch.arange(total, device=counts.device)
+
+    def moved(by: Tensor, sizes: Tensor) -> Tensor:
+        return numbers + by.flatten().repeat_interleave(sizes.flatten(), output_size=total)
+
+    return moved(there.mT - here, by_expert), moved(here.mT - there, counts)

@@ -1,0 +1,8 @@
+"""Kernels of a mixture of experts: choice, rows, products."""
+
+from .grouped_linear import GroupedLinear, Product, Products
+from .rows import Combine, Dispatch
+from .sort import SortByExpert
+from .top_k import TopK
+
+__all__ = ["Combine", "Dispatch", "GroupedLinear", "Product", "Products", "SortByExpert", "TopK"]

@@ -1,0 +1,160 @@
+"""A linear layer for each expert: products of blocks of rows that are all of one expert, in float32.
+
+    y = x · weight[e]ᵀ        dx = dy · weight[e]        dweight[e] = dyᵀ · x over the rows of e
+
+Rows have no gaps between experts: the last block of each is cut.  A program of dweight goes over all rows of its
+expert, so that nothing is added by two of them.
+"""
+# pyright: basic, reportGeneralTypeIssues=false
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...comm.experts import Groups
+from ...ops import grouped_linear
+from ...ops.grouped_linear import PLAIN, Backend
+from .. import launching
+from ..attention.tiles import PRECISION
+from ..launching import blocks, matrix, padded, tile_for
+
+
+@dataclass(frozen=True)
+class Product:
+    """A block of a product: rows and columns of its result, and how many terms of its sums are loaded at a time."""
+
+    rows: int
+    columns: int
+    terms: int
+    warps: int
+    stages: int
+
+    def options(self) -> dict[str, int]:
+        """As a launch takes them."""
+        sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "TERMS": self.terms}
+        return sizes | {"warps": self.warps, "stages": self.stages}
+
+
+@dataclass(frozen=True)
+class Products:
+    """The blocks of rows, which are y and dx, and of dweight."""
+
+    of_rows: Product
+    of_weight: Product
+
+
+@triton.jit(do_not_specialize=["experts"])
+def grouped_rows_kernel(
+    x, weight, ends, out, x_stride, w_expert, w_term, w_column, experts,
+    WIDTH: tl.constexpr, DEPTH: tl.constexpr, EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
+):  # fmt: skip
+    """x [rows, DEPTH] · weight [experts, DEPTH, WIDTH]: a block of rows of one expert, by some columns."""
+    expert = tl.arange(0, EXPERTS)
+    known = expert < experts
+    end = tl.load(ends + expert, mask=known, other=0)
+    start = tl.load(ends + expert - 1, mask=known & (expert > 0), other=0)
+    count = tl.where(known, tl.cdiv(end - start, ROWS), 0)
+    upto = tl.cumsum(count, 0)
+    block = tl.program_id(0) // tl.cdiv(WIDTH, COLUMNS)
+    own = known & (upto > block) & (upto - count <= block)
+    of = tl.sum(tl.where(own, expert, 0), 0)
+    first = tl.sum(tl.where(own, start + (block - upto + count) * ROWS, 0), 0)
+    row = first + tl.arange(0, ROWS)
+    inside = row < tl.sum(tl.where(own, end, 0), 0)
+    column = tl.program_id(0) % tl.cdiv(WIDTH, COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
+    term = tl.arange(0, TERMS)
+    x += row.to(tl.int64)[:, None] * x_stride + term[None, :]
+    weight += of.to(tl.int64) * w_expert
+    weight += term.to(tl.int64)[:, None] * w_term + column.to(tl.int64)[None, :] * w_column
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for done in range(0, DEPTH, TERMS):
+        left = term < DEPTH - done
+        x_tile = tl.load(x, mask=inside[:, None] & left[None, :], other=0.0)
+        w_tile = tl.load(weight, mask=left[:, None] & (column < WIDTH)[None, :], other=0.0)
+        sums = tl.dot(x_tile, w_tile, sums, input_precision=PRECISION)
+        x += TERMS
+        weight += TERMS * w_term
+    out += row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    tl.store(out, sums.to(out.dtype.element_ty), mask=inside[:, None] & (column < WIDTH)[None, :])
+
+
+@triton.jit
+def grouped_weight_kernel(
+    gradient, x, ends, out, gradient_stride, x_stride,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
+):  # fmt: skip
+    """gradient [rows, HEIGHT]ᵀ · x [rows, WIDTH] over the rows of one expert: a block of [experts, HEIGHT, WIDTH]."""
+    blocks = tl.cdiv(HEIGHT, ROWS) * tl.cdiv(WIDTH, COLUMNS)
+    expert, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    end = tl.load(ends + expert)
+    start = tl.load(ends + expert - 1, mask=expert > 0, other=0)
+    row = block // tl.cdiv(WIDTH, COLUMNS) * ROWS + tl.arange(0, ROWS)
+    column = block % tl.cdiv(WIDTH, COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
+    term = start.to(tl.int64) + tl.arange(0, TERMS)
+    gradient += term[None, :] * gradient_stride + row[:, None]
+    x += term[:, None] * x_stride + column[None, :]
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for done in range(start, end, TERMS):
+        left = tl.arange(0, TERMS) < end - done
+        g_tile = tl.load(gradient, mask=(row < HEIGHT)[:, None] & left[None, :], other=0.0)
+        x_tile = tl.load(x, mask=left[:, None] & (column < WIDTH)[None, :], other=0.0)
+        sums = tl.dot(g_tile, x_tile, sums, input_precision=PRECISION)
+        gradient += TERMS * gradient_stride
+        x += TERMS * x_stride
+    out += (expert.to(tl.int64) * HEIGHT + row[:, None]) * WIDTH + column[None, :]
+    tl.store(out, sums.to(out.dtype.element_ty), mask=(row < HEIGHT)[:, None] & (column < WIDTH)[None, :])
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedLinear:
+    """`scalec.runtime.grouped_linear`, by torch where that has a kernel; blocks by the width of x.  Saves both."""
+
+    blocks: Mapping[int, Products]
+
+    def __call__(self, x: Tensor, weight: Tensor, held: Groups) -> Tensor:
+        """x [rows, i], weight [experts, o, i] → [rows, o]."""
+        tile = tile_for(self, self.blocks, x.shape[-1], x, weight)
+        backend = PLAIN
+        if tile is not None:
+            backend = Backend(partial(_products, block=tile.of_rows), partial(_of_weight, block=tile.of_weight))
+        return grouped_linear.grouped_linear(x, weight, held, backend)
+
+
+def _products(x: Tensor, weight: Tensor, held: Groups, block: Product) -> Tensor:
+    if grouped_linear.is_torchs(x, weight):
+        return PLAIN.products(x, weight, held)
+    depth, width = weight.shape[1:]
+    x, out = matrix(x, depth), x.new_empty((len(x), width))
+    launching.launch(
+        grouped_rows_kernel,
+        (sum(blocks(size, block.rows) for size in held.sizes) * blocks(width, block.columns),),
+        *(x, weight, held.ends, out, x.stride(0), *weight.stride(), len(weight)),
+        WIDTH=width,
+        DEPTH=depth,
+        EXPERTS=padded(len(weight)),
+        **block.options(),
+    )
+    return out
+
+
+def _of_weight(gradient: Tensor, x: Tensor, held: Groups, block: Product) -> Tensor:
+    if grouped_linear.is_torchs(gradient, x):
+        return PLAIN.of_weight(gradient, x, held)
+    height, width = gradient.shape[-1], x.shape[-1]
+    gradient, x = matrix(gradient, height), matrix(x, width)
+    out = x.new_empty((len(held.sizes), height, width))
+    launching.launch(
+        grouped_weight_kernel,
+        (len(out) * blocks(height, block.rows) * blocks(width, block.columns),),
+        *(gradient, x, held.ends, out, gradient.stride(0), x.stride(0)),
+        HEIGHT=height,
+        WIDTH=width,
+        **block.options(),
+    )
+    return out

@@ -1,0 +1,87 @@
+"""The order of rows by expert: a counting sort of choices, in two passes over chunks of them.
+
+The first counts the choices of each chunk for each group; sums of these counts say where the chunk's rows of a group
+begin.  The second numbers the choices of one group within its chunk and puts each in its place.  Nothing is added
+atomically, and choices of one group keep their order.
+"""
+# pyright: basic, reportGeneralTypeIssues=false
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...comm import experts
+from ...comm.experts import Experts, Order, Sorted
+from .. import launching
+from ..launching import Tile, blocks
+
+PART = tl.constexpr(32)
+"""What choices are compared with at a time."""
+
+
+@triton.jit
+def _groups(ids, slots, choice, size, last):
+    """The groups of some choices; of id −1 that of the table's end, past the ids −1."""
+    id = tl.load(ids + choice, mask=choice < size, other=-1)
+    return tl.load(slots + tl.where(id < 0, last, id))
+
+
+@triton.jit(do_not_specialize=["size", "last"])
+def sort_count_kernel(
+    ids, slots, counts, size, last,
+    GROUPS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """counts [GROUPS + 1, chunks] of a chunk's choices, some groups of them; the last is of those without rows."""
+    chunk, group = tl.program_id(0).to(tl.int64), tl.program_id(1) * BINS + tl.arange(0, BINS)
+    total = tl.zeros([BINS], tl.int32)
+    for part in range(0, ROWS, PART):
+        choice = chunk * ROWS + part + tl.arange(0, PART)
+        own = tl.where(choice < size, _groups(ids, slots, choice, size, last), -1)
+        total += tl.sum((own[:, None] == group[None, :]).to(tl.int32), 0)
+    tl.store(counts + group.to(tl.int64) * tl.num_programs(0) + chunk, total, mask=group <= GROUPS)
+
+
+@triton.jit(do_not_specialize=["size", "last"])
+def sort_place_kernel(
+    ids, slots, starts, choices, rows, size, last,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    chunk, number = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS)
+    choice = chunk * ROWS + number
+    own = _groups(ids, slots, choice, size, last)
+    before = tl.zeros([ROWS], tl.int32)
+    for part in tl.static_range(0, ROWS, PART):
+        other = part + tl.arange(0, PART)
+        groups = _groups(ids, slots, chunk * ROWS + other, size, last)
+        same = (own[:, None] == groups[None, :]) & (other[None, :] < number[:, None])
+        before += tl.sum(same.to(tl.int32), 1)
+    place = tl.load(starts + own * tl.num_programs(0) + chunk) + before
+    tl.store(choices + place, choice, mask=choice < size)
+    tl.store(rows + choice, tl.where(own < GROUPS, place, -1), mask=choice < size)
+
+
+@dataclass(frozen=True)
+class SortByExpert:
+    """`scalec.runtime.sort_by_expert`; a tile has the choices of a chunk as rows, groups as columns."""
+
+    tile: Tile = Tile(rows=128, warps=4, columns=64)
+
+    def __call__(self, ids: Tensor, experts_: Experts) -> Order:
+        """ids int64 [..., k]."""
+        served = ids.is_cuda or ids.is_meta or launching.INTERPRETED
+        return experts.sort_by_expert(ids, experts_, self._sorted if served else experts.sorted_choices)
+
+    def _sorted(self, ids: Tensor, slots: Tensor, groups: int) -> Sorted:
+        tile, chunks = self.tile, blocks(len(ids), self.tile.rows)
+        counts = torch.empty(groups + 1, chunks, dtype=torch.int32, device=ids.device)
+        choices, rows = torch.empty_like(ids), torch.empty_like(ids)
+        how = {"GROUPS": groups, "ROWS": tile.rows, "warps": tile.warps}
+        given = (len(ids), len(slots) - 1)
+        grid = chunks, blocks(groups + 1, tile.columns)
+        launching.launch(sort_count_kernel, grid, ids, slots, counts, *given, BINS=tile.columns, **how)
+        starts = (counts.flatten().cumsum(0) - counts.flatten()).contiguous()
+        launching.launch(sort_place_kernel, (chunks,), ids, slots, starts, choices, rows, *given, **how)
+        return counts[:groups].sum(1), choices, rows

@@ -1,0 +1,125 @@
+"""A linear layer for each expert, on rows that lie expert by expert.
+
+`grouped_mm` of torch multiplies where it is right and has a kernel: bfloat16, rows of whole 16 bytes, compute
+capability 9 or 10.  Elsewhere there is a product for each expert.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from ..comm.experts import Groups
+from .delayed_wgrad import now_or_later
+
+
+class Backend(NamedTuple):
+    """The products, as this module has them."""
+
+    products: Callable[[Tensor, Tensor, Groups], Tensor]
+    of_weight: Callable[[Tensor, Tensor, Groups], Tensor]
+
+
+def products(x: Tensor, weight: Tensor, held: Groups) -> Tensor:
+    """x · weight[e] for the rows of each expert e: [rows, i], [experts, i, o] → [rows, o]."""
+    if is_torchs(x, weight):
+        return F.grouped_mm(x, weight, offs=held.ends)
+    out = x.new_empty((len(x), weight.shape[-1]))
+    for each, (first, end) in zip(weight, _spans(held), strict=True):
+        torch.mm(x[first:end], each, out=out[first:end])
+    return out
+
+
+def of_weight(gradient: Tensor, x: Tensor, held: Groups) -> Tensor:
+    """gradientᵀ · x over the rows of each expert: [rows, o], [rows, i] → [experts, o, i]; zeros where it has none."""
+    if is_torchs(gradient, x):
+        whole = F.grouped_mm(gradient.mT, x, offs=held.ends)
+        for each, size in zip(whole, held.sizes, strict=True):
+            if not size:
+                each.zero_()  # on compute capability 10 it is what memory held (pytorch#172439)
+        return whole
+    out = x.new_empty((len(held.sizes), gradient.shape[-1], x.shape[-1]))
+    for each, (first, end) in zip(out, _spans(held), strict=True):
+        torch.mm(gradient[first:end].mT, x[first:end], out=each)
+    return out
+
+
+def is_torchs(*operands: Tensor) -> bool:
+    """Whether `grouped_mm` multiplies these."""
+    return operands[0].is_cuda and _has_kernel(operands[0].device) and all(map(_is_aligned, operands))
+
+
+def _is_aligned(x: Tensor) -> bool:
+    """Whether it is of bfloat16, some, and all of its rows begin at multiples of 16 bytes, as does the whole."""
+    apart = (stride for stride in x.stride() if stride != 1)
+    return x.dtype == torch.bfloat16 and x.numel() > 0 and not x.data_ptr() % 16 and not any(it % 8 for it in apart)
+
+
+@cache
+def _has_kernel(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
+def _spans(held: Groups) -> list[tuple[int, int]]:
+    """The first row of each group, and that after its last."""
+    return list(pairwise(accumulate(held.sizes, initial=0)))
+
+
+PLAIN = Backend(products, of_weight)
+
+
+def grouped_linear(x: Tensor, weight: Tensor, held: Groups, backend: Backend = PLAIN) -> Tensor:
+    """x · weight[e]ᵀ for the rows of each expert e of `held`.  x [rows, i], weight [experts, o, i] or [experts · o, i].
+
+    Saves both.  An expert without rows has gradients of zero.
+    """
+    return cast(Any, _GroupedLinear).apply(x, weight, held, backend)
+
+
+def grouped_bias(x: Tensor, bias: Tensor, held: Groups) -> Tensor:
+    """x + bias[e] for the rows of each expert e of `held`.  x [rows, o], bias [experts, o].  Saves nothing."""
+    return cast(Any, _GroupedBias).apply(x, bias, held)
+
+
+class _GroupedLinear(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, held: Groups, backend: Backend) -> Tensor:
+        assert len(x) == held.total, f"grouped_linear: {len(x)} rows where {held.total} were counted"
+        ctx.save_for_backward(x, weight)
+        ctx.how, ctx.weight = (held, backend), weight  # hooks may give back another tensor than the parameter
+        return backend.products(x, _by_expert(weight, held).mT, held)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,), (x, weight) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors)
+        (held, backend), (of_x, of_w, *_) = ctx.how, ctx.needs_input_grad
+        gradient = gradient.contiguous()  # one that is expanded `grouped_mm` does not take
+        d_x = backend.products(gradient, _by_expert(weight, held), held) if of_x else None
+
+        def make() -> Tensor:
+            return backend.of_weight(gradient, x.detach(), held).view(weight.shape)
+
+        return d_x, now_or_later(ctx.weight, make) if of_w else None, None, None
+
+
+def _by_expert(weight: Tensor, held: Groups) -> Tensor:
+    """[experts, o, i]"""
+    return weight.view(len(held.sizes), -1, weight.shape[-1])
+
+
+class _GroupedBias(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, held: Groups) -> Tensor:
+        ctx.held = held
+        return x + bias.repeat_interleave(held.counts, 0, output_size=held.total)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = grad_outputs
+        parts = cast(Any, gradient).split(ctx.held.sizes)
+        return gradient, torch.stack([part.sum(0) for part in parts]), None

@@ -1,0 +1,227 @@
+"""A router's choice of experts for each token, their gates, and its losses.
+
+Scores are softmax(logits) over all experts, or sigmoid(logits).  Of equal ones the lower index is chosen.  All is in
+float32 at least.  Choices are decisions: a call that backward does again gets those of its first run (`decided`).
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from ..autograd.recompute import decided
+from ..comm.collectives import all_gather_, all_reduce_
+from ..comm.mesh import Axis
+from ..comm.positions import Positions
+from .plain_attention import wide
+
+Score = Literal["softmax", "sigmoid"]
+
+
+class Choice(NamedTuple):
+    """How experts are chosen and weighed.
+
+    normalise: gates are divided by their sum.  scale: a factor on gates.  groups: experts in as many equal groups, of
+    which only the `from_groups` with the largest sum of their two best scores are chosen from.
+    """
+
+    k: int
+    score: Score = "softmax"
+    normalise: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    from_groups: int = 1
+
+    def is_plain(self, bias: Tensor | None) -> bool:
+        """Whether experts are chosen by their scores alone."""
+        return bias is None and self.groups == 1
+
+
+class Backend(NamedTuple):
+    """The choice and its gradient, as this module has them in plain torch."""
+
+    chosen: Callable[[Tensor, Tensor | None, Choice], tuple[Tensor, Tensor]]
+    gradient: Callable[[Tensor, Tensor, Tensor, Tensor, Choice], Tensor]
+
+
+def chosen(logits: Tensor, bias: Tensor | None, how: Choice) -> tuple[Tensor, Tensor]:
+    """Gates and ids.  Logits are in the order of scores, and are not rounded as those are."""
+    wider = logits.to(wide(logits.dtype))
+    ids = _best(wider if how.is_plain(bias) else _eligible(_scores(wider, how.score), bias, how), how.k)
+    if how.normalise:
+        picked = wider.gather(-1, ids)
+        gates = (picked if how.score == "softmax" else F.logsigmoid(picked)).softmax(-1)
+    else:
+        gates = _scores(wider, how.score).gather(-1, ids)
+    return gates * how.scale, ids
+
+
+def gradient(of_gates: Tensor, logits: Tensor, gates: Tensor, ids: Tensor, how: Choice) -> Tensor:
+    """That of logits."""
+    d = of_gates * gates  # of the logarithms of gates
+    d_picked = d - gates * (d.sum(-1, keepdim=True) / how.scale) if how.normalise else d
+    wider = logits.to(gates.dtype)
+    if how.score == "sigmoid":
+        d_picked = d_picked * torch.sigmoid(-wider.gather(-1, ids))
+    of_logits = torch.zeros_like(wider).scatter_(-1, ids, d_picked)
+    if how.score == "softmax" and not how.normalise:
+        of_logits -= wider.softmax(-1) * d.sum(-1, keepdim=True)
+    return of_logits.to(logits.dtype)
+
+
+PLAIN = Backend(chosen, gradient)
+
+
+def top_k(
+    logits: Tensor,
+    k: int,
+    score: Score = "softmax",
+    normalise: bool = False,
+    scale: float = 1.0,
+    bias: Tensor | None = None,
+    groups: int = 1,
+    from_groups: int = 1,
+    backend: Backend = PLAIN,
+) -> tuple[Tensor, Tensor]:
+    """The k experts of each token with the largest scores: gates, float32 at least, and ids, int64, both [..., k].
+
+    logits [..., experts].  `bias` [experts] is added to scores to choose, also among groups, never to gates
+    (arXiv:2408.15664); groups are those of arXiv:2412.19437, section 2.1.2.  Saves logits, gates and ids.
+    """
+    return cast(Any, _TopK).apply(logits, bias, Choice(k, score, normalise, scale, groups, from_groups), backend)
+
+
+class _TopK(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, bias: Tensor | None, how: Choice, backend: Backend) -> tuple[Tensor, Tensor]:
+        gates, ids = decided(lambda: backend.chosen(logits, bias, how))
+        ctx.save_for_backward(logits, gates, ids)
+        ctx.mark_non_differentiable(ids)
+        ctx.how = how, backend
+        return gates, ids
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        how, backend = ctx.how
+        return backend.gradient(grad_outputs[0], *ctx.saved_tensors, how), None, None, None
+
+
+def _eligible(scores: Tensor, bias: Tensor | None, how: Choice) -> Tensor:
+    """What is chosen by: scores and bias, −∞ in groups that are not chosen from."""
+    biased = scores if bias is None else scores + bias.to(scores.dtype)
+    by_group: Tensor = cast(Any, biased).unflatten(-1, (how.groups, -1))
+    two = by_group.gather(-1, _best(by_group, min(2, by_group.shape[-1]))).sum(-1)
+    left = torch.ones_like(two, dtype=torch.bool).scatter_(-1, _best(two, how.from_groups), False)
+    return by_group.masked_fill(left.unsqueeze(-1), -torch.inf).flatten(-2)
+
+
+def _best(x: Tensor, k: int) -> Tensor:
+    """The indices of the k largest along the last dim, of equal ones the lower."""
+    return cast(Any, x).sort(dim=-1, descending=True, stable=True).indices[..., :k].contiguous()
+
+
+def _scores(logits: Tensor, score: Score) -> Tensor:
+    return logits.softmax(-1) if score == "softmax" else logits.sigmoid()
+
+
+def no_loss(x: Tensor) -> Tensor:
+    """Zero, as routers add their losses to it: float32 at least."""
+    return torch.zeros((), dtype=wide(x.dtype), device=x.device)
+
+
+def balance(
+    logits: Tensor, ids: Tensor, by: float, score: Score = "softmax", seq: int = 1, over: Axis | None = None
+) -> Tensor:
+    """by · Σ over sequences and experts of f · P: a loss that is least where a sequence's tokens are spread evenly.
+
+    f is experts / (k · length) times how many tokens of the sequence chose the expert, without a gradient; P the mean
+    over the sequence of its score, divided by the sum of all experts' (arXiv:2412.19437, section 2.1.2).  logits and
+    ids [batch and seq, …], seq the dim of that number.  Where an axis shards the sequence, `over` is it: one all-reduce
+    of counts, forward alone, and the result is P over it.  Saves logits, and f.
+    """
+    return cast(Any, _Balance).apply(logits, ids, by, score, seq, over)
+
+
+class _Balance(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, by: float, score: Score, seq: int, over: Axis | None) -> Tensor:
+        counts = is_chosen(ids, logits.shape[-1]).sum(seq)
+        if over is not None:
+            counts = decided(lambda: all_reduce_(counts, over))
+        length, dtype = logits.shape[seq] * (over.size if over else 1), wide(logits.dtype)
+        f = counts.to(dtype) * (by * logits.shape[-1] / (ids.shape[-1] * length * length))
+        ctx.save_for_backward(logits, f)
+        ctx.how = score, seq
+        return (_normalised(logits, score).sum(seq) * f).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        logits, f = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        score, seq = ctx.how
+        p, d = _normalised(logits, score), (f * grad_outputs[0]).unsqueeze(seq)
+        of_logits = p * (d - (p * d).sum(-1, keepdim=True))
+        if score == "sigmoid":
+            of_logits = of_logits * torch.sigmoid(-logits.to(p.dtype))
+        return of_logits.to(logits.dtype), None, None, None, None, None
+
+
+def router_z(logits: Tensor, by: float) -> Tensor:
+    """by · Σ over tokens of (log Σ exp logits)²: a loss that keeps logits small (arXiv:2202.08906, section 3.3)."""
+    return by * logits.to(wide(logits.dtype)).logsumexp(-1).square().sum()
+
+
+def is_chosen(ids: Tensor, experts: int) -> Tensor:
+    """Which experts each token chose: bool [..., experts]; none for an id of −1."""
+    found = torch.zeros((*ids.shape[:-1], experts + 1), dtype=torch.bool, device=ids.device)
+    return found.scatter_(-1, ids.where(ids >= 0, experts), True)[..., :experts]
+
+
+def limit_capacity(
+    ids: Tensor,
+    experts: int,
+    capacity: int,
+    seq: int = 1,
+    positions: Positions | None = None,
+    over: Axis | None = None,
+) -> Tensor:
+    """ids, with −1 where `capacity` tokens of the sequence at earlier positions chose the expert (arXiv:2101.03961).
+
+    ids [batch and seq, k], seq the dim of that number.  Where an axis shards the sequence, `over` is it, and
+    `positions` are those that this rank has: one all-gather of counts.
+    """
+    return decided(lambda: _limited(ids, experts, capacity, seq, positions, over))
+
+
+def _limited(
+    ids: Tensor, experts: int, capacity: int, seq: int, positions: Positions | None, over: Axis | None
+) -> Tensor:
+    choices = is_chosen(ids, experts)
+    if positions is None or over is None or over.size == 1:
+        places = choices.cumsum(seq)
+    else:
+        runs = choices.split_with_sizes([length for _, length in positions.chunks], seq)
+        before = _before(torch.stack([run.sum(seq) for run in runs]), positions, over)
+        places = torch.cat([run.cumsum(seq) + base.unsqueeze(seq) for run, base in zip(runs, before, strict=True)], seq)
+    return ids.masked_fill(places.gather(-1, ids.clamp(min=0)) > capacity, -1)
+
+
+def _before(counts: Tensor, positions: Positions, over: Axis) -> Tensor:
+    """The sum of the counts of all chunks of the sequence before each of this rank's: [chunks, …], as `counts`."""
+    by_rank = positions.of_ranks()
+    most = max(map(len, by_rank))
+    whole = counts.new_zeros((over.size, most, *counts.shape[1:]))
+    whole[over.rank, : len(counts)] = counts
+    all_gather_(whole.view(-1), over)
+    ordered = sorted((start, rank, at) for rank, runs in enumerate(by_rank) for at, (start, _) in enumerate(runs))
+    ends = torch.stack([whole[rank, at] for _, rank, at in ordered]).cumsum(0)
+    place = {start: number for number, (start, *_) in enumerate(ordered)}
+    return torch.stack([ends[place[start]] for start, _ in positions.chunks]) - counts
+
+
+def _normalised(logits: Tensor, score: Score) -> Tensor:
+    """Scores divided by their sum over experts."""
+    wider = logits.to(wide(logits.dtype))
+    return (wider if score == "softmax" else F.logsigmoid(wider)).softmax(-1)

@@ -1,0 +1,193 @@
+"""Routes: what a plan may write is compiled, and each mistake is told; `mistakes_of_routes.txt` has what is said."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scalec.compiler.emit import emit
+from scalec.compiler.frontend.expert_rules import ROW_BY_ROW
+from scalec.compiler.ops import OPS
+from scalec.compiler.passes import compile_plan, lower
+from scalec.compiler.proof import verify
+from scalec.compiler.syntax.diagnostics import PlanError
+from scalec.compiler.syntax.formatter import format_plan
+from scalec.compiler.syntax.source import Source
+
+Golden = Callable[[str, str], None]
+
+ROUTE = "route y to experts by top(y @ router[hidden -> experts], 2)"
+BODY = "y = silu(y @ e_up[hidden -> expert_ffn]) @ e_down[expert_ffn -> hidden]"
+PLAN = f"""\
+op halved(x[.., f]) -> [.., f] over .., f from "my_ops:halved"
+op summed(x[.., seq, f]) -> [.., seq, f] over .., f from "my_ops:summed"
+model tiny(tokens[batch, seq], labels[batch, seq]) {{
+  dims {{
+    vocab = 64  hidden = 32  heads = 4  head_dim = 8  experts = 8  expert_ffn = 16  both = 2 * expert_ffn  layers = 2
+  }}
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  repeat layers {{
+    y = rmsnorm(x, norm[hidden], 1e-5)
+    {ROUTE} {{
+      {BODY}
+    }}
+    x = x + y
+  }}
+  loss = cross_entropy(x @ head[hidden -> vocab], labels)
+}}
+mesh  {{ dp = 2  tp = 2 }}
+shard {{ experts over dp  batch over dp  vocab over tp  seq over tp }}
+train {{
+  seq = 16  global_batch = 8  microbatch = 2  steps = 30
+  optimizer adamw {{ lr = 1e-3 }}
+  data text {{ files = [python_stdlib] }}
+}}
+"""
+
+AROUND = {  # what is written instead of what, outside of the body
+    ROUTE: (
+        # the value and the dim
+        "route z to experts by top(y @ router[hidden -> experts], 2)",
+        "route tokens to experts by top(y @ router[hidden -> experts], 2)",
+        "route x to experts by top(x @ router[hidden -> experts], 2)",
+        "route y to expert by top(y @ router[hidden -> experts], 2)",
+        "route y to batch by top(y @ router[hidden -> experts], 2)",
+        "route y to layers by top(y @ router[hidden -> experts], 2)",
+        # the choice
+        "route y to experts by softmax(y @ router[hidden -> experts])",
+        "route y to experts by top(y @ router[hidden -> experts])",
+        "route y to experts by top(y @ router[hidden -> experts], 9)",
+        "route y to experts by top(y @ router[hidden -> experts], 1.5)",
+        "route y to experts by top(y @ router[hidden -> experts], 2, groups=3)",
+        "route y to experts by top(y @ router[hidden -> experts], 2, groups=8)",
+        "route y to experts by top(y @ router[hidden -> experts], 2, groups=4, from=5)",
+        "route y to experts by top(y @ router[hidden -> experts], 2, score=tanh)",
+        "route y to experts by top(y @ router[hidden -> experts], 2, normalize=on)",
+        "route y to experts by top(y @ router[hidden -> experts], 2, balance=-1)",
+        # logits
+        "route y to experts by top(y @ router[hidden -> vocab], 2)",
+        "route y to experts by top(router[experts], 2)",
+        f"l = y @ router[hidden -> experts]  {ROUTE.replace('y @ router[hidden -> experts]', 'l')}",
+        # syntax
+        "route y to experts",
+        "route y by top(y @ router[hidden -> experts], 2)",
+        "route y, x to experts by top(y @ router[hidden -> experts], 2)",
+        "route y to 8 by top(y @ router[hidden -> experts], 2)",
+        "route y to experts by top",
+    ),
+    "x = x + y\n": (
+        # parameters of experts elsewhere
+        "x = x + y @ e_down\n",
+        "x = x + y + b[experts, hidden]\n",
+        f"{ROUTE.replace('router', 'other').replace('2)', '3)')} {{ y = -y }} x = x + y\n",
+        "route y to heads by top(y @ other[hidden -> heads], 2) { y = silu(y @ e_up) @ e_down }  x = x + y\n",
+        "y = moe(y, num_experts=8, top_k=2)  x = x + y\n",
+    ),
+    "over dp  batch over dp  vocab over tp  seq over tp": (
+        # sharding
+        "over dp  batch over dp  vocab, expert_ffn over tp  seq over tp",
+        "over dp, tp  batch over dp  vocab over tp",
+        "over dp  batch over dp  vocab over tp  chosen over tp",
+    ),
+    "steps = 30": ("steps = 30  compile = on",),
+}
+INSIDE = (
+    # values of all tokens
+    "y = y + x",
+    "y = y + embedding(tokens, e_in[vocab, hidden])",
+    # dims
+    "y = y @ e_up[hidden -> expert_ffn]",
+    "y = y @ e_up[hidden -> experts]",
+    "y = y @ e_up[hidden -> chosen]",
+    # parameters
+    "y = y @ wte",
+    "y = y + b[hidden]",
+    "y = y * silu(g[hidden])",
+    "y = y @ -e_up[hidden -> expert_ffn] @ e_down[expert_ffn -> hidden]",
+    "y = y @ y",
+    "y = y + x[hidden]",
+    # ops
+    "y = rmsnorm(y, norm2[hidden], 1e-5)",
+    "y = attention(y, y, y, mask=causal)",
+    "y = summed(y)",
+    # nothing for the route
+    "z = silu(y)",
+    # syntax
+    "repeat layers { y = silu(y) }",
+    "if i < 2 { y = silu(y) }",
+    f"{ROUTE} {{ y = silu(y) }}",
+)
+
+FINE = (
+    *(f"y = {name}(y)" for name in sorted({*ROW_BY_ROW} - {"concat", "leaky_relu", "softcap", "split"})),
+    "y = softcap(leaky_relu(y, 0.1), 30)",
+    "g, u = split(y @ e_up[hidden -> both], [expert_ffn, expert_ffn])  y = silu(g) * u @ e_down[expert_ffn -> hidden]",
+    "z = y @ e_up[hidden -> expert_ffn]  y = concat(z, z, as=both) @ e_down[both -> hidden]",
+    "y = y @ e_up[hidden -> heads, head_dim] @ e_down[heads, head_dim -> hidden]",
+    "y = 1 - 2 * y / (1 + exp(-y))",
+    "t = -y  y = t + y / 2",
+    "y = halved(y)",
+)
+
+
+REFUSED = [
+    *(PLAN.replace(old, new) for old, each in AROUND.items() for new in each),
+    *(PLAN.replace(BODY, body) for body in INSIDE),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Works in a folder with the functions of the user ops."""
+    (tmp_path / "my_ops.py").write_text("def halved(x):\n    return x / 2\n\n\ndef summed(x):\n    return x\n")
+    monkeypatch.chdir(tmp_path)
+
+
+def _told(text: str) -> str:
+    assert text != PLAN
+    with pytest.raises(PlanError) as caught:
+        compile_plan(Source("plan.scale", text))
+    return str(caught.value)
+
+
+def test_mistakes(golden: Golden) -> None:
+    golden("mistakes_of_routes.txt", "".join(f"{_told(text)}\n\n\n" for text in REFUSED))
+
+
+@pytest.mark.parametrize("body", FINE)
+def test_what_experts_can_compute(body: str) -> None:
+    source = Source("plan.scale", PLAN.replace(BODY, body))
+    model = compile_plan(source, "resolve")
+    program = lower(model)
+    emit(program, source, model, verify(program, model))
+
+
+@pytest.mark.parametrize("name", sorted({name for name, op in OPS.items() if op.user_visible} - {*ROW_BY_ROW}))
+def test_experts_have_no_other_ops(name: str) -> None:
+    assert f"error[E0220]: experts have no `{name}`" in _told(PLAN.replace(BODY, f"y = {name}(y)"))
+
+
+def test_values_and_parameters_of_a_body_leave_names_free() -> None:
+    """A parameter may have the name of a value that ended before, and of one that the compiler makes."""
+    body = "t = silu(y @ e_up[hidden -> expert_ffn])  y = t @ order[expert_ffn -> hidden]"
+    after = "x = x + y + x @ t[hidden -> both] @ gates[both -> hidden]\n"
+    program = compile_plan(Source("plan.scale", PLAN.replace(BODY, body).replace("x = x + y\n", after)))
+    assert {"t", "order", "gates"} <= {param.name for param in program.params}
+
+
+@pytest.mark.parametrize(
+    "around", ["{}", "repeat blocks {{ {} }}", "repeat blocks as i {{ if i < 1 {{ x = -x }} else {{ {} }} }}"]
+)
+def test_where_routes_may_be(around: str) -> None:
+    begin, end = PLAN.index("  repeat layers {") + len("  repeat layers {"), PLAN.index("  }\n  loss")
+    text = PLAN.replace("layers = 2", "layers = 2  blocks = 2")
+    text = text.replace(f"repeat layers {{{PLAN[begin:end]}  }}", around.format(PLAN[begin:end]))
+    assert ("repeat layers" in text) == (around == "repeat layers")
+    assert compile_plan(Source("plan.scale", text)).choices == {"experts": "chosen"}
+
+
+def test_routes_are_laid_out() -> None:
+    laid_out = format_plan(Source("plan.scale", PLAN.replace("\n", " ").replace('halved" ', 'halved"\n')))
+    assert f"    {ROUTE} {{\n      {BODY}\n    }}\n    x = x + y\n" in laid_out
+    assert format_plan(Source("plan.scale", laid_out)) == laid_out

@@ -1,0 +1,80 @@
+"""A route of experts by kernels, on the meta device: which start, how often, and that backward needs no others."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from helpers.kernels.compiled import recorded
+from helpers.kernels.programs import pretended
+from scalec.runtime import Experts, Mesh, exchange, exchange_back, exchange_counts
+from scalec.runtime.kernels import Combine, Dispatch, GroupedLinear, Product, Products, SortByExpert, Tile, TopK
+
+TILE, BLOCK = Tile(rows=1, warps=4), Product(16, 16, 16, warps=4, stages=1)
+WIDTH, COUNT = 32, 8
+
+
+def _started(exchanged: bool) -> tuple[Counter[str], int]:
+    """Kernels, and the rows of this rank's experts."""
+    mesh = Mesh({"ep": 4}, "meta")
+    experts = Experts(mesh, COUNT, "ep", tokens=["ep"] if exchanged else [])
+    x = torch.empty(2, 6, WIDTH, device="meta", requires_grad=True)
+    weight = torch.empty(experts.held, WIDTH, WIDTH, device="meta", requires_grad=True)
+    with recorded() as launches:
+        gates, ids = TopK({COUNT: TILE})(torch.empty(2, 6, COUNT, device="meta", requires_grad=True), 2)
+        order = SortByExpert()(ids, experts)
+        held = exchange_counts(order)
+        rows = exchange(Dispatch({WIDTH: TILE})(x, order), held)
+        rows = exchange_back(GroupedLinear({WIDTH: Products(BLOCK, BLOCK)})(rows, weight, held), held)
+        out = Combine({WIDTH: TILE})(rows, gates, order)
+        torch.autograd.backward([out], [torch.empty_like(out)])
+    assert out.shape == x.shape
+    assert x.grad is not None
+    assert weight.grad is not None
+    return Counter(launch.kernel.__name__ for launch in launches), held.total
+
+
+def test_a_route_starts_each_kernel_once_forward_and_once_backward() -> None:
+    expected = Counter(
+        {
+            "top_k_forward": 1,
+            "top_k_backward": 1,
+            "sort_count_kernel": 1,
+            "sort_place_kernel": 1,
+            "taken_kernel": 1,
+            "summed_kernel": 2,
+            "spread_kernel": 1,
+            "grouped_rows_kernel": 2,
+            "grouped_weight_kernel": 1,
+        }
+    )
+    with pretended(4, 1):
+        assert _started(exchanged=True) == (expected, 24)
+        assert _started(exchanged=False) == (expected, 6)
+
+
+@pytest.mark.gpu
+def test_a_route_waits_for_the_gpu_once() -> None:
+    """To read how many rows each expert has; nothing else waits, forward or backward, once kernels are compiled."""
+    experts, block = Experts(Mesh({}, "cuda"), COUNT), Product(16, 16, 16, warps=4, stages=1)
+    x = torch.randn(64, WIDTH, device="cuda", requires_grad=True)
+    weight = torch.randn(COUNT, WIDTH, WIDTH, device="cuda", requires_grad=True)
+    router = torch.randn(COUNT, WIDTH, device="cuda", requires_grad=True)
+
+    def route() -> None:
+        gates, ids = TopK({COUNT: TILE})(x @ router.mT, 2)
+        order = SortByExpert()(ids, experts)
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("default")
+        assert order.total == 128
+        torch.cuda.set_sync_debug_mode(before)
+        rows = GroupedLinear({WIDTH: Products(block, block)})(Dispatch({WIDTH: TILE})(x, order), weight, order)
+        Combine({WIDTH: TILE})(rows, gates, order).sum().backward()
+
+    route()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        route()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
