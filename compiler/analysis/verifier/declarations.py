@@ -67,7 +67,7 @@ class Declarations(Checker):
         for param in it.params:
             rows = [*param.type.dims[len(it.outer(param)) : len(param.type.dims) - param.inner]]
             if each := pairs.get(param.name):
-                head = self.sizes[rows[-1]] if len(rows) > 1 or each.skipped else 0
+                head = sum(self.sizes[dim] for dim in rows[-1:]) if len(rows) > 1 or each.skipped else 0
                 assert each.skipped + each.interleaved <= head, f"{param.name}: pairs in heads of {head} rows"
 
     def _buckets(self) -> None:
