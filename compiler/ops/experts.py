@@ -34,9 +34,9 @@ MOVES = Attribute("to", kinds=(tuple,), implied=True)
 
 def _chosen(types: Sequence[Type], op: Op) -> list[Shape]:
     """Of each token a gate and an expert for each choice."""
-    logits = types[0]
-    if len(logits.dims) < 2 or any(bias.dims != logits.dims[-1:] for bias in types[1:]):
-        raise TypingError(f"{op.kind} takes logits [.., experts] and a bias [experts]")
+    (logits,) = types
+    if len(logits.dims) < 2:
+        raise TypingError(f"{op.kind} takes logits [.., experts]")
     dims = (*logits.dims[:-1], str(op.get("to")))
     return [(wide(logits.dtype), dims), ("i64", dims)]
 
@@ -281,7 +281,7 @@ TOP = OpDef(
     "top",
     "The `to` best experts of each token by their scores, and their scores as gates; ties go to the lower index.",
     _chosen,
-    operands=(Operand("logits"), Operand("bias", optional=True)),
+    operands=(Operand("logits"),),
     attributes=(
         SCORE,
         ON,

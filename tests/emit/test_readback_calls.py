@@ -17,7 +17,7 @@ from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import SEQUENCE, Op, Program, Region, walk
 from scalec.compiler.ops import OPS
-from scalec.compiler.ops.call import Positions
+from scalec.compiler.ops.call import Experts, Layout, Positions
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
@@ -34,6 +34,16 @@ MANY = f"""{START}
     x = x + sum(u, over=ffn) * mean(x * x, over=hidden) + roll(x, 3, over=hidden)
   }} {LOSS}"""
 
+ROUTED = f"""{START}
+  repeat layers {{
+    y = x
+    route y to experts by top(y @ router[hidden -> experts], 2, score=sigmoid, scale=2.5, groups=4, from=2,
+                              capacity=1.5, balance=0.1, z=0.01) {{
+      y = silu(y @ e_up[hidden -> ffn]) @ e_down[ffn -> hidden]
+    }}
+    x = x + y
+  }} {LOSS}"""
+
 PLANS = {
     "many": plan(MANY, mesh="dp = 2  tp = 2", shard="batch over dp  vocab over tp  seq over tp").replace(
         DIMS, f"{DIMS}  wide = 68"
@@ -47,6 +57,9 @@ PLANS = {
     "scaled rope": plan().replace("10000)", "10000, dims=4, scaling=linear, factor=2)"),
     **{name: SMALL[name] for name in SMALL if name.startswith("fused")},
     "gather": plan(mesh="dp = 2  cp = 2", shard="batch over dp  seq over cp as zigzag"),
+    "routed": plan(
+        ROUTED, "dp = 2  cp = 2", "experts over cp  batch over dp  seq over cp as zigzag", "precision = bf16"
+    ).replace(DIMS, f"{DIMS}  experts = 8"),
     "ring": plan(mesh="dp = 2  cp = 2", shard="batch over dp  seq over cp as zigzag via ring"),
     "kernels": plan(
         LLAMA.replace("rmsnorm(x, norm2[hidden]", "layernorm(x, norm2[hidden], bias[hidden]"), options=KERNELS
@@ -61,6 +74,10 @@ KINDS = {
     "sharded norm": ("mean_square", "rms_scaled"),
     "masked": ("attention",),
     "gather": ("attention", "coerce"),
+    "routed": (
+        *("top", "balance", "router_z", "limit_capacity", "sort_by_expert", "dispatch", "exchange", "exchange_back"),
+        *("grouped_contract", "combine"),
+    ),
     "ring": ("ring_attention",),
     "padded": ("coerce", "embedding", "local_softmax_stats", "max_logit", "rmsnorm", "token_loss"),
     "whole vocabulary": ("cross_entropy",),
@@ -73,7 +90,7 @@ KINDS = {
 }
 """The kinds of ops that each plan has, one of each kind to be called otherwise."""
 
-WITHOUT = {"exp", "relu", "sigmoid", "silu", "tanh"}
+WITHOUT = {"exchange_counts", "exp", "no_loss", "relu", "sigmoid", "silu", "tanh"}
 """Functions of one operand, without anything that could be another."""
 
 
@@ -142,8 +159,10 @@ class Emitter:
         if op.kind != self.kind:
             return made
         groups: list[tuple[str, ...]] = []
-        text = self.change(own_text(op, len(operands), context, groups))
-        names = {f"a{i}": operand.text for i, operand in enumerate(operands)}
+        layouts: dict[str, Layout] = {}
+        text = self.change(own_text(op, len(operands), context, groups, layouts))
+        names = {name: context.layout(each) for name, each in layouts.items() if isinstance(each, Experts)}
+        names |= {f"a{i}": operand.text for i, operand in enumerate(operands)}
         names |= {f"group{i}": context.axis(axes) for i, axes in enumerate(groups)}
         if "other" in text:
             names["other"] = context.axis(next((axis,) for axis in self.axes if (axis,) not in groups))
@@ -157,14 +176,19 @@ class Emitter:
         return evolve(made, text=ast.unparse(ast.parse(text)), binds=0)
 
 
-def own_text(op: Op, count: int, context: Context, groups: list[tuple[str, ...]]) -> str:
+def own_text(op: Op, count: int, context: Context, groups: list[tuple[str, ...]], layouts: dict[str, Layout]) -> str:
     """An op's own expression of operands by number; the groups in it are by number too."""
 
     def group(axes: tuple[str, ...]) -> str:
         groups.append(axes)
         return f"group{len(groups) - 1}"
 
-    named = evolve(context, axis=group, layout=lambda _: "held", rotary=lambda op: "table", sizes={})
+    def layout(each: Layout) -> str:
+        name = "held" if isinstance(each, Positions) else "experts"
+        layouts[name] = each
+        return name
+
+    named = evolve(context, axis=group, layout=layout, rotary=lambda op: "table", sizes={})
     return express(op, [Expr(f"a{i}", ATOM, ()) for i in range(count)], named).text
 
 

@@ -139,7 +139,6 @@ BOTH = (
         state="zero 1 over cp",
         clip=0.05,
     ),
-    Case(cp=4, how="as zigzag via ring", kv=1, gathered="regather", model="tied", optimizer="momentum"),
     Case(uly=4, kv=2, microbatches=2, gathered="regather", recompute="selective(silu)", state="zero 2 over uly"),
     Case(dp=2, tp=2, rules="batch over dp  vocab, ffn over tp  seq over tp", valid="silent_rank"),
     Case(tp=2, sp=True, kv=4, microbatches=3, optimizer="groups", clip=0.05),

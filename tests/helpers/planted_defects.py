@@ -13,7 +13,7 @@ import pytest
 from attrs import Factory, evolve, field, frozen
 
 from helpers.plan_table import DP_TP, PLANS
-from helpers.small_plans import ALL_OVER_TP, DIMS, HEAD, LLAMA, START, WITH_SEQ, Plan
+from helpers.small_plans import ALL_OVER_TP, ATTENTION, DIMS, HEAD, LLAMA, START, WITH_SEQ, Plan
 from scalec.compiler.analysis.verifier import check
 from scalec.compiler.emit.readback import check as read_back
 from scalec.compiler.emit.train_py import train_py
@@ -41,6 +41,18 @@ CONTEXT: dict[str, Any] = {"mesh": "dp = 2  cp = 2", "ranks": 2, "seq": 8}
 PARTS = "batch over dp  seq over cp"
 FULL, WINDOWS = (LLAMA.replace("mask=causal", mask) for mask in ("mask=full", "mask=causal, window=3"))
 PACKED = LLAMA.replace("attention(q, k, v,", "attention(q, k, v, documents,")
+ROUTED = f"""{START}
+  repeat layers {{{{
+    {ATTENTION}
+    m = rmsnorm(x, norm2[hidden], eps)
+    route m to experts by top(m @ router[hidden -> experts], 2, normalise=on{{}}) {{{{
+      m = (silu(m @ w_gate[hidden -> ffn]) * (m @ w_up[hidden -> ffn])) @ w_down[ffn -> hidden]
+    }}}}
+    x = x + m
+  }}}}
+  {HEAD}"""
+EXPERTS: dict[str, Any] = {"mesh": "dp = 2  ep = 2", "shard": "experts over ep  batch over dp, ep", "ranks": 4}
+SPREAD: dict[str, Any] = {"mesh": "dp = 2  cp = 2", "shard": f"experts over cp  {PARTS}", "ranks": 2, "seq": 8}
 TEXTS = {name: plan.text() for name, plan in PLANS.items()}
 TEXTS |= {
     "llama": PLANS["data, tensor, sequence"].text(),  # dp 2 × tp 2, two microbatches, no clipping
@@ -70,6 +82,19 @@ TEXTS |= {
     "packed": Plan(**CONTEXT, shard=f"{PARTS} as zigzag", inputs=", documents[batch, seq]", body=PACKED)
     .text()
     .replace("[python_stdlib]", '[python_stdlib]  separator = "\\n"'),
+    "experts": Plan(**EXPERTS, dims=f"{DIMS}  experts = 4", body=ROUTED.format("")).text(),
+    "experts of the same tokens": Plan(
+        mesh="dp = 2  tp = 2",
+        shard="experts over tp  batch over dp  vocab, heads, kv_heads over tp",
+        ranks=2,
+        dims=f"{DIMS}  experts = 4",
+        body=ROUTED.format(""),
+    ).text(),
+    "experts in bf16": Plan(
+        **EXPERTS, dims=f"{DIMS}  experts = 4", body=ROUTED.format(""), train="precision = bf16"
+    ).text(),
+    "balanced": Plan(**SPREAD, dims=f"{DIMS}  experts = 4", body=ROUTED.format(", balance=0.5")).text(),
+    "bounded": Plan(**SPREAD, dims=f"{DIMS}  experts = 4", body=ROUTED.format(", capacity=1.5")).text(),
     "padded": Plan(mesh="tp = 2", shard="vocab over tp", dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4")).text(),
     "vocabulary that does not divide": Plan(
         mesh="tp = 2", shard="vocab over tp", dims=DIMS.replace("vocab = 12", "vocab = 13")

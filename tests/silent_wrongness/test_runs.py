@@ -43,7 +43,7 @@ def test_row_08_weights_on_every_rank_are_counted_by_every_rank(tmp_path: Path) 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_row_11_adamw_hides_the_scale_of_gradients(optimizer: str, tmp_path: Path) -> None:
-    """After a step with gradients twice as large AdamW's parameters are where they should be, to four digits of how
+    """After a step with gradients twice as large AdamW's parameters are where they should be, to two digits of how
     far they moved; SGD's moved twice as far.  The proof compares gradients (`test_accumulation`)."""
     case = Case(optimizer=optimizer)
     got = first_step(case, planted(case, tmp_path, {SEED: SEED.replace("inv_num_tokens", "inv_num_tokens * 2")}))
@@ -51,7 +51,7 @@ def test_row_11_adamw_hides_the_scale_of_gradients(optimizer: str, tmp_path: Pat
     apart, moved = (_apart(got.parameters, other) for other in (right.parameters, start))
     assert wrong_gradients(got, right) == {*right.gradients}
     if optimizer == "adamw":
-        assert apart < 1e-4 * moved
+        assert apart < 1e-2 * moved
     else:
         assert apart == pytest.approx(moved / 2, rel=0.05)
 

@@ -37,17 +37,16 @@ class _Choice:
 
     def _best(self) -> Array:
         """The ids of the chosen experts, the best first: of those groups alone whose two best are the best."""
-        scores = self.n.total(self.every, self.scores, *self.c.args[1:2])
-        keys, (groups, among) = self.n.rank(scores), (int(self.c.number(name)) for name in ("groups", "from"))
+        keys, (groups, among) = self.n.rank(self.scores), (int(self.c.number(name)) for name in ("groups", "from"))
         if among < groups:
-            keys = np.where(self._in_best_groups(scores, keys, groups, among), keys, keys.dtype.type(0))
+            keys = np.where(self._in_best_groups(keys, groups, among), keys, keys.dtype.type(0))
         return np.argsort(keys, axis=-1, kind="stable")[..., ::-1][..., : self.c.world.dims[self.chosen]]
 
-    def _in_best_groups(self, scores: Tensor, keys: Array, groups: int, among: int) -> Array:
-        *lead, size = scores.array.shape
+    def _in_best_groups(self, keys: Array, groups: int, among: int) -> Array:
+        *lead, size = self.scores.array.shape
         each = (*lead, groups, size // groups)
         two = np.argsort(keys.reshape(each), axis=-1)[..., -2:]
-        best = np.take_along_axis(scores.array.reshape(each), two, axis=-1)
+        best = np.take_along_axis(self.scores.array.reshape(each), two, axis=-1)
         parts = (Tensor((*self.every[:-1], "group"), best[..., i]) for i in range(best.shape[-1]))
         order = np.argsort(self.n.rank(self.n.total((*self.every[:-1], "group"), *parts)), axis=-1)[..., -among:]
         chosen = (order[..., None] == np.arange(groups)).any(axis=-2)
@@ -239,7 +238,7 @@ def _sum_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 MEANINGS = {
-    "top": Semantics(_top, lambda c, grads: [_Choice(c).gradient(grads[0]), *(None for _ in c.args[1:])]),
+    "top": Semantics(_top, lambda c, grads: [_Choice(c).gradient(grads[0])]),
     "no_loss": Semantics(lambda c: [zero(c, c.op.outputs[0].type)], lambda c, grads: [None]),
     "balance": Semantics(lambda c: [_Balance(c).value()], lambda c, grads: [_Balance(c).gradient(grads[0]), None]),
     "router_z": Semantics(_router_z, _router_z_gradients),

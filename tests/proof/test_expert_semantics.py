@@ -1,0 +1,125 @@
+"""The meanings of a route's ops in float64 against plain torch, every gradient against autograd, on one rank."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+
+from helpers.empty_programs import frame
+from scalec.compiler.ir import Op, Type, Value
+from scalec.compiler.proof.float64 import Reals
+from scalec.compiler.proof.semantics import MEANINGS, Call
+from scalec.compiler.proof.simulated_mesh import SimulatedMesh
+from scalec.compiler.proof.tensors import Tensor
+
+SIZES = {"batch": 2, "seq": 5, "hidden": 3, "ffn": 4, "experts": 6, "scored": 6, "chosen": 2}
+LOGITS, IDS = ("batch", "seq", "scored"), ("batch", "seq", "chosen")
+ORDER = ("experts", *IDS)
+X, ROWS = ("batch", "seq", "hidden"), ("experts", "batch", "seq", "hidden")
+RNG = np.random.default_rng(3)
+IDS_OF_TOKENS = np.stack([[RNG.permutation(6)[:2] for _ in range(5)] for _ in range(2)])
+HOT = np.moveaxis(np.eye(6, dtype=int)[IDS_OF_TOKENS], -1, 0)
+
+
+def drawn(dims: Sequence[str]) -> np.ndarray[Any, Any]:
+    return RNG.standard_normal([SIZES[dim] for dim in dims])
+
+
+def top(logits: torch.Tensor, score: str, normalise: bool, scale: float = 1.0, groups: int = 1, among: int = 1) -> Any:
+    scores = logits.softmax(-1) if score == "softmax" else logits.sigmoid()
+    by_group = scores.unflatten(-1, (groups, -1))
+    best = by_group.topk(2, dim=-1).values.sum(-1).topk(among, dim=-1).indices
+    left = torch.zeros_like(by_group[..., 0]).scatter(-1, best, 1.0).unsqueeze(-1)
+    gates = by_group.masked_fill(left == 0, -1).flatten(-2).topk(2, dim=-1).values
+    return scale * (gates / gates.sum(-1, keepdim=True) if normalise else gates)
+
+
+def balance(logits: torch.Tensor, ids: torch.Tensor, score: str) -> torch.Tensor:
+    counts = torch.nn.functional.one_hot(ids, 6).sum((1, 2)).double() * 6 / (2 * 5)
+    scores = logits.softmax(-1) if score == "softmax" else logits.sigmoid() / logits.sigmoid().sum(-1, keepdim=True)
+    return 0.25 * (counts * scores.mean(1)).sum()
+
+
+def dispatch(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    return order.sum(-1).double().unsqueeze(-1) * x
+
+
+def combine(rows: torch.Tensor, gates: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("ebsc,bsc,ebsh->bsh", order.double(), gates, rows)
+
+
+def products(x: torch.Tensor, w: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("ebs,ebsh,efh->ebsf", order.sum(-1).double(), x, w)
+
+
+NONE = drawn(ROWS) * HOT.sum(-1)[..., None]  # rows are zero where no token chose the expert
+CASES: dict[str, tuple[str, list[tuple[tuple[str, ...], Any]], tuple[str, ...], dict[str, Any], Callable[..., Any]]] = {
+    **{
+        f"top {score} {normalise} {groups}": (
+            "top",
+            [(LOGITS, drawn(LOGITS))],
+            IDS,
+            {"to": "chosen", "score": score, "normalise": normalise, "scale": 2.5, "groups": groups, "from": among},
+            lambda x, s=score, on=normalise == "on", g=groups, a=among: top(x, s, on, 2.5, g, a),
+        )
+        for score in ("softmax", "sigmoid")
+        for normalise in ("off", "on")
+        for groups, among in ((1, 1), (3, 2))
+    },
+    **{
+        f"balance {score}": (
+            "balance",
+            [(LOGITS, drawn(LOGITS)), (IDS, IDS_OF_TOKENS)],
+            (),
+            {"by": 0.25, "score": score},
+            lambda x, ids, s=score: balance(x, ids, s),
+        )
+        for score in ("softmax", "sigmoid")
+    },
+    "z": (
+        "router_z",
+        [(LOGITS, drawn(LOGITS))],
+        (),
+        {"by": 0.5},
+        lambda x: 0.5 * x.logsumexp(-1).square().sum(),
+    ),
+    "dispatch": ("dispatch", [(X, drawn(X)), (ORDER, HOT)], ROWS, {}, dispatch),
+    "combine": ("combine", [(ROWS, NONE), (IDS, drawn(IDS)), (ORDER, HOT)], X, {}, combine),
+    "products": (
+        "grouped_contract",
+        [(ROWS, NONE), (("experts", "ffn", "hidden"), drawn(("experts", "ffn", "hidden"))), (ORDER, HOT)],
+        ("experts", "batch", "seq", "ffn"),
+        {"over": ("hidden",)},
+        products,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_torchs(name: str) -> None:
+    kind, operands, dims, attrs, formula = CASES[name]
+    program = frame({"tp": 1}, SIZES)
+    choices = tuple(evolve(dim, chosen="chosen") if dim.name == "experts" else dim for dim in program.dims)
+    program = evolve(program, dims=choices)
+    types = [Type("i64" if x.dtype.kind == "i" else "f64", own) for own, x in operands]
+    results = (Value("y", Type("f64", dims)), *([Value("ids", Type("i64", IDS))] if kind == "top" else []))
+    op = Op(kind, tuple(f"x{i}" for i in range(len(types))), results, tuple(attrs.items()), span=program.region.span)
+    args = [Tensor(own, x[None, None]) for own, x in operands]
+    call = Call(program, SimulatedMesh.of(program), Reals(1), op, args, types)
+    found = MEANINGS[kind].value(call)
+    tensors = [torch.from_numpy(x).requires_grad_(x.dtype.kind == "f") for _, x in operands]
+    want = formula(*tensors)
+    assert np.allclose(found[0].array[0, 0], want.detach().numpy(), rtol=1e-12, atol=1e-14)
+    dy = RNG.standard_normal(want.shape)
+    if kind == "grouped_contract":
+        dy = dy * HOT.sum(-1)[..., None]  # gradients of rows are zero where there is none
+    gradients = MEANINGS[kind].gradients
+    assert gradients
+    made = gradients(evolve(call, results=found), [Tensor(dims, dy[None, None])])
+    wanted = [x for x in tensors if x.requires_grad]
+    expected = torch.autograd.grad(want, wanted, torch.from_numpy(np.asarray(dy)))
+    for grad, due in zip([each for each in made if each], expected, strict=True):
+        assert np.allclose(grad.array[0, 0], due.numpy(), rtol=1e-12, atol=1e-14)
