@@ -28,6 +28,9 @@ FACTORS = tuple(
 CALL = evolve(TOP, attributes=(CHOICES, *TOP.attributes, *FACTORS))
 """`top` as plans write it: in the IR the number of choices is the size of a dim, and losses and capacity are ops."""
 
+PLACES = [each.name for each in (*CALL.operands, *CALL.attributes) if not each.implied]
+"""Its arguments in the order in which a plan may write them without their names."""
+
 ROUTER_LOSS = "_router_loss"
 """The name in a model's scope of the sum of its routers' losses."""
 
@@ -56,8 +59,9 @@ def route_dims(model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str,
 
 def costs(item: tree.Statement) -> bool:
     """Whether a statement has a route that adds to the loss."""
-    given = (setting.key.name for route in _routes((item,)) for setting in route.by.kwargs)
-    return not {"balance", "z"}.isdisjoint(given)
+    calls = [route.by for route in _routes((item,))]
+    given = [*(PLACES[: len(call.args)] for call in calls), *([key.key.name for key in call.kwargs] for call in calls)]
+    return any(not {"balance", "z"}.isdisjoint(names) for names in given)
 
 
 def _routes(body: Sequence[object]) -> Iterator[tree.Route]:

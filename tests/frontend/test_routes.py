@@ -187,6 +187,15 @@ def test_where_routes_may_be(around: str) -> None:
     assert compile_plan(Source("plan.scale", text)).choices == {"experts": "chosen"}
 
 
+@pytest.mark.parametrize("given", ["2, balance=0.01", "2, softmax, off, 1, 1, 1, 0, 0.01"])
+def test_a_loss_may_be_given_by_its_place(given: str) -> None:
+    plan = PLAN.replace("[hidden -> experts], 2)", f"[hidden -> experts], {given})")
+    program = compile_plan(Source("tiny.scale", plan), "resolve")
+    (balance,) = (op for op in program.ops if op.kind == "balance")
+    assert balance.get("by") == 0.01 / 8
+    assert program.losses == 2
+
+
 def test_routes_are_laid_out() -> None:
     laid_out = format_plan(Source("plan.scale", PLAN.replace("\n", " ").replace('halved" ', 'halved"\n')))
     assert f"    {ROUTE} {{\n      {BODY}\n    }}\n    x = x + y\n" in laid_out
