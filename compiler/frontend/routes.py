@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from attrs import evolve
 
 from ..ir import BATCH, FLOATS, Attr, Dim, Type
-from ..ops.experts import BALANCE, CAPACITY, COMBINE, DISPATCH, NO_LOSS, ROUTER_Z, SORT, TOP
+from ..ops.experts import COMBINE, DISPATCH, SORT
 from ..ops.protocol import Attribute
+from ..ops.routers import BALANCE, CAPACITY, NO_LOSS, ROUTER_Z, TOP
 from ..syntax import tree
 from ..syntax.diagnostics import PlanError, wrong
 from .arithmetic import Scalar, evaluate

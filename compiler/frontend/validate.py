@@ -14,7 +14,7 @@ from ..config.settings import ON
 from ..config.units import counted
 from ..ir import DATA_DIMS, Claim, Enter, Param, Program, Region, walk, walk_regions
 from ..ops import OPS, roles
-from ..ops.experts import TOP
+from ..ops.routers import TOP
 from ..syntax.diagnostics import Diagnostics, Note, listing
 from .constants import check_constants
 from .sharding import check_groups

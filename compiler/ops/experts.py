@@ -1,26 +1,22 @@
-"""A mixture of experts: the choice of each token's experts, rows of tokens expert by expert, and their weighted sum.
+"""A mixture of experts: rows of tokens expert by expert, what experts make of them, and their weighted sum.
 
 As formulas, y[t] = sum over e of gate[t, e] · f_e(x[t]).  Rows `[experts, batch, seq, ...]` have an entry for each
 expert that a token chose, and are zero elsewhere; in memory they are a matrix, expert by expert.  An `order` of rows
 says which there are: `[experts, batch, seq, chosen]`, one where a token's choice is the expert.  Where ranks have parts
-of the tokens and of the experts, rows are exchanged between them.  Non-goals: what an expert computes, ordinary ops.
+of the tokens and of the experts, rows are exchanged between them.  Non-goals: the choice of experts (`routers`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from math import ceil
+from collections.abc import Iterator, Sequence
 
 from attrs import evolve
 
-from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, SEQUENCE, Attr, Op, Placement, Program, Type, sharded, splits
-from .call import Argument, Call, Dims, Experts, Group, Positions
-from .loss import wide
+from ..ir import DATA_DIMS, ITEM_BYTES, Op, Placement, Program, Type, sharded
+from .call import Call, Experts
 from .messages import Message
-from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, Vjp, takes
+from .protocol import Attribute, Builder, OpDef, Shape, TypingError, Vjp, takes
 from .roles import Roles
+from .routers import CAPACITY, TO
 from .saved_tensors import Local, Saved, factors
-
-TO = Attribute("to", dims="any", implied=True)
-"""The dim that a result has besides its operand's: of choices, or of experts."""
 
 OWN = Attribute("own", kinds=(tuple,), default=(), implied=True)
 """Axes whose ranks have the same tokens, and each its own experts."""
@@ -30,19 +26,6 @@ MOVES = Attribute("to", kinds=(tuple,), implied=True)
 
 
 # ---- types
-
-
-def _chosen(types: Sequence[Type], op: Op) -> list[Shape]:
-    """Of each token a gate and an expert for each choice."""
-    (logits,) = types
-    if len(logits.dims) < 2:
-        raise TypingError(f"{op.kind} takes logits [.., experts]")
-    dims = (*logits.dims[:-1], str(op.get("to")))
-    return [(wide(logits.dtype), dims), ("i64", dims)]
-
-
-def _logits_whole(types: Sequence[Type], op: Op) -> frozenset[str]:
-    return frozenset(types[0].dims[-1:])
 
 
 def _sorted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -122,14 +105,6 @@ def _roles(types: Sequence[Type], op: Op) -> Roles:
     return Roles(routed=str(op.get("to")) if op.kind == SORT.name else types[-1].dims[0])
 
 
-def _scalar(types: Sequence[Type], op: Op) -> list[Shape]:
-    return [(wide(types[0].dtype), ())]
-
-
-def _kept(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    return list(types[:1])
-
-
 # ---- gradients, and what is saved
 
 
@@ -157,23 +132,6 @@ def _product_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | Non
 
 def _held(it: Local) -> Saved:
     return Saved(operands=(1,))
-
-
-def _choice_saves(it: Local) -> Saved:
-    return Saved(operands=tuple(range(len(it.types))), results=(0, 1))
-
-
-def _balance_saves(it: Local) -> Saved:
-    """Of each sequence the share of each expert, in place of what was chosen."""
-    dtype, logits = it.op.outputs[0].type.dtype, it.types[0]
-    each = it.program.local_size(logits, BATCH) * it.program.size(logits.dims[-1]) * ITEM_BYTES[dtype]
-    return Saved(operands=(0,), others=(("shares of experts", each),))
-
-
-def _z_saves(it: Local) -> Saved:
-    dtype, logits = it.op.outputs[0].type.dtype, it.types[0]
-    each = it.elements(0) // it.program.size(logits.dims[-1]) * ITEM_BYTES[dtype]
-    return Saved(operands=(0,), others=(("log of the sum", each),))
 
 
 def _order_bytes(program: Program, op: Op) -> int:
@@ -204,33 +162,8 @@ def _rows(it: Local) -> tuple[Message, ...]:
     return (Message("all_to_all", it.op.outputs[0].name, _axes(it.op), rows.dtype, shape, ragged=sent),)
 
 
-def _counts_of_sequences(it: Local) -> tuple[Message, ...]:
-    """How many tokens of each sequence chose each expert, summed over the ranks that share the sequence."""
-    logits, axes = it.types[0], it.types[0].axes_of(SEQUENCE)
-    shape = (it.program.local_size(logits, BATCH), it.program.size(logits.dims[-1]))
-    return (Message("all_reduce", it.op.outputs[0].name, axes, "i64", shape),) if axes else ()
-
-
-def _counts_of_chunks(it: Local) -> tuple[Message, ...]:
-    """How many tokens of each run of positions of each sequence chose each expert, sent as one row."""
-    ids, axes = it.types[0], it.types[0].axes_of(SEQUENCE)
-    runs = max(map(len, splits.held(it.program, ids, SEQUENCE)))
-    counts = runs * it.program.local_size(ids, BATCH) * it.program.size(str(it.op.get("experts")))
-    return (Message("all_gather", it.op.outputs[0].name, axes, "i64", (counts,)),) if axes else ()
-
-
 def _axes(op: Op) -> tuple[str, ...]:
     return tuple(axis for axis, _ in moves(op))
-
-
-def _choice_call(it: Local) -> Call:
-    """The number of choices, and how they are made."""
-    own = {key: value for key, value in it.op.attrs if key != TO.name}
-    told = {
-        "from_groups" if key == "from" else key: value == "on" if key == ON.name else value
-        for key, value in own.items()
-    }
-    return Call((it.program.size(str(it.op.get("to"))),), told)
 
 
 def _sort_call(it: Local) -> Call:
@@ -241,116 +174,9 @@ def _sort_call(it: Local) -> Call:
     return Call((Experts(experts, axes, tuple(axis for axis in axes if it.types[0].at(axis).dim)),))
 
 
-def _balance_call(it: Local) -> Call:
-    """The share of a sequence, and the ranks that share the sequence."""
-    own, axes = dict(it.op.attrs), it.types[0].axes_of(SEQUENCE)
-    return Call((), {"by": own["by"], **_score(own), "seq": Dims((SEQUENCE,)), **_over(axes)})
-
-
-def _capacity_call(it: Local) -> Call:
-    """The most tokens of a sequence that an expert takes, and the positions that a rank has."""
-    axes, experts = it.types[0].axes_of(SEQUENCE), str(it.op.get("experts"))
-    whole = it.program.size(experts), _capacity(it.program, it.op)
-    held = {"positions": Positions(SEQUENCE, axes)} if axes else {}
-    return Call(whole, {"seq": Dims((SEQUENCE,)), **held, **_over(axes)})
-
-
-def _capacity(program: Program, op: Op) -> int:
-    """Of the share of an equal load."""
-    experts, k = program.size(str(op.get("experts"))), program.size(op.outputs[0].type.dims[-1])
-    return ceil(float(str(op.get("capacity"))) * program.size(SEQUENCE) * k / experts)
-
-
-def _score(own: Mapping[str, Attr]) -> dict[str, Argument]:
-    return {"score": own["score"]} if "score" in own else {}
-
-
-def _over(axes: tuple[str, ...]) -> dict[str, Argument]:
-    return {"over": Group(axes)} if axes else {}
-
-
 def _nothing(it: Local) -> Call:
     return Call()
 
-
-BY = Attribute("by", implied=True)
-SCORE = Attribute("score", ("softmax", "sigmoid"), "softmax")
-ON = Attribute("normalise", ("off", "on"), "off")
-
-TOP = OpDef(
-    "top",
-    "The `to` best experts of each token by their scores, and their scores as gates; ties go to the lower index.",
-    _chosen,
-    operands=(Operand("logits"),),
-    attributes=(
-        SCORE,
-        ON,
-        Attribute("scale", default=1.0),
-        Attribute("groups", default=1, kinds=(int,)),
-        Attribute("from", default=1, kinds=(int,)),
-        TO,
-    ),
-    unsharded_dims=_logits_whole,
-    vjp=Vjp(wrt=(0,)),
-    decides=True,
-    function="top_k",
-    call=_choice_call,
-    stem="gates",
-    saves=_choice_saves,
-)
-
-NO_LOSS = OpDef(
-    "no_loss",
-    "A loss of zero, to which routers add theirs; like the tokens of `x`, a sum over ranks.",
-    _scalar,
-    operands=takes("x"),
-    adjoint=lambda op, grads, b: [None],
-    function="no_loss",
-    stem="router_loss",
-    saves=lambda it: Saved(),
-)
-
-BALANCE = OpDef(
-    "balance",
-    "by · Σ f · P over sequences and experts: f the share of choices times their number, P the mean of scores.",
-    _scalar,
-    operands=takes("logits", "ids"),
-    attributes=(BY, SCORE),
-    unsharded_dims=_logits_whole,
-    vjp=Vjp(wrt=(0,)),
-    communicates=_counts_of_sequences,
-    decides=True,
-    function="balance",
-    call=_balance_call,
-    stem="router_loss",
-    saves=_balance_saves,
-)
-
-ROUTER_Z = OpDef(
-    "router_z",
-    "by · Σ (log Σ exp logits)² over tokens.",
-    _scalar,
-    operands=takes("logits"),
-    attributes=(BY,),
-    unsharded_dims=_logits_whole,
-    vjp=Vjp(),
-    function="router_z",
-    stem="router_loss",
-    saves=_z_saves,
-)
-
-CAPACITY = OpDef(
-    "limit_capacity",
-    "The choices without those of an expert that has `capacity` times its equal share of the sequence before.",
-    operands=takes("ids"),
-    attributes=(Attribute("capacity", implied=True), Attribute("experts", dims="any", implied=True)),
-    typing=_kept,
-    communicates=_counts_of_chunks,
-    decides=True,
-    function="limit_capacity",
-    call=_capacity_call,
-    stem="ids",
-)
 
 SORT = OpDef(
     "sort_by_expert",
