@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ..analysis.bucket_layout import stored_as_matrix
 from ..ir import Kind, Op, Region, Stmt
 from ..ir.placements import coercion, conjugate, ends
+from ..ops import OPS, messages
 from ..ops.call import Layout
 from .expressions import ATOM, Context, Expr
 from .module import Frame, Module, Table, table_of
@@ -190,10 +191,18 @@ class Lines:
         """The shape of an expression's value, what its coercions do, and the plan's line."""
         op = expr.ops[-1]
         parts = [shape(value.type, self._frame.program) for value in op.outputs[:1]]
-        parts += [self._note(part) for part in expr.ops if part.kind == "coerce"]
+        parts += [self._note(part) if part.kind == "coerce" else self._sent(part) for part in expr.ops]
         if op.kind != "coerce" and op.outputs[0].name in self._frame.recomputed_values:
             parts.append("bwd: recomputed")
-        return "  ".join([*parts, place(op.span)])
+        return "  ".join([*filter(None, parts), place(op.span)])
+
+    def _sent(self, op: Op) -> str:
+        """The collectives of an op that is no coercion, forward and backward."""
+        program, entry = self._frame.program, OPS.get(op.kind)
+        sent = messages(program, op, self._frame.types)
+        back = entry and (entry.linear or (entry.vjp and entry.vjp.communicates))
+        each = dict.fromkeys(f"{it.op} over {axes_word(it.axes, program)}" for it in sent)
+        return "  ".join([*each, *(dict.fromkeys(f"bwd: {it.op}" for it in sent) if back else ())])
 
     def _note(self, op: Op) -> str:
         """A coercion's effect, forward and backward."""
