@@ -168,10 +168,11 @@ def tiles(kernels: Any, name: str, size: int) -> dict[int, Any]:
     """The tile that a program for this chip has for a class and a size."""
     kernel = next(each for each in KERNELS.values() if each.name == name)
     own = tiles_of(chip())[kernel.tuned]
-    if kernel.tile == "Blocks":
-        parts = {part: kernels.Block(**block) for part, block in own[str(size)].items()}
-        return {size: kernels.Blocks(**parts)}
-    return {size: kernels.Tile(**nearest(own, size))}
+    found = own[str(size)] if kernel.tile == "Blocks" else nearest(own, size)
+    part = {"Blocks": kernels.Block, "Products": kernels.Product}.get(kernel.tile)
+    if part:
+        found = {name: part(**block) for name, block in found.items()}
+    return {size: getattr(kernels, kernel.tile)(**found)}
 
 
 def chip() -> str:

@@ -88,8 +88,9 @@ def _bookkeeping(machine: Machine, sizes: Sizes) -> Iterator[tuple[str, ...]]:
     plain = partial(runtime.top_k, k=sizes.k, normalise=True)
     for part, times in zip(("forward", "backward"), parts(machine, (ours, plain), (logits,), ()), strict=True):
         yield ("top_k", part, *_times(*times), "")
+    chunk = {sizes.experts: kernels.Tile(rows=128, warps=4, columns=64)}
     ids, experts = plain(logits)[1], _order(machine, sizes.tokens, sizes).experts
-    sorts = (kernels.SortByExpert(), runtime.sort_by_expert)
+    sorts = (kernels.SortByExpert(chunk), runtime.sort_by_expert)
     yield ("sort_by_expert", "", *_times(*(machine.milliseconds(partial(each, ids, experts)) for each in sorts)), "")
 
 

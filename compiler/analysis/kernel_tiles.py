@@ -9,6 +9,7 @@ import tomllib
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from attrs import Factory, frozen
 from .. import __version__
 from ..config.gpus import gpu
 from ..config.settings import TRITON
-from ..ir import FLOATS, Op, Program, Type
+from ..ir import ITEM_BYTES, Op, Program, Type, walk
 from ..ops import OPS, VJPS
 from ..ops.chunked_logits import few_columns, few_tokens
 from .param_uses import leaves
@@ -47,12 +48,22 @@ def _columns(program: Program, operands: Sequence[Type], op: Op) -> int:
     return program.local_size(operands[1], operands[1].dims[0])
 
 
+def _terms(program: Program, operands: Sequence[Type], op: Op) -> int:
+    """The number of terms of each sum of a product."""
+    return prod(program.local_size(operands[0], dim) for dim in op.names("over"))
+
+
+def _experts(program: Program, operands: Sequence[Type], op: Op) -> int:
+    """The number of experts, of all ranks."""
+    return program.size(program.experts_of(op.outputs[0].type))
+
+
 @frozen
 class Kernel:
     """A class of `scalec.runtime.kernels`; a program calls the function that it makes of it.
 
     chunk  how much it works on at a time, from the largest of its sizes, if it takes that
-    tile   the class of its tiles; only those of `Tile` serve sizes other than their own, and all element types
+    tile   the class of its tiles; only those of `Tile` serve all element types, and of `Blocks` no size but their own
     tuned  the class for which the table has its tiles, if not for itself
     """
 
@@ -67,8 +78,11 @@ KERNELS = {
     "add_layernorm": Kernel("AddLayerNorm", _of_weight),
     "add_rmsnorm": Kernel("AddRMSNorm", _of_weight),
     "attention": Kernel("Attention", _last, tile="Blocks"),
+    "combine": Kernel("Combine", _last),
     "cross_entropy": Kernel("CrossEntropy", _last),
+    "dispatch": Kernel("Dispatch", _last),
     "gelu_mul": Kernel("GeluMul", _last),
+    "grouped_contract": Kernel("GroupedLinear", _terms, tile="Products"),
     "layernorm": Kernel("LayerNorm", _of_weight),
     "linear_cross_entropy": Kernel("LinearCrossEntropy", _columns, few_tokens),
     "linear_softmax_stats": Kernel("LinearSoftmaxStats", _columns, few_columns),
@@ -78,6 +92,8 @@ KERNELS = {
     "rope": Kernel("Rope", _last),
     "rope_pair": Kernel("RopePair", _last),
     "silu_mul": Kernel("SiluMul", _last),
+    "sort_by_expert": Kernel("SortByExpert", _experts),
+    "top": Kernel("TopK", _last),
 }
 """By the kind of op."""
 
@@ -134,15 +150,15 @@ def nearest(tiles: Mapping[str, Tile], size: int) -> Tile:
 
 
 def kernels_of(program: Program) -> list[Used]:
-    """The kernels that a program calls, by their functions."""
+    """The kernels that a program calls, by their functions; backward has the tiles of what it is backward of."""
     if program.train.kernels != TRITON:
         return []
     sizes = dict[str, dict[int, int]]()
-    for op in program.ops:
+    for op in walk(program.forward.body):
         if op.kind in KERNELS:
             operands = program.operands(op)
             size, found = KERNELS[op.kind].size(program, operands, op), sizes.setdefault(op.kind, {})
-            found[size] = max(found.get(size, 0), FLOATS[operands[0].dtype])
+            found[size] = max(found.get(size, 0), ITEM_BYTES[operands[0].dtype])
     tiles = tiles_of(chip(program))
     used = (_used(kind, sorted(found.items()), tiles) for kind, found in sizes.items())
     return sorted(used, key=lambda each: each.function)
@@ -154,8 +170,8 @@ def serves(program: Program, op: Op, operands: Sequence[Type]) -> bool:
     kernel = KERNELS.get(op.kind)
     if program.train.kernels != TRITON or not kernel or kernel.tile == "Tile":
         return True
-    size = program.local_size(operands[0], operands[0].dims[-1])
-    return bool(_tile(kernel, size, FLOATS[operands[0].dtype], tiles_of(chip(program))))
+    size = kernel.size(program, operands, op)
+    return bool(_tile(kernel, size, ITEM_BYTES[operands[0].dtype], tiles_of(chip(program))))
 
 
 def optimizer_kernel(program: Program) -> str:
@@ -198,4 +214,5 @@ def _tile(kernel: Kernel, size: int, item: int, tiles: Mapping[str, dict[str, Ti
     """The tile for a size, and elements of `item` bytes; None where the table has none."""
     if kernel.tile == "Tile":
         return nearest(tiles.get(kernel.tuned, {}), size)
-    return tiles.get(kernel.tuned + BLOCKS[item], {}).get(str(size)) if item in BLOCKS else None
+    own = tiles.get(kernel.tuned + BLOCKS[item], {}) if item in BLOCKS else {}
+    return nearest(own, size) if own and kernel.tile == "Products" else own.get(str(size))

@@ -5,7 +5,7 @@ the dtypes leave out, which the log says once.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -47,7 +47,13 @@ def launch(
     kernel[grid](*args, **constants, **options)
 
 
-def tile_for(op: object, tiles: Mapping[int, AnyTile], size: int, *tensors: Tensor | None) -> AnyTile | None:
+def tile_for(
+    op: object,
+    tiles: Mapping[int, AnyTile],
+    size: int,
+    *tensors: Tensor | None,
+    dtypes: Collection[torch.dtype] = DTYPES,
+) -> AnyTile | None:
     """The tile with which the kernel of `op` serves these tensors, some of which may lack, or None where torch does.
 
     A tensor on the meta device counts as one on a GPU, so that launches can be listed without one.
@@ -56,7 +62,7 @@ def tile_for(op: object, tiles: Mapping[int, AnyTile], size: int, *tensors: Tens
     assert first is not None, "kernels: an op without operands"
     if not (first.is_cuda or first.is_meta or INTERPRETED):
         return None
-    odd = [tensor.dtype for tensor in tensors if tensor is not None and tensor.dtype not in DTYPES]
+    odd = [tensor.dtype for tensor in tensors if tensor is not None and tensor.dtype not in dtypes]
     tile = None if odd else tiles.get(size)
     if tile is None and first.is_cuda:
         _say(type(op).__name__, str(odd[0]) if odd else f"size {size}, which has no tile")

@@ -46,3 +46,14 @@ def test_a_chip_has_the_classes_of_older_ones_and_a_size_the_next_larger_tile() 
     assert [nearest(norms, size) for size in (1, 3072, 4096, 10**6)] == [
         *(norms["64"], norms["4096"], norms["4096"], norms["16384"])
     ]
+
+
+@pytest.mark.parametrize(("precision", "name"), [("bf16", "GroupedLinear"), ("fp32", "GroupedLinear32")])
+def test_products_of_experts_have_blocks_for_each_width_of_their_rows(precision: str, name: str) -> None:
+    source = load(PLANS / "qwen3_30b_a3b.scale")
+    program = compiled(evolve(source, text=source.text.replace("= bf16", f"= {precision}")), "h100_sxm")
+    sizes = {used.function: used.tiles for used in kernels_of(program)}
+    blocks = TILES["sm_80"][name]["4096"]
+    assert sizes["grouped_linear"] == ((768, blocks), (2048, blocks))
+    assert {size for each in ("combine", "dispatch") for size, _ in sizes[each]} == {2048}
+    assert {size for each in ("sort_by_expert", "top_k") for size, _ in sizes[each]} == {128}

@@ -6,7 +6,9 @@ atomically, and choices of one group keep their order.
 """
 # pyright: basic, reportGeneralTypeIssues=false
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -16,7 +18,7 @@ from torch import Tensor
 from ...comm import experts
 from ...comm.experts import Experts, Order, Sorted
 from .. import launching
-from ..launching import Tile, blocks
+from ..launching import Tile, blocks, tile_for
 
 PART = tl.constexpr(32)
 """What choices are compared with at a time."""
@@ -63,25 +65,27 @@ def sort_place_kernel(
     tl.store(rows + choice, tl.where(own < GROUPS, place, -1), mask=choice < size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SortByExpert:
-    """`scalec.runtime.sort_by_expert`; a tile has the choices of a chunk as rows, groups as columns."""
+    """`scalec.runtime.sort_by_expert`; tiles by the number of experts: choices of a chunk, and groups as columns."""
 
-    tile: Tile = Tile(rows=128, warps=4, columns=64)
+    tiles: Mapping[int, Tile]
 
     def __call__(self, ids: Tensor, experts_: Experts) -> Order:
         """ids int64 [..., k]."""
-        served = ids.is_cuda or ids.is_meta or launching.INTERPRETED
-        return experts.sort_by_expert(ids, experts_, self._sorted if served else experts.sorted_choices)
+        tile = tile_for(self, self.tiles, experts_.count, ids, dtypes=(torch.int64,))
+        backend = experts.sorted_choices if tile is None else partial(_sorted, tile=tile)
+        return experts.sort_by_expert(ids, experts_, backend)
 
-    def _sorted(self, ids: Tensor, slots: Tensor, groups: int) -> Sorted:
-        tile, chunks = self.tile, blocks(len(ids), self.tile.rows)
-        counts = torch.empty(groups + 1, chunks, dtype=torch.int32, device=ids.device)
-        choices, rows = torch.empty_like(ids), torch.empty_like(ids)
-        how = {"GROUPS": groups, "ROWS": tile.rows, "warps": tile.warps}
-        given = (len(ids), len(slots) - 1)
-        grid = chunks, blocks(groups + 1, tile.columns)
-        launching.launch(sort_count_kernel, grid, ids, slots, counts, *given, BINS=tile.columns, **how)
-        starts = (counts.flatten().cumsum(0) - counts.flatten()).contiguous()
-        launching.launch(sort_place_kernel, (chunks,), ids, slots, starts, choices, rows, *given, **how)
-        return counts[:groups].sum(1), choices, rows
+
+def _sorted(ids: Tensor, slots: Tensor, groups: int, tile: Tile) -> Sorted:
+    chunks = blocks(len(ids), tile.rows)
+    counts = torch.empty(groups + 1, chunks, dtype=torch.int32, device=ids.device)
+    choices, rows = torch.empty_like(ids), torch.empty_like(ids)
+    how = {"GROUPS": groups, "ROWS": tile.rows, "warps": tile.warps}
+    given = (len(ids), len(slots) - 1)
+    grid = chunks, blocks(groups + 1, tile.columns)
+    launching.launch(sort_count_kernel, grid, ids, slots, counts, *given, BINS=tile.columns, **how)
+    starts = (counts.flatten().cumsum(0) - counts.flatten()).contiguous()
+    launching.launch(sort_place_kernel, (chunks,), ids, slots, starts, choices, rows, *given, **how)
+    return counts[:groups].sum(1), choices, rows

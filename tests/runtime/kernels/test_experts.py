@@ -10,7 +10,8 @@ from helpers.kernels.programs import pretended
 from scalec.runtime import Experts, Mesh, exchange, exchange_back, exchange_counts
 from scalec.runtime.kernels import Combine, Dispatch, GroupedLinear, Product, Products, SortByExpert, Tile, TopK
 
-TILE, BLOCK = Tile(rows=1, warps=4), Product(16, 16, 16, warps=4, stages=1)
+TILE, CHUNK = Tile(rows=1, warps=4), Tile(rows=128, warps=4, columns=64)
+BLOCK = Product(16, 16, 16, warps=4, stages=1)
 WIDTH, COUNT = 32, 8
 
 
@@ -22,7 +23,7 @@ def _started(exchanged: bool) -> tuple[Counter[str], int]:
     weight = torch.empty(experts.held, WIDTH, WIDTH, device="meta", requires_grad=True)
     with recorded() as launches:
         gates, ids = TopK({COUNT: TILE})(torch.empty(2, 6, COUNT, device="meta", requires_grad=True), 2)
-        order = SortByExpert()(ids, experts)
+        order = SortByExpert({COUNT: CHUNK})(ids, experts)
         held = exchange_counts(order)
         rows = exchange(Dispatch({WIDTH: TILE})(x, order), held)
         rows = exchange_back(GroupedLinear({WIDTH: Products(BLOCK, BLOCK)})(rows, weight, held), held)
@@ -63,7 +64,7 @@ def test_a_route_waits_for_the_gpu_once() -> None:
 
     def route() -> None:
         gates, ids = TopK({COUNT: TILE})(x @ router.mT, 2)
-        order = SortByExpert()(ids, experts)
+        order = SortByExpert({COUNT: CHUNK})(ids, experts)
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("default")
         assert order.total == 128
