@@ -38,8 +38,8 @@ def model_classes(program: Program, microbatches: Region) -> Model:
     given = ", ".join(f"{base(value.name)}: {shape(value.type, program)}" for value in inputs)
     name, pipeline = class_name(program.name), program.pipeline
     whose = f"A rank's stages of {name}; the forward of the last one" if pipeline else f"{name}; forward"
-    routers = " and what its routers add" if program.losses > 1 else ""
-    doc = f"{whose} returns the summed token loss of a microbatch{routers}.  {given}"
+    losses = "a microbatch's token and router losses" if program.losses > 1 else "the summed token loss of a microbatch"
+    doc = f"{whose} returns {losses}.  {given}"
     if len(f'    """{doc}"""') > WIDTH:
         doc = doc.replace("  ", "\n\n    ", 1) + "\n    "
     module, ends = Module(name, doc), tuple(end.name for end in microbatches.yields[: program.losses])

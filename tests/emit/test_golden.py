@@ -84,7 +84,8 @@ NOT_BY_HAND = r"""
     | \d(\.\d+)?e[-+]0\d | \b\d{5,}\.0\b                        # numbers as Python's repr has them
     | \b(peak|squares|squares_2|share|part|z,\ t|holders)\s?=[^=] # letters of a paper, words of a proof
     | \b[a-z]+,\ y_\d\ = | \b(logits_max|grad_norm_sq)_\d\b      # numbered names
-    | ^\s+loss\ =\ token_loss | ^\ {8}(?P<name>\w+)\ =\ [^\n]*\n\ {8}return\ (?P=name)$  # a name for what is returned
+    | ^\s+loss\ =\ token_loss(?!.*\n\s+return\ loss,)            # a name for what is returned alone
+    | ^\ {8}(?P<name>\w+)\ =\ [^\n]*\n\ {8}return\ (?P=name)$
     | \b(turns|shards|homes|carried|keeps_weights|keeps_gradients)= | (split|shard)=\{\d:\ \("\w+",?\)
     | \bHF(Names|Weight)\b | \brows=\(                          # lists that lie beside the program
     | \d\.\d{10,} | \bscale=0\. | StageInput\("\w+",\ \((\d+(,\ )?)+\)
