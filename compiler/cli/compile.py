@@ -191,7 +191,7 @@ def _write(plan: Plan, options: Namespace) -> Path:
     from ..emit import emit
     from ..emit.user_ops import copies
     from ..emit.write_files import OutputError, write
-    from ..reports.summary import communication, headline, kernels
+    from ..reports.summary import communication, headline, kernels, needs_by_load
 
     _warn(plan)
     proof = None
@@ -208,6 +208,6 @@ def _write(plan: Plan, options: Namespace) -> Path:
     *first, last = (str(folder / name) for name in files)
     wrote = f"{', '.join(first)} and {last}"
     shown = f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
-    parts = [headline(plan.program), communication(plan.program), kernels(plan.program), f"{shown}\nwrote {wrote}"]
-    print("\n\n".join(filter(None, parts)))
+    parts = [said(plan.program) for said in (headline, communication, needs_by_load, kernels)]
+    print("\n\n".join(filter(None, (*parts, f"{shown}\nwrote {wrote}"))))
     return folder / "train.py"

@@ -21,6 +21,11 @@ class Gpu:
     linked: bool = False
     corrected: bool = False
 
+    @property
+    def product_rows(self) -> int:
+        """The rows that tensor cores multiply at a time, in the fastest product that they have."""
+        return WARPGROUP_ROWS if 90 <= self.capability < 120 else PRODUCT_ROWS
+
     def reserve(self, communicators: int) -> int:
         """Bytes that no tensor of a step gets, in a program with `communicators` groups of ranks."""
         hidden = self.memory * GIB // DRIVER + (self.memory * GIB // CODES if self.corrected else 0)
@@ -28,6 +33,9 @@ class Gpu:
         channels = LINKED_CHANNELS if self.linked else CHANNELS
         return hidden + CONTEXT + workspaces + communicators * channels * CHANNEL
 
+
+PRODUCT_ROWS, WARPGROUP_ROWS = 16, 64
+"""Of the matrix instructions of a warp, `mma` m16n8k16, and of those of four, `wgmma` and `tcgen05.mma` (PTX ISA)."""
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 

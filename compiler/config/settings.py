@@ -231,3 +231,8 @@ class Train(Settings):
         selection("none", "full", of="selective", each="every"),
         "what backward recomputes: nothing, every layer, every n-th layer, or the named ops",
     ] = Selection("none")
+    room: Annotated[
+        float | None,
+        AT_LEAST_1,
+        "rows of experts for which the account has memory, relative to an equal share of a rank; unset, 1.25",
+    ] = None

@@ -5,7 +5,7 @@ Non-goals: anything that the program needs in order to run.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -15,7 +15,8 @@ from .. import __version__
 from ..analysis.certificate import Proof, certificate
 from ..analysis.collective import Collective
 from ..analysis.communication import active_count, collectives, evaluation, parameter_count, places
-from ..analysis.memory import account, capacity
+from ..analysis.expert_loads import Load
+from ..analysis.memory import Account, account, at_loads, capacity, fits
 from ..ir import Pipeline, Program
 from ..ir.printer import how_claimed, print_ir
 from ..ir.stages import stages
@@ -108,7 +109,14 @@ def _memory(program: Program) -> dict[str, Any]:
         },
         "reserve": it.reserve,
         "capacity": capacity(program),
+        **({"loads": loads} if (loads := [_load(program, *each) for each in at_loads(program)]) else {}),
     }
+
+
+def _load(program: Program, load: Load, of_ranks: Sequence[Account]) -> dict[str, Any]:
+    """What the rank that needs most needs with a load of its experts; `rows` are by dim of experts."""
+    it = max(of_ranks, key=lambda it: it.needs)
+    return {"load": load.name, "rows": dict(load.rows), "bytes": it.total, "fits": fits(program, it)}
 
 
 def digest(text: str) -> str:
@@ -120,7 +128,7 @@ def _shape(dims: tuple[str, ...], program: Program) -> dict[str, int]:
     return {dim: program.size(dim) for dim in dims}
 
 
-DERIVED = ("master", "reduce")
+DERIVED = ("master", "reduce", "room")
 """Settings that follow from others where they are unset."""
 
 

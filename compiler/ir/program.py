@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from functools import cached_property
 from math import prod
 
@@ -194,6 +195,8 @@ class Program(Known):
     state: tuple[StateAxes, ...] = ()
     flow: Flow = Flow()
     pipeline: Pipeline | None = None
+    loads: tuple[tuple[str, Fraction], ...] = ()
+    """How many equal shares of rows a rank's experts get, by dim of experts; one where nothing is said."""
 
     @cached_property
     def types(self) -> Mapping[str, Type]:
@@ -312,7 +315,7 @@ class Program(Known):
         return tuple(each.values())
 
     def local_shape(self, type: Type) -> tuple[int, ...]:
-        """The shape of a value of `type` on one rank; of rows of experts, as many as there are if all get the same."""
+        """The shape of a value of `type` on one rank; of rows by a rank's experts, as many as `loads` says."""
         return tuple(
             self.local_size(type, dims[0]) if len(dims) == 1 else self._rows(type) for dims in self.joined(type)
         )
@@ -320,7 +323,9 @@ class Program(Known):
     def _rows(self, type: Type) -> int:
         experts = self.experts_of(type)
         tokens = prod(self.local_size(type, dim) for dim in DATA_DIMS if dim in type.dims)
-        return tokens * self.size(self.choices[experts]) // self.degree(type.axes_of(experts))
+        degree = self.degree(type.axes_of(experts))
+        load = dict(self.loads).get(experts, 1) if degree > 1 else 1
+        return load * tokens * self.size(self.choices[experts]) // degree
 
     def elements(self, type: Type) -> int:
         """The number of elements of a value of `type` on one rank."""

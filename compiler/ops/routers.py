@@ -90,13 +90,13 @@ def _balance_call(it: Local) -> Call:
 def _capacity_call(it: Local) -> Call:
     """The most tokens of a sequence that an expert takes, and the positions that a rank has."""
     axes, experts = it.types[0].axes_of(SEQUENCE), str(it.op.get("experts"))
-    whole = it.program.size(experts), _capacity(it.program, it.op)
+    whole = it.program.size(experts), capacity(it.program, it.op)
     held = {"positions": Positions(SEQUENCE, axes)} if axes else {}
     return Call(whole, {"seq": Dims((SEQUENCE,)), **held, **_over(axes)})
 
 
-def _capacity(program: Program, op: Op) -> int:
-    """Of the share of an equal load."""
+def capacity(program: Program, op: Op) -> int:
+    """The most tokens of a sequence that `limit_capacity` leaves an expert: so many times an equal share."""
     experts, k = program.size(str(op.get("experts"))), program.size(op.outputs[0].type.dims[-1])
     return ceil(float(str(op.get("capacity"))) * program.size(SEQUENCE) * k / experts)
 

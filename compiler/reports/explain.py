@@ -9,13 +9,14 @@ from typing import Any
 from ..analysis.collective import Collective, Use
 from ..analysis.communication import collectives, places
 from ..analysis.context_parallel import costs, sequence_axes, strategy
+from ..analysis.expert_loads import loads
 from ..analysis.link_traffic import crosses, sent, volumes, whole
 from ..analysis.memory import Account, Kept, PeakSnapshot, account, capacity, fits, place
 from ..analysis.stage_program import rank_programs
 from ..config.units import amount, counted
 from ..ir import MICROBATCHES, Op, Program, base
 from ..syntax.diagnostics import CODES
-from .summary import axes_of, headline, launch, table
+from .summary import axes_of, headline, launch, needs_by_load, table
 
 
 def texts() -> dict[str, Any]:
@@ -39,7 +40,8 @@ def memory(program: Program) -> str:
     """The account of a program after the last pass, for people."""
     it = account(program)
     parts = ["\n".join(table(list(_always(it)))), *_padding(it), "\n".join(table(list(_kept(it))))]
-    return "\n\n".join((headline(program), _memory_verdict(program, it), *parts))
+    verdict = (headline(program), _memory_verdict(program, it), needs_by_load(program))
+    return "\n\n".join(filter(None, (*verdict, *parts)))
 
 
 def _memory_verdict(program: Program, it: Account) -> str:
@@ -125,11 +127,21 @@ def explain_collectives(program: Program) -> str:
     listed = max(of_all, key=_sent)
     if not listed:
         return f"{head}\n\nno communication"
+    exchanged = _exchanges(program, of_all.index(listed))
     if program.pipeline:
         program = rank_programs(program)[of_all.index(listed)]
     uses = [rows for use in USES if (rows := list(_use(program, use, listed)))]
     parts = [_tables(uses), *_strategies(program), "\n".join(table(list(_volumes(program, listed)))), FORMULA]
+    parts[1:1] = exchanged
     return "\n\n".join((head, _traffic_verdict(program, listed), *parts))
+
+
+def _exchanges(program: Program, rank: int) -> list[str]:
+    """The exchanges of rows, by the rows that a rank's experts get."""
+    found = [(load, [it for it in collectives(load.program, rank) if it.ragged]) for load in loads(program)]
+    rows = [(it.name, it.shown, amount(max(i.bytes for i in of)), amount(_sent(of))) for it, of in found if of]
+    head = ("rows of a rank's experts", "in a microbatch", "an exchange", "sent in a step")
+    return ["\n".join(line.rstrip() for line in table([head, *rows]))] if rows else []
 
 
 def _traffic_verdict(program: Program, listed: Sequence[Collective]) -> str:

@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 
 from ..analysis.context_parallel import ZIGZAG, query_axes
+from ..analysis.expert_loads import loads, rows_of_an_expert
 from ..analysis.vocabulary import tables
+from ..config.gpus import PRODUCT_ROWS, gpu
 from ..config.units import counted
 from ..ir import SEQUENCE, STATES, Program
 from ..ops import OPS, roles
 from ..ops.attention import seen_pairs, window_of
+from ..ops.experts import SORT
 from ..syntax.diagnostics import Diagnostic, Note
 
 
@@ -21,6 +24,8 @@ def advice(program: Program) -> Iterator[Diagnostic]:
     yield from _ids_out_of_reach(program)
     yield from _nothing_gathered(program)
     yield from _unequal_parts(program)
+    yield from _few_rows(program)
+    yield from _room_of_nothing(program)
 
 
 def _reserve_of_nothing(program: Program) -> Iterator[Diagnostic]:
@@ -137,3 +142,25 @@ def _nothing_gathered(program: Program) -> Iterator[Diagnostic]:
     )
     message = "`prefetch` has no effect: no layer gathers its parameters"
     yield Diagnostic("W0912", message, flow.spans["prefetch"], why, help="leave it out")
+
+
+def _few_rows(program: Program) -> Iterator[Diagnostic]:
+    """Products of experts with fewer rows than tensor cores multiply at once."""
+    found = gpu(program.cluster)
+    least = found.product_rows if found else PRODUCT_ROWS
+    for op in program.ops:
+        if op.kind == SORT.name and (each := rows_of_an_expert(program, op)) < least:
+            said = counted(int(each), "row") if each >= 1 else "less than 1 row"
+            message = f"each expert gets {said} of a microbatch on average"
+            label = f"tensor cores multiply {least} rows at a time"
+            help = f"use larger microbatches, or put `{op.get('to')}` over more of the axes of the tokens"
+            yield Diagnostic("W0905", message, op.span, label, help=help)
+            return
+
+
+def _room_of_nothing(program: Program) -> Iterator[Diagnostic]:
+    """A `room`, although the experts of all ranks get the same rows."""
+    if program.train.room is not None and not loads(program):
+        message = "`room` has no effect: no rank's experts get more rows than another's"
+        why = "experts lie over no ranks" if program.choices else "the model has no `route`"
+        yield Diagnostic("W0912", message, program.train.spans["room"], why, help="leave it out")

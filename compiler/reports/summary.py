@@ -8,7 +8,9 @@ from attrs import frozen
 
 from ..analysis.collective import Collective
 from ..analysis.communication import active_count, collectives, parameter_count, places
+from ..analysis.expert_loads import Load
 from ..analysis.kernel_tiles import chip
+from ..analysis.memory import Account, at_loads, fits
 from ..config.settings import TRITON
 from ..config.units import amount, counted
 from ..ir import Program, walk
@@ -88,6 +90,21 @@ def communication(program: Program) -> str:
     rows = [[(head, "axis", "ranks", "calls", "input"), *rows] for head, rows in zip(heads, alike, strict=True)]
     lines = table([row for each in rows for row in each])
     return "\n\n".join("\n".join(next(lines) for _ in each) for each in rows)
+
+
+def needs_by_load(program: Program) -> str:
+    """A table of what the rank that needs most needs by the rows that its experts get; "" where all ranks get as many.
+
+    For instance `room = 1.25   10,240   45.4 GiB   fits`.
+    """
+    rows = [_load(program, load, max(of_ranks, key=lambda it: it.needs)) for load, of_ranks in at_loads(program)]
+    head = ("rows of a rank's experts", "in a microbatch", "needs", program.cluster.gpu)
+    return "\n".join(line.rstrip() for line in table([head, *rows])) if rows else ""
+
+
+def _load(program: Program, load: Load, it: Account) -> tuple[str, str, str, str]:
+    verdict = {None: "", True: "fits", False: "does not fit"}[fits(program, it)]
+    return load.name, load.shown, amount(it.needs), verdict
 
 
 def kernels(program: Program) -> str:

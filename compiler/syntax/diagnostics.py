@@ -126,6 +126,7 @@ CODES = {
     "W0902": "attention can see the tokens it must predict",
     "W0903": "a recompute interval longer than the repeat",
     "W0904": "ranks of a sequence with unequal work",
+    "W0905": "experts with few rows of a microbatch",
     "W0906": "per-microbatch gradient reduction has no effect with pipeline stages",
     "W0910": "a warm-up as long as the run",
     "W0911": "token ids that files cannot hold",

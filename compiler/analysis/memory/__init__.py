@@ -4,7 +4,7 @@ Purpose: state, what autograd keeps, and the moment when most is in memory, befo
 Non-goals: tables for people (`explain`); what the allocator loses.
 """
 
-from .account import Account, Bucket, account, accounts
+from .account import Account, Bucket, account, accounts, at_loads
 from .budget import memory_budget
 from .capacity import capacity, fits, place, too_large, unknown
 from .peak import PeakSnapshot
@@ -17,6 +17,7 @@ __all__ = [
     "PeakSnapshot",
     "account",
     "accounts",
+    "at_loads",
     "capacity",
     "fits",
     "memory_budget",

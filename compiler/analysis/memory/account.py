@@ -8,6 +8,7 @@ from ...ir import ITEM_BYTES, Op, Program, once
 from ...ir import Bucket as Shared
 from ...ops import roles
 from ...ops.saved_tensors import Device
+from ..expert_loads import Load, loads, with_room
 from ..stage_program import rank_programs
 from .aliasing import Storages
 from .peak import PeakSnapshot, Walk, update
@@ -105,19 +106,31 @@ class Account:
 def account(program: Program) -> Account:
     """The account of a program after the last pass, on the device that its cluster names: a GPU, or else the CPU.
 
-    Of a pipeline, that of the rank that needs most.
+    Of a pipeline, that of the rank that needs most; of ranks with experts, that of one with the load of `with_room`.
     """
-    if program.pipeline:
-        return max(accounts(program), key=lambda it: it.total)
-    storages = Storages(program)
-    keeper = Keeper(storages, device_of(program))
-    return _account(program, storages, tuple(keeper.all.values()), Walk(storages, keeper, device_of(program)).peak)
+    return max(accounts(program), key=lambda it: it.total)
 
 
 @once
 def accounts(program: Program) -> tuple[Account, ...]:
-    """Those of all ranks of a pipeline's axis."""
-    assert program.pipeline, "memory: no pipeline"
+    """Those of all ranks of a pipeline's axis; without one, that of each rank."""
+    return accounts_of(with_room(program))
+
+
+@once
+def at_loads(program: Program) -> tuple[tuple[Load, tuple[Account, ...]], ...]:
+    """The accounts with each of `loads`."""
+    return tuple((load, accounts_of(load.program)) for load in loads(program))
+
+
+@once
+def accounts_of(program: Program) -> tuple[Account, ...]:
+    """The accounts with the program's own loads."""
+    if not program.pipeline:
+        storages = Storages(program)
+        keeper = Keeper(storages, device_of(program))
+        peak = Walk(storages, keeper, device_of(program)).peak
+        return (_account(program, storages, tuple(keeper.all.values()), peak),)
     pipeline, of = program.pipeline, stages_of(program)
     assert pipeline.schedule, "memory: no rows"
     moments = zip(idle(program, of), fullest(program, pipeline.schedule, of, keeps(program, of)), strict=True)

@@ -8,6 +8,7 @@ from ...config.units import amount
 from ...ir import Program
 from ...schedules.actions import ScheduleError, Work
 from ...schedules.activation_memory import MemoryBudget, least
+from ..expert_loads import with_room
 from .account import Account, idle
 from .pipeline_peak import Chunks, Stage, keeps, stages_of
 
@@ -18,6 +19,7 @@ def memory_budget(program: Program, most: int) -> MemoryBudget:
     An action may take as much besides as that of its rank which takes most: which runs when is not known.
     Raises ScheduleError where a single microbatch is too much.
     """
+    program = with_room(program)
     assert program.pipeline, "memory: no pipeline"
     of = stages_of(program)
     sizes = keeps(program, of)

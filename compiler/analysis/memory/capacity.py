@@ -4,10 +4,12 @@ A warning and no error: the account does not know what a user means to change in
 Non-goals: what would make it fit (`remedies`).
 """
 
+from collections.abc import Iterator
+
 from ...config.gpus import GIB, GPUS, gpu
 from ...ir import Program
 from ...syntax.diagnostics import Diagnostic, Note, listing
-from .account import Account
+from .account import Account, at_loads
 
 
 def capacity(program: Program) -> int | None:
@@ -37,6 +39,13 @@ def unknown(program: Program) -> Diagnostic:
     return Diagnostic("W0915", message, program.cluster.spans.get("gpu", program.region.span), help=help)
 
 
+def _of_loads(program: Program) -> Iterator[Note]:
+    """What is needed with other loads of experts than that which is counted."""
+    if found := at_loads(program):
+        needs = [f"{load.name} {max(it.needs for it in each) / GIB:,.1f}" for load, each in found]
+        yield Note(None, f"by the rows that a rank's experts get: {', '.join(needs)} (GiB)")
+
+
 def too_large(program: Program, account: Account, help: str) -> Diagnostic:
     """The warning that a rank needs more than its GPU has, with what to do."""
     room, peak = capacity(program), account.peak
@@ -51,6 +60,6 @@ def too_large(program: Program, account: Account, help: str) -> Diagnostic:
         f"{program.cluster.gpu} has {room / GIB:,.1f} GiB",
         program.cluster.spans.get("gpu", program.region.span),
         f"has {room / GIB:,.0f} GiB",
-        (Note(None, f"{sizes} (GiB); `scalec explain memory` shows all"),),
+        (Note(None, f"{sizes} (GiB); `scalec explain memory` shows all"), *_of_loads(program)),
         help,
     )
