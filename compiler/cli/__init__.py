@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _status(words: list[str]) -> int:
     given = options(words)
-    gc.set_threshold(50_000)  # a command makes trees and few cycles: looking for these often takes a twentieth of it
+    gc.set_threshold(500_000)  # a command makes trees and few cycles: looking for these takes a twentieth of it
     atexit.register(gc.freeze)  # and at the end, when all is still there, a tenth
     from ..syntax.diagnostics import PlanError
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from ...analysis.stage_program import StageBlock, StageProgram
 from ...ir import Enter, Pipeline, Region, Stmt, Type, Yield, uses
@@ -35,6 +35,9 @@ class Staged:
     rank: int
     worlds: dict[tuple[tuple[str, int], ...], SimulatedMesh]
     """The statements of all stages."""
+    _forwards: dict[int, tuple[Env, Env]] = field(factory=dict[int, tuple[Env, Env]], init=False, eq=False, repr=False)
+    """By microbatch, what its forward began with, and all that was known when it was done."""
+    _inputs: dict[int, Env] = field(factory=dict[int, Env], init=False, eq=False, repr=False)
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -95,6 +98,11 @@ class Staged:
 
     def inputs(self, microbatch: int) -> Env:
         """The inputs of a microbatch."""
+        if microbatch not in self._inputs:
+            self._inputs[microbatch] = self._inputs_of(microbatch)
+        return self._inputs[microbatch]
+
+    def _inputs_of(self, microbatch: int) -> Env:
         inputs = (arg for arg in self.region.args if arg.enter is Enter.EACH)
         env = self._held | {arg.value.name: self.machine.at(self._held[arg.source], microbatch) for arg in inputs}
         env = self._alone.body(self._free, env, ((self.region.dim, microbatch),))
@@ -110,9 +118,15 @@ class Staged:
         return self.machine.made(how, [x], lambda: Tensor(x.dims, x.array[index], x.degree))
 
     def run(self, part: StageBlock, env: Env, entering: Iterable[Tensor], microbatch: int) -> Env:
-        """All that is known when a part is done."""
+        """All that is known when a part is done.  A forward that begins with what it began with is not done twice."""
         begin = env | {value.name: x for value, x in zip(part.inputs, entering, strict=True)}
-        return self._own.body(part.body, begin, ((self.region.dim, microbatch),))
+        if part is not self.parts[Work.FORWARD]:
+            return self._own.body(part.body, begin, ((self.region.dim, microbatch),))
+        before, end = self._forwards.get(microbatch, ({}, {}))
+        if before.keys() != begin.keys() or any(before[name] is not x for name, x in begin.items()):
+            end = self._own.body(part.body, begin, ((self.region.dim, microbatch),))
+            self._forwards[microbatch] = begin, end
+        return end
 
     def sums(self, part: StageBlock, env: Env) -> Env:
         """The results of the microbatches after one part."""
