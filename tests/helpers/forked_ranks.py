@@ -77,6 +77,7 @@ def _main(
     args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
+    torch.set_deterministic_debug_mode("error")  # so that memory that nothing has written holds NaN
     if not compared:
         debug.set_debug_level(debug.DebugLevel.OFF)
     try:

@@ -17,7 +17,7 @@ from helpers.small_plans import ALL_OVER_TP, ATTENTION, DIMS, HEAD, LLAMA, START
 from scalec.compiler.analysis.verifier import check
 from scalec.compiler.emit.readback import check as read_back
 from scalec.compiler.emit.train_py import train_py
-from scalec.compiler.ir import Program
+from scalec.compiler.ir import SEQUENCE, Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
@@ -27,7 +27,7 @@ from scalec.compiler.proof.pipeline.rows import run_rows
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import Case, case_of, differences
 from scalec.compiler.proof.reference import Reference
-from scalec.compiler.proof.semantics import MEANINGS
+from scalec.compiler.proof.semantics import MEANINGS, Call, Semantics
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.small_sizes import Sizes, meshes, resized
 from scalec.compiler.proof.tensors import Array, Tensor
@@ -39,6 +39,10 @@ Edits = Mapping[str, str]
 
 CONTEXT: dict[str, Any] = {"mesh": "dp = 2  cp = 2", "ranks": 2, "seq": 8}
 PARTS = "batch over dp  seq over cp"
+GATED = LLAMA.replace(
+    "x = x + attention(q, k, v, mask=causal) @",
+    "g = silu(a @ wg[hidden -> heads, head_dim])  x = x + (attention(q, k, v, mask=causal) * g) @",
+)
 FULL, WINDOWS = (LLAMA.replace("mask=causal", mask) for mask in ("mask=full", "mask=causal, window=3"))
 PACKED = LLAMA.replace("attention(q, k, v,", "attention(q, k, v, documents,")
 ROUTED = f"""{START}
@@ -52,6 +56,15 @@ ROUTED = f"""{START}
   }}}}
   {HEAD}"""
 EXPERTS: dict[str, Any] = {"mesh": "dp = 2  ep = 2", "shard": "experts over ep  batch over dp, ep", "ranks": 4}
+SAME: dict[str, Any] = {
+    "mesh": "dp = 2  tp = 2",
+    "shard": "experts over tp  batch over dp  vocab, heads, kv_heads over tp",
+}
+SHARED = (
+    ROUTED.format("")
+    .replace("route m to", "s = m  route m to")
+    .replace("x = x + m", "x = x + m + silu(s @ s_up[hidden -> wide]) @ s_down[wide -> hidden]")
+)
 SPREAD: dict[str, Any] = {"mesh": "dp = 2  cp = 2", "shard": f"experts over cp  {PARTS}", "ranks": 2, "seq": 8}
 TEXTS = {name: plan.text() for name, plan in PLANS.items()}
 TEXTS |= {
@@ -78,22 +91,22 @@ TEXTS |= {
     "exchanged": Plan(**CONTEXT, shard=f"{PARTS} via ulysses").text(),
     "windows": Plan(**CONTEXT, shard=PARTS, body=WINDOWS).text(),
     "gathered, full": Plan(**CONTEXT, shard=f"{PARTS} as zigzag", body=FULL).text(),
+    "ring, full": Plan(**CONTEXT, shard=f"{PARTS} as zigzag via ring", body=FULL).text(),
     "windows of a ring": Plan(**CONTEXT, shard=f"{PARTS} via ring", body=WINDOWS).text(),
+    "windows, exchanged": Plan(**CONTEXT, shard=f"{PARTS} via ulysses", body=WINDOWS).text(),
+    "gated heads": Plan(GATED, mesh="tp = 4", shard="vocab, heads, kv_heads, ffn over tp  seq over tp").text(),
     "packed": Plan(**CONTEXT, shard=f"{PARTS} as zigzag", inputs=", documents[batch, seq]", body=PACKED)
     .text()
     .replace("[python_stdlib]", '[python_stdlib]  separator = "\\n"'),
     "experts": Plan(**EXPERTS, dims=f"{DIMS}  experts = 4", body=ROUTED.format("")).text(),
-    "experts of the same tokens": Plan(
-        mesh="dp = 2  tp = 2",
-        shard="experts over tp  batch over dp  vocab, heads, kv_heads over tp",
-        ranks=2,
-        dims=f"{DIMS}  experts = 4",
-        body=ROUTED.format(""),
-    ).text(),
+    "experts, clipped": Plan(**EXPERTS, dims=f"{DIMS}  experts = 4", body=ROUTED.format(""), clip=0.1).text(),
+    "experts of the same tokens": Plan(**SAME, ranks=2, dims=f"{DIMS}  experts = 4", body=ROUTED.format("")).text(),
+    "a shared expert": Plan(**SAME, ranks=2, dims=f"{DIMS}  experts = 4  wide = 8", body=SHARED).text(),
     "experts in bf16": Plan(
         **EXPERTS, dims=f"{DIMS}  experts = 4", body=ROUTED.format(""), train="precision = bf16"
     ).text(),
     "balanced": Plan(**SPREAD, dims=f"{DIMS}  experts = 4", body=ROUTED.format(", balance=0.5")).text(),
+    "small logits": Plan(**SPREAD, dims=f"{DIMS}  experts = 4", body=ROUTED.format(", z=0.25")).text(),
     "bounded": Plan(**SPREAD, dims=f"{DIMS}  experts = 4", body=ROUTED.format(", capacity=1.5")).text(),
     "padded": Plan(mesh="tp = 2", shard="vocab over tp", dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4")).text(),
     "vocabulary that does not divide": Plan(
@@ -101,6 +114,18 @@ TEXTS |= {
     ).text(),
 }
 """Plans by name."""
+
+
+def _last_ignored(c: Call) -> list[Tensor]:
+    """Labels without the last of each rank's part of the sequence."""
+    labels = c.args[0]
+    array = np.moveaxis(labels.array.copy(), labels.dims.index(SEQUENCE) - len(labels.dims), -1)
+    array[..., -1] = -1
+    return [Tensor(labels.dims, np.moveaxis(array, -1, labels.dims.index(SEQUENCE) - len(labels.dims)))]
+
+
+DEFECTS = FAULTS | {"last_ignored": Semantics(_last_ignored)}
+"""The meanings of what is no op of the IR."""
 
 
 def _with_defect(defect: "Defect") -> Program:
@@ -213,7 +238,7 @@ def _case(program: Program, model: Program, axes: Sizes) -> Case:
 def _unequal(case: Case, numbers: Field, labels: str) -> set[str]:
     """As `proof.unequal`, of programs that may hold the audit's faults, and with other labels."""
     world, start = SimulatedMesh.of(case.program), _labelled(case.scene(numbers), labels)
-    machine = Interpreter(case.program, world, numbers, meanings=MEANINGS | FAULTS, rows=run_rows)
+    machine = Interpreter(case.program, world, numbers, meanings=MEANINGS | DEFECTS, rows=run_rows)
     try:
         found = machine.run(start.on(case.program, world, numbers))
     except ShapeError as error:

@@ -1,10 +1,10 @@
-"""A sequence over ranks: rows 31, 35 to 45 and 49."""
+"""A sequence over ranks: rows 31, 35 to 45, 49 and 89 to 95."""
 
 import pytest
 from attrs import evolve
 
-from helpers.planted_defects import CONTEXT, TEXTS, Defect, refusal
-from helpers.small_plans import Plan
+from helpers.planted_defects import CONTEXT, PARTS, TEXTS, Defect, refusal
+from helpers.small_plans import LLAMA, Plan
 
 ZIGZAG = 'zigzag=("cp",))'
 LABELS = '"labels": Input(("seq", "batch"), {"seq": ("cp",), "batch": ("dp",)}, zigzag=("cp",))'
@@ -69,6 +69,13 @@ def test_row_40_chunks_are_put_together_in_another_order() -> None:
     assert Defect("ring", text={", zigzag=True)": ")"}).emission()
 
 
+@pytest.mark.parametrize("plan", ["gathered, full", "ring, full"])
+def test_row_41_balanced_chunks_are_taken_for_causal_ones(plan: str) -> None:
+    """Half of the pairs were left out where nothing is masked (pytorch#141429)."""
+    assert "loss" in Defect(plan, ir={'<mask="full"': '<mask="causal"'}).values()
+    assert "nothing in the IR does" in Defect(plan, text={"causal=False, ": ""}).emission()
+
+
 def test_row_43_the_loss_counts_the_axis_of_the_sequence() -> None:
     """Divided by a rank's own count, or by the axis once more (Megatron#673, #906; transformers PR #48167)."""
     count = "= coerce(num_tokens) <axes=[dp, cp], from=P, to=I>"
@@ -98,6 +105,85 @@ def test_row_49_gradients_are_not_reduced_over_the_sequence() -> None:
     assert Defect("gathered", text={text: text.replace("dp_cp", 'mesh.axis("dp")')}).emission()
 
 
+def test_row_89_keys_are_gathered_along_another_dim() -> None:
+    """Or a dim was annotated as sharded that is not (torchtitan#3206, #3681)."""
+    gather = "coerce(k) <axes=[cp], from=S(seq), to=R>"
+    text = "all_gather(k, self.cp, dim=0, zigzag=True)"
+    defect = Defect(
+        "gathered",
+        ir={gather: gather.replace("S(seq)", "S(kv_heads)")},
+        text={text: text.replace("dim=0, zigzag=True", "dim=2")},
+    )
+    assert "coerce leads from S(kv_heads) on cp, but its operand is S(seq)" in defect.types()
+    assert "nothing in the IR does `all_gather(k, self.cp, dim=2)`" in defect.emission()
+
+
+def test_row_90_documents_are_those_of_other_sequences() -> None:
+    """Numbers of documents or weights of samples were not cut as their tokens were (prime-rl#2392, #2359;
+    ms-swift#10035)."""
+    attends = "attention(q, k.1, v.1, documents)"
+    others = "documents.9: i64[seq, batch@dp] = shifted(documents) <axes=[dp]>"
+    made = "_o: f64[seq@cp, batch@dp, heads, head_dim] = "
+    layout = '"documents": Input(("seq", "batch"), {"batch": ("dp",)})'
+    defect = Defect(
+        "packed",
+        ir={made + attends: f"{others} !tiny.scale:10 {made}{attends.replace('documents', 'documents.9')}"},
+        text={layout: layout.replace('{"batch": ("dp",)}', "{}")},
+    )
+    assert "loss" in defect.values()
+    assert "`inputs` is" in defect.emission()
+
+
+def test_row_91_the_last_label_of_each_part_counts_nothing() -> None:
+    """The token that would predict the next part's first was masked, "an error of almost 0%" (LlamaFactory#10474)."""
+    count, loss = "count_valid(batch.labels)", "loss: f64[]{dp: P, cp: P} = cross_entropy(_logits, labels)"
+    lost = "labels.9: i64[seq@cp, batch@dp] = last_ignored(labels)"
+    defect = Defect(
+        "gathered",
+        ir={loss: f"{lost} !tiny.scale:1 {loss.replace('labels)', 'labels.9)')}"},
+        text={count: "count_valid(batch.labels[:, :-1])"},
+    )
+    assert defect.values() == {"loss"}
+    assert "is no part of a program" in defect.emission()
+
+
+def test_row_92_tokens_are_counted_by_each_rank_of_the_sequence() -> None:
+    """The schedule of the learning rate and the epochs followed that count (torchtitan#2990, #3257)."""
+    shown = "  yield last loss.3, last grad_norm, last num_tokens.1,"
+    more = "  num_tokens.9: i64[] = add(num_tokens.1, num_tokens.1) !tiny.scale:1"
+    defect = Defect(
+        "gathered",
+        ir={shown: more + shown.replace("num_tokens.1", "num_tokens.9")},
+        text={"tokens=num_tokens)": "tokens=num_tokens * 2)"},
+    )
+    assert defect.values() == {"count"}
+    assert "nothing in the IR does `num_tokens * 2`" in defect.emission()
+
+
+def test_row_93_a_window_is_lost_where_heads_are_exchanged() -> None:
+    """(TransformerEngine PR #3527.)"""
+    window = {'<mask="causal", window=3.0': '<mask="causal"'}
+    defect = Defect("windows, exchanged", ir=window, text={", window=3": ""})
+    assert defect.types() == ""
+    assert "loss" in defect.values()
+    assert "nothing in the IR does `attention(q, k, v)`" in defect.emission()
+
+
+def test_row_95_tokens_are_shifted_within_a_ranks_part() -> None:
+    """Convolutions lacked the tokens before their part, or had those of the rank before (Megatron#6550, #5917)."""
+    body = LLAMA.replace("x = x + (silu", "x = x + roll(m, by=1, over=seq) + (silu")
+    assert refusal(Plan(**CONTEXT, shard=PARTS, body=body).text()) == "E0601"
+
+
 def test_right_plans_are_right() -> None:
-    for plan in ("gathered", "ring", "exchanged", "windows", "windows of a ring", "packed"):
+    for plan in (
+        "gathered",
+        "ring",
+        "exchanged",
+        "windows",
+        "windows of a ring",
+        "windows, exchanged",
+        "ring, full",
+        "packed",
+    ):
         assert Defect(plan).values() == set(), plan

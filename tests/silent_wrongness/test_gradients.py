@@ -1,5 +1,5 @@
 """Gradients that are not summed where a value was used by several ranks or in several places: rows 10, 18, 20 to 23,
-26 to 28.
+26 to 28; and what backward gathers once more: row 83.
 
 Most are planted twice: in the IR, where types refuse them; and in the compiler's own tables, by which types are
 inferred, where only values tell.
@@ -269,6 +269,24 @@ def test_row_30_each_rank_drops_from_its_part_as_from_the_first(lost: str, dim: 
     alike = instead(first, "as_first", **dict(first.attrs), **{"op": "dropout", "part of": dim})
     found = wrong(replaced(defect.program, first, alike), lowered("dropout", "resolve"))
     assert {"loss", "norm", "gradient of wte"} < found
+
+
+def test_row_83_backward_gathers_in_another_group_than_forward() -> None:
+    """What it recomputes came from the wrong ranks, or was put together along another dim (Megatron#7452, finding
+    04)."""
+    gather = "m.4: f64[seq, batch@dp, hidden]{tp: R} = coerce(m.3) <axes=[tp], from=S(seq), to=R>"
+    defect = Defect(
+        "regather",
+        ir={gather: gather.replace("axes=[tp]", "axes=[dp]")},
+        text={"regather(m, self.tp, dim=0)": "regather(m, self.tp, dim=1)"},
+    )
+    assert "coerce leads from S(seq) on dp, but its operand is S(batch)" in defect.types()
+    assert "`regather(m, self.tp, dim=1)`" in defect.emission()
+    others = (
+        gather.replace("m.4:", "m.9:")
+        + " !tiny.scale:12 m.4: f64[seq, batch@dp, hidden]{tp: R} = shifted(m.9) <axes=[dp]>"
+    )
+    assert results_of("w_gate", "w_up") <= Defect("regather", ir={gather: others}).values()
 
 
 def _splits(op: Op, dim: str) -> bool:
