@@ -3,6 +3,7 @@
 Every pair of ways to shard and to train; in few programs, `test_crossings`.
 """
 
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,7 @@ from torch import Tensor
 from helpers.oracle import harness, matrix, reference
 from helpers.oracle.all_pairs import all_pairs
 from helpers.oracle.plans import Case, plan_text
-from helpers.oracle.reference import Tensors
+from helpers.oracle.reference import Step, Tensors
 from scalec.compiler.syntax.diagnostics import PlanError
 
 LR = 0.01
@@ -93,7 +94,11 @@ def compare(case: Case, module: ModuleType, steps: int = 3, start: Tensors | Non
     """So many steps against the reference."""
     start, batches = start or reference.initial(case.config), list(harness.batches(case, steps))
     expected = reference.run(case.config, case.training, start, batches, LR)
-    emitted = harness.run(case, module, start, batches, LR)
+    assert_steps_equal(harness.run(case, module, start, batches, LR), expected)
+
+
+def assert_steps_equal(emitted: Sequence[Step], expected: Sequence[Step]) -> None:
+    """Losses, every gradient, their norm and every parameter, to 1e-10."""
     for number, (got, want) in enumerate(zip(emitted, expected, strict=True)):
         at = f"step {number}: "
         assert got.loss == pytest.approx(want.loss, rel=1e-10, abs=0), at

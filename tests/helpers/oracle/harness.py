@@ -101,7 +101,7 @@ def _evaluate(module: ModuleType, start: Tensors, batch: Inputs) -> float:
 
 def initial(case: Case, module: ModuleType, seed: int) -> Tensors:
     """The parameters that the emitted program begins with."""
-    return _whole(run_ranks(case.ranks, _initialise, module, seed))
+    return joined(run_ranks(case.ranks, _initialise, module, seed))
 
 
 def _initialise(module: ModuleType, seed: int) -> dict[str, Part]:
@@ -209,12 +209,12 @@ def _box(part: Part) -> tuple[slice, ...]:
 def _joined(steps: tuple[RankStep, ...], like: Tensors) -> Step:
     first = steps[0]
     assert len({(s.loss, s.norm, s.tokens, s.router_loss) for s in steps}) == 1, "metrics differ"
-    wholes = (_whole([s.gradients for s in steps]), _whole([s.parameters for s in steps]))
+    wholes = (joined([s.gradients for s in steps]), joined([s.parameters for s in steps]))
     gradients, parameters = ({name: x.view_as(like[name]) for name, x in each.items()} for each in wholes)
     return Step(first.loss, first.norm, gradients, parameters, first.router_loss)
 
 
-def _whole(ranks: list[dict[str, Part]]) -> Tensors:
+def joined(ranks: list[dict[str, Part]]) -> Tensors:
     """Global tensors; every element is there, and equal on all ranks that hold it."""
     names = dict.fromkeys(name for rank in ranks for name in rank)
     return {name: _assembled(name, [rank[name] for rank in ranks if name in rank]) for name in names}

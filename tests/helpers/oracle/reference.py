@@ -62,6 +62,13 @@ class Route:
     capacity: float = 0.0  # of an expert, in equal shares of a sequence; 0 for no bound
     balance: float = 0.0  # factors of the router's losses
     z: float = 0.0
+    ffn: int = 0  # the width of an expert, if not the model's
+    shared: bool = False  # the MLP is beside them, for all tokens (Dai et al. 2024)
+
+    @property
+    def matrices(self) -> tuple[str, str, str]:
+        """The names of an expert's: gate, up, down."""
+        return ("e_gate", "e_up", "e_down") if self.shared else ("w_gate", "w_up", "w_down")
 
 
 @dataclass(frozen=True)
@@ -128,11 +135,12 @@ def _more_shapes(c: Config) -> dict[str, tuple[int, ...]]:
 
 
 def _expert_shapes(c: Config, route: Route) -> dict[str, tuple[int, ...]]:
+    (gate, up, down), ffn = route.matrices, route.ffn or c.ffn
     return {
         "router": (route.experts, c.hidden),
-        "w_gate": (route.experts, c.ffn, c.hidden),
-        "w_up": (route.experts, c.ffn, c.hidden),
-        "w_down": (route.experts, c.hidden, c.ffn),
+        gate: (route.experts, ffn, c.hidden),
+        up: (route.experts, ffn, c.hidden),
+        down: (route.experts, c.hidden, ffn),
     }
 
 
@@ -184,7 +192,9 @@ def _layer(c: Config, p: Tensors, x: Tensor, of_routers: list[Tensor]) -> Tensor
         return x + _attention(c, p, a) + _mlp(p, a)
     x = x + _attention(c, p, a)
     m = _norm(x, p["norm2"], c.eps)
-    return x + (_experts(c.route, p, m, of_routers) if c.route else _mlp(p, m))
+    if c.route is None:
+        return x + _mlp(p, m)
+    return x + _experts(c.route, p, m, of_routers) + (_mlp(p, m) if c.route.shared else 0)
 
 
 def _layer_of_every(c: Config, p: Tensors, x: Tensor) -> Tensor:
@@ -234,7 +244,8 @@ def _experts(route: Route, p: Tensors, x: Tensor, losses: list[Tensor]) -> Tenso
         gates = gates * (chosen.cumsum(1) <= ceil(route.capacity * x.shape[1] * route.k / route.experts))
 
     def expert(e: int) -> Tensor:
-        return _mlp({name: p[name][e] for name in ("w_gate", "w_up", "w_down")}, x)
+        own = zip(("w_gate", "w_up", "w_down"), route.matrices, strict=True)
+        return _mlp({name: p[of][e] for name, of in own}, x)
 
     return torch.stack([gates[..., e, None] * expert(e) for e in range(route.experts)]).sum(0)
 
