@@ -7,7 +7,7 @@ from .accumulate import Accumulate
 from .adamw import AdamW
 from .attention import Attention, Block, Blocks, Merge, RingAttention
 from .cross_entropy import CrossEntropy, LogitSoftmaxStats, rescale_to_global_max
-from .experts import Combine, Dispatch, GroupedLinear, Product, Products, SortByExpert, TopK
+from .experts import Balance, Combine, Dispatch, GroupedLinear, Product, Products, RouterZ, SortByExpert, TopK
 from .gates import GeluMul, SiluMul
 from .launching import Tile
 from .linear_cross_entropy import LinearCrossEntropy
@@ -22,6 +22,7 @@ __all__ = [
     "AddLayerNorm",
     "AddRMSNorm",
     "Attention",
+    "Balance",
     "Block",
     "Blocks",
     "Combine",
@@ -40,6 +41,7 @@ __all__ = [
     "RingAttention",
     "Rope",
     "RopePair",
+    "RouterZ",
     "SiluMul",
     "SortByExpert",
     "Tile",

@@ -132,45 +132,104 @@ def no_loss(x: Tensor) -> Tensor:
     return torch.zeros((), dtype=wide(x.dtype), device=x.device)
 
 
+class Losses(NamedTuple):
+    """What the routers' losses need of logits, as this module has it in plain torch."""
+
+    sums: Callable[[Tensor, Tensor, Score, int], tuple[Tensor, Tensor]]
+    of_sums: Callable[[Tensor, Tensor, Score, int], Tensor]
+    log_sums: Callable[[Tensor], Tensor]
+    of_log_sums: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def sums(logits: Tensor, ids: Tensor, score: Score, seq: int) -> tuple[Tensor, Tensor]:
+    """Of each sequence and expert: the sum of its shares of tokens' scores, and how many tokens chose it, int64."""
+    return _normalised(logits, score).sum(seq), is_chosen(ids, logits.shape[-1]).sum(seq)
+
+
+def of_sums(gradient: Tensor, logits: Tensor, score: Score, seq: int) -> Tensor:
+    """The gradient of logits from that of the sums of their shares."""
+    p, d = _normalised(logits, score), gradient.unsqueeze(seq)
+    of_logits = p * (d - (p * d).sum(-1, keepdim=True))
+    if score == "sigmoid":
+        of_logits = of_logits * torch.sigmoid(-logits.to(p.dtype))
+    return of_logits.to(logits.dtype)
+
+
+def log_sums(logits: Tensor) -> Tensor:
+    """log Σ exp logits of each token."""
+    return logits.to(wide(logits.dtype)).logsumexp(-1)
+
+
+def of_log_sums(by: Tensor, logits: Tensor, logs: Tensor) -> Tensor:
+    """The gradient of logits from that of their `log_sums`, which is by · logs."""
+    of_logits = (by * logs).unsqueeze(-1) * (logits.to(logs.dtype) - logs.unsqueeze(-1)).exp()
+    return of_logits.to(logits.dtype)
+
+
+PLAIN_LOSSES = Losses(sums, of_sums, log_sums, of_log_sums)
+
+
 def balance(
-    logits: Tensor, ids: Tensor, by: float, score: Score = "softmax", seq: int = 1, over: Axis | None = None
+    logits: Tensor,
+    ids: Tensor,
+    by: float,
+    score: Score = "softmax",
+    seq: int = 1,
+    over: Axis | None = None,
+    backend: Losses = PLAIN_LOSSES,
 ) -> Tensor:
     """by · Σ over sequences and experts of f · P: a loss that is least where a sequence's tokens are spread evenly.
 
     f is experts / (k · length) times how many tokens of the sequence chose the expert, without a gradient; P the mean
-    over the sequence of its score, divided by the sum of all experts' (arXiv:2412.19437, section 2.1.2).  logits and
-    ids [batch and seq, …], seq the dim of that number.  Where an axis shards the sequence, `over` is it: one all-reduce
-    of counts, forward alone, and the result is P over it.  Saves logits, and f.
+    over the sequence of its score, divided by the sum of all experts' (arXiv:2412.19437, section 2.1.2).  logits
+    [batch and seq, experts]; ids [batch and seq, k], of each token different ones; seq the dim of that number.  Where
+    an axis shards the sequence, `over` is it: one all-reduce of counts, forward alone, and the result is P over it.
+    Saves logits, and f.
     """
-    return cast(Any, _Balance).apply(logits, ids, by, score, seq, over)
+    return cast(Any, _Balance).apply(logits, ids, by, score, seq, over, backend)
 
 
 class _Balance(Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, ids: Tensor, by: float, score: Score, seq: int, over: Axis | None) -> Tensor:
-        counts = is_chosen(ids, logits.shape[-1]).sum(seq)
+    def forward(
+        ctx: Any, logits: Tensor, ids: Tensor, by: float, score: Score, seq: int, over: Axis | None, backend: Losses
+    ) -> Tensor:
+        shares, counts = backend.sums(logits, ids, score, seq)
         if over is not None:
             counts = decided(lambda: all_reduce_(counts, over))
-        length, dtype = logits.shape[seq] * (over.size if over else 1), wide(logits.dtype)
-        f = counts.to(dtype) * (by * logits.shape[-1] / (ids.shape[-1] * length * length))
+        length = logits.shape[seq] * (over.size if over else 1)
+        f = counts.to(shares.dtype) * (by * logits.shape[-1] / (ids.shape[-1] * length * length))
         ctx.save_for_backward(logits, f)
-        ctx.how = score, seq
-        return (_normalised(logits, score).sum(seq) * f).sum()
+        ctx.how = score, seq, backend
+        return (shares * f).sum()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         logits, f = cast(tuple[Tensor, ...], ctx.saved_tensors)
-        score, seq = ctx.how
-        p, d = _normalised(logits, score), (f * grad_outputs[0]).unsqueeze(seq)
-        of_logits = p * (d - (p * d).sum(-1, keepdim=True))
-        if score == "sigmoid":
-            of_logits = of_logits * torch.sigmoid(-logits.to(p.dtype))
-        return of_logits.to(logits.dtype), None, None, None, None, None
+        score, seq, backend = ctx.how
+        return backend.of_sums(f * grad_outputs[0], logits, score, seq), None, None, None, None, None, None
 
 
-def router_z(logits: Tensor, by: float) -> Tensor:
-    """by · Σ over tokens of (log Σ exp logits)²: a loss that keeps logits small (arXiv:2202.08906, section 3.3)."""
-    return by * logits.to(wide(logits.dtype)).logsumexp(-1).square().sum()
+def router_z(logits: Tensor, by: float, backend: Losses = PLAIN_LOSSES) -> Tensor:
+    """by · Σ over tokens of (log Σ exp logits)²: a loss that keeps logits small (arXiv:2202.08906, section 3.3).
+
+    Saves logits, and the logarithms.
+    """
+    return cast(Any, _RouterZ).apply(logits, by, backend)
+
+
+class _RouterZ(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, by: float, backend: Losses) -> Tensor:
+        logs = backend.log_sums(logits)
+        ctx.save_for_backward(logits, logs)
+        ctx.how = by, backend
+        return by * logs.square().sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (by, backend), (logits, logs) = ctx.how, cast(tuple[Tensor, ...], ctx.saved_tensors)
+        return backend.of_log_sums(2 * by * grad_outputs[0], logits, logs), None, None
 
 
 def is_chosen(ids: Tensor, experts: int) -> Tensor:

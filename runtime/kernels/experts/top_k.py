@@ -28,11 +28,16 @@ LEAST = tl.constexpr(-3.4e38)
 
 
 @triton.jit
-def _softmax(x, inside):
+def softmax(x, inside):
     """Along rows, of what is inside."""
     x = tl.where(inside, x, float("-inf"))
     weights = tl.exp(x - tl.max(x, 1)[:, None])
     return weights / tl.sum(weights, 1)[:, None]
+
+
+@triton.jit
+def log_sigmoid(x):
+    return tl.minimum(x, 0.0) - tl.log(1 + tl.exp(-tl.abs(x)))
 
 
 @triton.jit
@@ -74,7 +79,7 @@ def top_k_forward(
     column, choice = tl.arange(0, COLUMNS)[None, :], tl.arange(0, KP)[None, :]
     known = column < WIDTH
     x = tl.load(logits + row[:, None] * stride + column, mask=(row < rows)[:, None] & known, other=0.0).to(tl.float32)
-    scores = tl.sigmoid(x) if SIGMOID else _softmax(x, known)
+    scores = tl.sigmoid(x) if SIGMOID else softmax(x, known)
     ranks = x
     if bias is not None or GROUPS > 1:
         ranks = scores
@@ -92,8 +97,8 @@ def top_k_forward(
         picked = tl.where(choice == number, value[:, None], picked)
     if NORMALISE:
         if SIGMOID:
-            picked = tl.minimum(picked, 0.0) - tl.log(1 + tl.exp(-tl.abs(picked)))  # log σ
-        picked = _softmax(picked, choice < K)
+            picked = log_sigmoid(picked)
+        picked = softmax(picked, choice < K)
     inside = (row < rows)[:, None] & (choice < K)
     tl.store(gates + row[:, None] * K + choice, picked * scale, mask=inside)
     tl.store(ids + row[:, None] * K + choice, chosen.to(tl.int64), mask=inside)
@@ -125,7 +130,7 @@ def top_k_backward(
         if SIGMOID:
             result *= tl.sigmoid(-x)
         else:
-            result -= _softmax(x, column < WIDTH) * total[:, None]
+            result -= softmax(x, column < WIDTH) * total[:, None]
     tl.store(of_logits + row[:, None] * WIDTH + column, result.to(of_logits.dtype.element_ty), mask=inside)
 
 
