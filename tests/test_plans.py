@@ -35,9 +35,11 @@ PUBLISHED = {  # parameters (Llama Team 2024, table 3, from the models' configur
     "gpt2_124m": (124_439_808, 8),  # Radford et al. 2019; safetensors metadata of the release
     "olmo2_7b": (7_298_617_344, 128),  # OLMo Team 2024: 7B; from the configuration of the release
     "mixtral_8x7b": (46_702_792_704, 64),  # Jiang et al. 2024: 47B; safetensors metadata of the release
+    "deepseek_v3": (671_026_404_352, 2_048),  # DeepSeek-AI 2024: 671B; without the module of the second token
     "qwen3_30b_a3b": (30_532_122_624, 32),  # Qwen Team 2025: 30.5B; safetensors metadata of the release
 }
 ACTIVE = {  # parameters that compute for a token, and all of them
+    "deepseek_v3": (37_552_282_624, 671_026_404_352),  # DeepSeek-AI 2024: 37B
     "mixtral": (12_879_925_248, 46_702_792_704),  # Jiang et al. 2024: 13B
     "qwen3_moe": (3_353_032_704, 30_532_122_624),  # Qwen Team 2025: 3.3B
     "olmoe": (1_282_017_280, 6_919_161_856),  # Muennighoff et al. 2024: 1.3B of 6.9B

@@ -64,6 +64,7 @@ GPUS = {
     "h100_pcie": Gpu(80, 90),
     "h100_sxm": Gpu(80, 90, linked=True),
     "h200": Gpu(141, 90, linked=True),
+    "h800_sxm": Gpu(80, 90, linked=True),
     "l4": Gpu(24, 89, corrected=True),
     "l40s": Gpu(48, 89, corrected=True),
     "rtx_3090": Gpu(24, 86),

@@ -9,10 +9,10 @@ from attrs import frozen
 
 from ..ir import Op, Program, Type
 from ..ops import OPS
-from ..ops.call import Argument, Dims, Experts, Group, Keyword, Layout, Positions, RotaryTable, Shards
+from ..ops.call import Argument, Dims, Experts, Group, Keyword, Layout, Positions, Quotient, RotaryTable, Shards
 from ..ops.saved_tensors import Local
 from .imports import function_of
-from .naming import literal
+from .naming import literal, quotient
 
 ATOM, PRODUCT, SUM = 3, 2, 1
 """How tightly an expression binds."""
@@ -89,6 +89,8 @@ def _argument(argument: Argument, op: Op, operands: Sequence[Expr], context: Con
             return operands[operand].text
         case RotaryTable():
             return context.rotary(op)
+        case Quotient(value, divisor):
+            return quotient(value, divisor)
         case _:
             return literal(argument)
 

@@ -144,6 +144,13 @@ def _of_root(value: float) -> str:
     return ""
 
 
+def quotient(value: float, divisor: int) -> str:
+    """A number as `1e-4 / 15360`, where that is exactly the number, and shorter."""
+    above = float(f"{value * divisor:.{MANY_DIGITS}g}")
+    divided = f"{literal(above)} / {divisor}"
+    return divided if above / divisor == value and len(divided) < len(literal(value)) else literal(value)
+
+
 def call(function: str, arguments: Sequence[str], indent: int, after: int = 1) -> str:
     """A call on one line if it fits with `after` more characters, else an argument a line, as formatters do."""
     line = f"{function}({', '.join(arguments)})"

@@ -191,10 +191,10 @@ def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
             help = "only the vocabulary of tables and of the loss can be padded"
             found.error("E0314", f"`{op.kind}` works over `{name}`, which has padding", op.span, help=help)
     for name, dim in padded.items():
-        axes = tuple(claim.axis for claim in program.claims if claim.dim == name and claim.split)
-        if dim.size - dim.valid >= dim.size // program.degree(axes):
+        ranks = _degree(program, name)
+        if dim.size - dim.valid >= dim.size // ranks:
             message = f"a rank would have only padding of `{name}`"
-            found.error("E0314", message, dim.span, f"{dim.valid} of {dim.size} over {program.degree(axes)} ranks")
+            found.error("E0314", message, dim.span, f"{dim.valid} of {dim.size} over {ranks} ranks")
 
 
 def _machines(program: Program, found: Diagnostics) -> None:
@@ -214,9 +214,10 @@ def _machines(program: Program, found: Diagnostics) -> None:
 
 
 def _within_node(program: Program, found: Diagnostics) -> None:
-    """Axes over which weights lie communicate inside every layer: they stay within one machine."""
+    """Axes over which weights lie communicate inside every layer: they stay within one machine, if it can hold them."""
     gpus, order = _gpus_per_node(program), [axis.name for axis in program.axes]
-    weights = {claim.axis: claim for claim in program.claims if claim.dim not in DATA_DIMS}
+    wide = {dim for dim in program.choices if _degree(program, dim) > gpus}
+    weights = {claim.axis: claim for claim in program.claims if claim.dim not in {*DATA_DIMS, *wide}}
     for axis, claim in weights.items():
         inner = order[order.index(axis) :]
         span = program.degree(tuple(inner))
@@ -229,6 +230,11 @@ def _within_node(program: Program, found: Diagnostics) -> None:
                 "communicates in every layer",
                 help=_within(tuple(axis for axis in inner if axis in weights), others, program, gpus),
             )
+
+
+def _degree(program: Program, dim: str) -> int:
+    """Over how many ranks a dim is split."""
+    return program.degree(tuple(claim.axis for claim in program.claims if claim.dim == dim and claim.split))
 
 
 def _within(weights: tuple[str, ...], others: Sequence[str], program: Program, gpus: int) -> str:

@@ -63,10 +63,18 @@ class Experts:
     tokens: tuple[str, ...]
 
 
+@frozen
+class Quotient:
+    """A number that a plan's number was divided to: `1e-4 / 15360`."""
+
+    value: float
+    divisor: int
+
+
 Layout = Positions | Experts
 """What a module makes once, of the mesh."""
 
-Argument = Attr | Dims | Group | Shards | Positions | Keyword | RotaryTable | Experts
+Argument = Attr | Dims | Group | Shards | Positions | Keyword | RotaryTable | Experts | Quotient
 
 
 @frozen

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 
 from ..ir import BATCH, ITEM_BYTES, SEQUENCE, Attr, Op, Program, Type, splits
-from .call import Argument, Call, Dims, Group, Positions
+from .call import Argument, Call, Dims, Group, Positions, Quotient
 from .loss import wide
 from .messages import Message
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
@@ -83,8 +83,18 @@ def _choice_call(it: Local) -> Call:
 
 def _balance_call(it: Local) -> Call:
     """The share of a sequence, and the ranks that share the sequence."""
-    own, axes = dict(it.op.attrs), it.types[0].axes_of(SEQUENCE)
-    return Call((), {"by": own["by"], **_score(own), "seq": Dims((SEQUENCE,)), **_over(axes)})
+    own, axes, sequences = dict(it.op.attrs), it.types[0].axes_of(SEQUENCE), it.program.train.global_batch
+    return Call((), {"by": _by(it.op, sequences), **_score(own), "seq": Dims((SEQUENCE,)), **_over(axes)})
+
+
+def _z_call(it: Local) -> Call:
+    """The share of a token."""
+    return Call((), {"by": _by(it.op, it.program.train.global_batch * it.program.size(SEQUENCE))})
+
+
+def _by(op: Op, count: int) -> Quotient:
+    """A factor for each of the step's sequences or tokens."""
+    return Quotient(float(str(op.get("by"))), count)
 
 
 def _capacity_call(it: Local) -> Call:
@@ -167,6 +177,7 @@ ROUTER_Z = OpDef(
     unsharded_dims=_logits_whole,
     vjp=Vjp(),
     function="router_z",
+    call=_z_call,
     stem="router_loss",
     saves=_z_saves,
 )

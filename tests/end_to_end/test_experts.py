@@ -68,6 +68,7 @@ FEW = (
     Case(dp=2, tp=2, sp=True, model="groups", experts="dp, tp", recompute="selective(dispatch, silu)", clip=0.05),
     Case(tp=2, model="losses", experts="tp", recompute="full", microbatches=2),
     Case(model="capacity", valid="silent_microbatch", microbatches=2),
+    Case(pp=2, dp=2, model="losses", experts="dp", schedule="zbv", layers=3, microbatches=4),  # the last stage has none
 )
 
 

@@ -37,6 +37,13 @@ KINDS = {  # how state is shared out → the model, the mesh, its data-parallel 
     ),
     "experts": ("qwen3_moe", "dp = 2  tp = 2", 2, 4, "state { zero 3 over dp }"),
     "experts_over_ring": ("olmoe", "dp = 2  cp = 2  tp = 1", 2, 4, "state { zero 2 over dp, cp }"),
+    "dense_first": (
+        "deepseek_v3",
+        "pp = 2  dp = 2  tp = 1",
+        2,
+        4,
+        "pipeline { schedule = 1f1b }  state { zero 1 over dp }",
+    ),
     "experts_pipeline": ("mixtral", "pp = 2  dp = 2  tp = 1", 2, 4, "pipeline { schedule = 1f1b }"),
 }
 

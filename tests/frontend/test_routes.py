@@ -196,6 +196,18 @@ def test_a_loss_may_be_given_by_its_place(given: str) -> None:
     assert program.losses == 2
 
 
+@pytest.mark.parametrize(
+    ("mesh", "nodes", "is_wide"),
+    [("dp = 4  tp = 1", 2, True), ("dp = 2  tp = 2", 2, False), ("dp = 4  tp = 2", 4, True)],
+)
+def test_only_experts_that_no_machine_can_hold_leave_it(mesh: str, nodes: int, is_wide: bool) -> None:
+    plan = PLAN.replace("dp = 2  tp = 2", mesh) + f"cluster {{ gpus_per_node = 2  nodes = {nodes} }}\n"
+    if is_wide:
+        compile_plan(Source("plan.scale", plan))
+    else:
+        assert "error[E0511]: axis `dp` spans several nodes: 4 ranks, but 2 GPUs per node" in _told(plan)
+
+
 def test_routes_are_laid_out() -> None:
     laid_out = format_plan(Source("plan.scale", PLAN.replace("\n", " ").replace('halved" ', 'halved"\n')))
     assert f"    {ROUTE} {{\n      {BODY}\n    }}\n    x = x + y\n" in laid_out

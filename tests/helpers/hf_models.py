@@ -1,10 +1,9 @@
-"""Tiny models of transformers with random weights, and their plans, which `scalec import` writes but for one.
+"""Tiny models of transformers with random weights, and their plans, which `scalec import` writes.
 
 Non-goals: anything from the network; each model is built from its configuration.
 """
 
 import copy
-import json
 import os
 import re
 import tempfile
@@ -61,60 +60,22 @@ GEMMA: dict[str, Any] = {
     "pad_token_id": None,  # else transformers gives the row of that token no gradient
 }
 
-LATENT = """model deepseek_v3(tokens[batch, seq], labels[batch, seq]) {
-  dims {
-    vocab = 64  hidden = 32  ffn = 48  layers = 2  heads = 4
-    q_rank = 12  kv_rank = 10  nope = 8  pe = 4  v_dim = 6
-    qk = nope + pe  kv_a = kv_rank + pe  kv_b = nope + v_dim
-  }
-  const { eps = 1e-6  theta = 10000 }
-  init ~ normal(0.02)
-  x = embedding(tokens, wte[vocab, hidden])
-  repeat layers {
-    a     = rmsnorm(x, norm1[hidden], eps)
-    q, qp = split(rmsnorm(a @ wq_a[hidden -> q_rank], norm_q[q_rank], eps) @ wq_b[q_rank -> heads, qk], [nope, pe])
-    c, kp = split(a @ wkv_a[hidden -> kv_a], [kv_rank, pe])
-    k, v  = split(rmsnorm(c, norm_kv[kv_rank], eps) @ wkv_b[kv_rank -> heads, kv_b], [nope, v_dim])
-    q     = concat(q, rope(qp, theta), as=qk)
-    k     = concat(k, rope(kp, theta), as=qk)
-    x     = x + attention(q, k, v, mask=causal) @ wo[heads, v_dim -> hidden]
-
-    m = rmsnorm(x, norm2[hidden], eps)
-    x = x + (silu(m @ w_gate[hidden -> ffn]) * (m @ w_up[hidden -> ffn])) @ w_down[ffn -> hidden]
-  }
-  loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ head[hidden -> vocab], labels)
+LATENT: dict[str, Any] = {
+    **{**SMALL, "num_hidden_layers": 3, "num_key_value_heads": 4},
+    **{"first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3},
+    **{"moe_intermediate_size": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6},
 }
-
-names hf {
-  wte     = "model.embed_tokens.weight"
-  norm1   = "model.layers.{i}.input_layernorm.weight"
-  wq_a    = "model.layers.{i}.self_attn.q_a_proj.weight"
-  norm_q  = "model.layers.{i}.self_attn.q_a_layernorm.weight"
-  wq_b    = interleaved("model.layers.{i}.self_attn.q_b_proj.weight", pe, from=nope)
-  wkv_a   = interleaved("model.layers.{i}.self_attn.kv_a_proj_with_mqa.weight", pe, from=kv_rank)
-  norm_kv = "model.layers.{i}.self_attn.kv_a_layernorm.weight"
-  wkv_b   = "model.layers.{i}.self_attn.kv_b_proj.weight"
-  wo      = "model.layers.{i}.self_attn.o_proj.weight"
-  norm2   = "model.layers.{i}.post_attention_layernorm.weight"
-  w_gate  = "model.layers.{i}.mlp.gate_proj.weight"
-  w_up    = "model.layers.{i}.mlp.up_proj.weight"
-  w_down  = "model.layers.{i}.mlp.down_proj.weight"
-  norm    = "model.norm.weight"
-  head    = "lm_head.weight"
-}
-"""
-"""Latent attention, in DeepSeek-V3 with dense layers alone."""
 
 CONFIGS: dict[str, Callable[[], Any]] = {
-    "deepseek_v3": lambda: transformers.DeepseekV3Config(
-        **{**SMALL, "num_key_value_heads": 4},
-        first_k_dense_replace=2,
-        q_lora_rank=12,
-        kv_lora_rank=10,
-        qk_nope_head_dim=8,
-        qk_rope_head_dim=4,
-        v_head_dim=6,
-        rope_parameters=PLAIN,
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(**LATENT, q_lora_rank=12, rope_parameters=PLAIN),
+    "deepseek_v3_whole_queries": lambda: transformers.DeepseekV3Config(
+        **{**LATENT, "n_group": 1, "topk_group": 1},
+        q_lora_rank=None,
+        n_shared_experts=2,
+        norm_topk_prob=False,
+        rms_norm_eps=1e-5,
+        rope_interleave=False,
+        rope_parameters=LINEAR,
     ),
     "distilbert": lambda: transformers.DistilBertConfig(
         dim=32, hidden_dim=48, n_heads=4, n_layers=2, max_position_embeddings=SEQ, vocab_size=100, pad_token_id=None
@@ -184,6 +145,9 @@ def model(name: str, dtype: torch.dtype) -> Any:
     for parameter in made.parameters():
         noise = torch.randn(parameter.shape, dtype=torch.float64)
         parameter.data = parameter.data + 0.2 * noise if parameter.dim() == 1 else noise / parameter.shape[-1] ** 0.5
+    for module in made.modules():
+        if hasattr(module, "e_score_correction_bias"):  # zero
+            module._non_persistent_buffers_set.add("e_score_correction_bias")
     made.tie_weights()
     return made.to(dtype).eval()
 
@@ -191,8 +155,7 @@ def model(name: str, dtype: torch.dtype) -> Any:
 def plan(saved: Path, mesh: str, dp: int, precision: str = "fp64") -> str:
     """The plan of a saved model on a mesh, with sequence parallelism wherever tp is more than 1, and a ring over cp."""
     config = load(saved / "config.json")
-    is_latent = json.loads(config.text)["model_type"] == "deepseek_v3"
-    text = LATENT if is_latent else import_config(config).split("\nmesh {")[0]
+    text = import_config(config).split("\nmesh {")[0]
     kv = "kv_heads, " if "kv_heads" in text else ""
     ffn = "" if "expert_ffn" in text else ", ffn"
     experts = f"experts over {', '.join(re.findall(AXIS, mesh))}  " if "experts" in text else ""

@@ -13,7 +13,7 @@ from attrs import define, frozen
 
 from ...ir import PRECISIONS, Op, Program, Type
 from ...ops import OPS, roles
-from ...ops.call import Argument, Dims, Experts, Group, Keyword, Layout, Positions, RotaryTable, Shards
+from ...ops.call import Argument, Dims, Experts, Group, Keyword, Layout, Positions, Quotient, RotaryTable, Shards
 from ...ops.saved_tensors import Local
 from ..imports import function_of
 from ..naming import DTYPES
@@ -244,6 +244,8 @@ class _Reader:
                 return said is self.operands[operand]
             case RotaryTable():
                 return said is self.table
+            case Quotient(value):
+                return _same(said, value)
             case _:
                 return _same(said, wanted)
 

@@ -10,6 +10,7 @@ from attrs import frozen
 from ...syntax.diagnostics import did_you_mean, listing
 from ...syntax.source import Source
 from .config import TEXT, Config, as_json
+from .deepseek import deepseek_v3
 from .experts import mixtral, olmoe, qwen3_moe
 from .gemma import gemma, gemma2, gemma3
 from .gpt import distilbert, gpt2, gpt_neox, gptj
@@ -26,6 +27,7 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
+    "deepseek_v3": Family("DeepseekV3ForCausalLM", deepseek_v3),
     "distilbert": Family("DistilBertForMaskedLM", distilbert),
     "gemma": Family("GemmaForCausalLM", gemma),
     "gemma2": Family("Gemma2ForCausalLM", gemma2),

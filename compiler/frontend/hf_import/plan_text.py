@@ -68,7 +68,7 @@ def plan_text(kind: str, model: Model, left_out: Mapping[str, float]) -> str:
         text = text.replace(old, new)
     text = _Editor(text).edited(model)
     vocab = int(model.sizes["vocab"])
-    dims = (dim for dim in ("heads", "kv_heads", "ffn") if dim in model.sizes)
+    dims = (dim for dim in ("heads", "kv_heads", "ffn", "shared_ffn") if dim in model.sizes)
     run = RUN.format(
         experts="experts over dp, tp\n  " if "experts" in model.sizes else "",
         heads=", ".join(dims),

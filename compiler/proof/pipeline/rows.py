@@ -83,11 +83,10 @@ def _evaluate(forwards: "_Rows", region: Region, results: Env) -> None:
     except RowsError as error:
         raise RowsError(f"in evaluation, {error}") from None
     stages, numbers = forwards.stages, forwards.machine.numbers
-    for end, value in zip(region.yields, region.results, strict=True):
-        if end.name in stages[-1].own.forward.made:
-            loss = result(stages, forwards.sums, end, value.type)
-            if differing(numbers, loss, results[value.name]):
-                raise LossError("in evaluation, the loss is not that of the step")
+    for end, value in zip(stages[-1].losses, region.results, strict=False):
+        loss = result(stages, forwards.sums, end, value.type)
+        if differing(numbers, loss, results[value.name]):
+            raise LossError("in evaluation, the loss is not that of the step")
 
 
 class _Rows:
@@ -206,7 +205,7 @@ class _Rows:
             self._put(rank, to, {str(place): env[name] for place, name in enumerate(part.outputs)})
         if kept := self._kept.get(work):
             self._put(rank, (kept, stage, microbatch), env)
-        self._add(stage, microbatch, staged.sums(part, env))
+        self._add(stage, microbatch, staged.sums(work, env))
 
     def _add(self, stage: int, microbatch: int, parts: Env) -> None:
         lost = self._moved.lost(self._cell, stage)

@@ -128,9 +128,9 @@ class Staged:
             self._forwards[microbatch] = begin, end
         return end
 
-    def sums(self, part: StageBlock, env: Env) -> Env:
-        """The results of the microbatches after one part."""
-        made = set(part.made)
+    def sums(self, work: Work, env: Env) -> Env:
+        """The results of the microbatches after one action."""
+        made = self._makes(work)
         return {end.name: env[end.name] for end in self.region.yields if end.name in made}
 
     def place(self, type: Type) -> tuple[slice, ...]:
@@ -143,14 +143,25 @@ class Staged:
     @cached_property
     def makes(self) -> set[str]:
         """The results to which its microbatches contribute."""
-        return {*self.own.forward.made, *self.own.backward.made}
+        return self._makes(Work.FORWARD) | self._makes(Work.BACKWARD)
+
+    def _makes(self, work: Work) -> set[str]:
+        """The results that an action makes; losses are the last stage's, also those that it is handed."""
+        part, losses = self.parts[work], {end.name for end in self.losses}
+        is_last = work is Work.FORWARD and not part.outputs
+        return {*part.made} - losses | (losses if is_last else set[str]())
+
+    @property
+    def losses(self) -> tuple[Yield, ...]:
+        """The results that are losses."""
+        return self.region.yields[: self.machine.program.losses]
 
 
 def result(stages: Sequence[Staged], sums: Sums, end: Yield, type: Type) -> Tensor:
     """A result of the microbatches on each rank; where a rank has no part, 0 for the loss, else noise."""
     machine, dim = stages[0].machine, stages[0].region.dim
-    is_loss = end.name in stages[-1].own.forward.made  # stages before may hand on a part of it
-    makers = [k for k, stage in enumerate(stages) if end.name in stage.makes][-1 if is_loss else 0 :]
+    is_loss = end in stages[-1].losses
+    makers = [k for k, stage in enumerate(stages) if end.name in stage.makes]
     parts = {k: machine.left(end.leave, dim, [*sums[k, end.name].values()]) for k in makers if (k, end.name) in sums}
 
     def put_together() -> Tensor:

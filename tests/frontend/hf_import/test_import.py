@@ -469,6 +469,51 @@ QWEN_3_30B_A3B: dict[str, Any] = QWEN_3_8B | {
     "output_router_logits": False,
     "router_aux_loss_coef": 0.001,
 }
+DEEPSEEK_V3: dict[str, Any] = {  # of pretraining: the release has scaled positions and weights of 8 bits
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "aux_loss_alpha": 0.001,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "ep_size": 1,
+    "first_k_dense_replace": 3,
+    "hidden_act": "silu",
+    "hidden_size": 7168,
+    "initializer_range": 0.02,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 4096,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "pretraining_tp": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "seq_aux": True,
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.33.1",
+    "use_cache": True,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
 PUBLISHED = [  # the models' releases: the sizes of their files of weights
     (GEMMA_2_2B, 2_614_341_888),
     (GEMMA_3_1B, 999_885_952),
@@ -487,6 +532,7 @@ PUBLISHED = [  # the models' releases: the sizes of their files of weights
     (MIXTRAL_8X7B, 46_702_792_704),
     (OLMOE_1B_7B, 6_919_161_856),
     (QWEN_3_30B_A3B, 30_532_122_624),
+    (DEEPSEEK_V3, 671_026_404_352),
 ]
 
 
@@ -525,6 +571,20 @@ def test_experts_come_over() -> None:
     assert "chosen) {" in text
     assert "chosen, normalise=on) {" in imported(OLMOE_1B_7B | {"norm_topk_prob": True})
     assert "mask=causal, window=4096)" in imported(MIXTRAL_8X7B | {"sliding_window": 4096})
+
+
+def test_latent_attention_comes_over() -> None:
+    text = imported(DEEPSEEK_V3)
+    assert "# Left out, as a setting of training: num_nextn_predict_layers = 1.\n" in text
+    assert "groups=groups, from=among, normalise=on, scale=factor\n" in text, "no loss that balances"
+    assert re.search(r"experts +over dp, tp\n +batch +over dp\n +vocab, heads, ffn, shared_ffn over tp\n", text)
+    text = imported(DEEPSEEK_V3 | {"q_lora_rank": None, "n_shared_experts": 2, "rms_norm_eps": 1e-5})
+    assert "q, qp = split(a @ wq[hidden -> heads, qk], [nope, pe])\n" in text
+    assert not re.search("q_a|q_rank|wq_b", text)
+    assert "rmsnorm(c, norm_kv[kv_rank], 1e-06)" in text
+    assert "shared_ffn = 4096" in text
+    assert "interleaved" not in imported(DEEPSEEK_V3 | {"rope_interleave": False})
+    assert "normalise" not in imported(DEEPSEEK_V3 | {"norm_topk_prob": False})
 
 
 def test_layers_that_are_left_behind_gemmas_blocks() -> None:
@@ -640,6 +700,16 @@ OTHERS = [
     (OLMOE_1B_7B, {"clip_qkv": 8.0}, "`clip_qkv` is `8.0`"),
     (OLMOE_1B_7B, {"num_experts": 0}, "`num_experts` is `0`, not a whole number"),
     (QWEN_3_30B_A3B, {"decoder_sparse_step": 2}, "`decoder_sparse_step` is `2`"),
+    (DEEPSEEK_V3, {"scoring_func": "softmax"}, '`scoring_func` is `"softmax"`'),
+    (DEEPSEEK_V3, {"num_key_value_heads": 64}, "`num_key_value_heads` is `64`"),
+    (DEEPSEEK_V3, {"rope_scaling": {"type": "yarn", "factor": 40}}, "rotary positions of type `yarn`"),
+    (DEEPSEEK_V3, {"quantization_config": {"fmt": "e4m3"}}, "no plan expresses `quantization_config`"),
+    (DEEPSEEK_V3, {"first_k_dense_replace": 0}, "`first_k_dense_replace` is `0`, not a whole number"),
+    (DEEPSEEK_V3, {"first_k_dense_replace": 61}, "of 61 layers, 61 are to have no experts"),
+    (DEEPSEEK_V3, {"n_group": 7}, "256 / 7 = 36.5714"),
+    (DEEPSEEK_V3, {"n_group": 256}, "a group has one expert"),
+    (DEEPSEEK_V3, {"topk_group": 9}, "9 of 8 groups cannot be chosen"),
+    (DEEPSEEK_V3, {"num_experts_per_tok": 129}, "129 of 128 experts cannot be chosen"),
     (QWEN_3_30B_A3B, {"mlp_only_layers": [0]}, "`mlp_only_layers` is `[0]`"),
 ]
 

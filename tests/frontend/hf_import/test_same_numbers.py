@@ -35,16 +35,8 @@ ZERO = 1e-15  # a bias of keys has no gradient where positions are learned: scor
 
 
 @pytest.mark.sample(6)
-@pytest.mark.parametrize("name", [name for name in hf_models.CONFIGS if name != "deepseek_v3"])
+@pytest.mark.parametrize("name", hf_models.CONFIGS)
 def test_loss_and_gradients_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    _check_loss_and_gradients(name, tmp_path)
-
-
-def test_latent_attention_is_that_of_transformers(tmp_path: Path) -> None:
-    _check_loss_and_gradients("deepseek_v3", tmp_path)
-
-
-def _check_loss_and_gradients(name: str, tmp_path: Path) -> None:
     """The gradients travel as the weights do: from a file under their names, each rank's part to the rank."""
     model = hf_models.model(name, torch.float64)
     model.save_pretrained(tmp_path)
