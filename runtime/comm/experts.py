@@ -140,12 +140,29 @@ def _order(ids: Tensor, experts: Experts, backend: Callable[[Tensor, Tensor, int
     return Order(experts, counts, choices, rows.view(-1, ids.shape[-1]))
 
 
-def exchange_counts(order: Order) -> Held:
+Places = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""`arranged` and `returned` of `Held`, of counts [ranks, experts] with this sum."""
+
+
+def places(counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """`Places` in plain torch."""
+    by_expert = counts.mT.contiguous()
+    there = (counts.flatten().cumsum(0) - counts.flatten()).view_as(counts)
+    here = (by_expert.flatten().cumsum(0) - by_expert.flatten()).view_as(by_expert)
+    numbers = torch.arange(total, device=counts.device)
+
+    def moved(by: Tensor, sizes: Tensor) -> Tensor:
+        return numbers + by.flatten().repeat_interleave(sizes.flatten(), output_size=total)
+
+    return moved(there.mT - here, by_expert), moved(here.mT - there, counts)
+
+
+def exchange_counts(order: Order, backend: Places = places) -> Held:
     """How many rows come from each rank for each expert: an all-to-all of counts, for which the host waits."""
-    return decided(lambda: _counted(order))
+    return decided(lambda: _counted(order, backend))
 
 
-def _counted(order: Order) -> Held:
+def _counted(order: Order, backend: Places) -> Held:
     axis, held = order.experts.axis, order.experts.held
     if axis.size == 1:
         alone = Held(axis, order.counts, [], [], None, None)
@@ -156,24 +173,11 @@ def _counted(order: Order) -> Held:
     order.sizes, arrived = cast(Any, torch.stack([order.counts, came])).tolist()
     sent, received = _by_peer(order.sizes, held), _by_peer(arrived, held)
     by_source = came.view(-1, held)
-    places = (None, None) if held == 1 else _regrouped(by_source, sum(received))
-    result = Held(axis, by_source.sum(0), sent, received, *places)
+    found = (None, None) if held == 1 else backend(by_source, sum(received))
+    result = Held(axis, by_source.sum(0), sent, received, *found)
     result.sizes = [sum(arrived[expert::held]) for expert in range(held)]
     return result
 
 
 def _by_peer(sizes: Sequence[int], held: int) -> list[int]:
     return [sum(sizes[first : first + held]) for first in range(0, len(sizes), held)]
-
-
-def _regrouped(counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """The places, by source and expert as `counts`, of rows by expert and source, and the inverse."""
-    by_expert = counts.mT.contiguous()
-    there = (counts.flatten().cumsum(0) - counts.flatten()).view_as(counts)
-    here = (by_expert.flatten().cumsum(0) - by_expert.flatten()).view_as(by_expert)
-    numbers = torch.arange(total, device=counts.device)
-
-    def moved(by: Tensor, sizes: Tensor) -> Tensor:
-        return numbers + by.flatten().repeat_interleave(sizes.flatten(), output_size=total)
-
-    return moved(there.mT - here, by_expert), moved(here.mT - there, counts)

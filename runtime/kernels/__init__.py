@@ -7,7 +7,20 @@ from .accumulate import Accumulate
 from .adamw import AdamW
 from .attention import Attention, Block, Blocks, Merge, RingAttention
 from .cross_entropy import CrossEntropy, LogitSoftmaxStats, rescale_to_global_max
-from .experts import Balance, Combine, Dispatch, GroupedLinear, Product, Products, RouterZ, SortByExpert, TopK
+from .experts import (
+    Balance,
+    Combine,
+    Dispatch,
+    Exchange,
+    ExchangeBack,
+    ExchangeCounts,
+    GroupedLinear,
+    Product,
+    Products,
+    RouterZ,
+    SortByExpert,
+    TopK,
+)
 from .gates import GeluMul, SiluMul
 from .launching import Tile
 from .linear_cross_entropy import LinearCrossEntropy
@@ -28,6 +41,9 @@ __all__ = [
     "Combine",
     "CrossEntropy",
     "Dispatch",
+    "Exchange",
+    "ExchangeBack",
+    "ExchangeCounts",
     "GeluMul",
     "GroupedLinear",
     "LayerNorm",

@@ -1,5 +1,6 @@
 """Kernels of a mixture of experts: choice, rows, products."""
 
+from .exchange import Exchange, ExchangeBack, ExchangeCounts
 from .grouped_linear import GroupedLinear, Product, Products
 from .losses import Balance, RouterZ
 from .rows import Combine, Dispatch
@@ -10,6 +11,9 @@ __all__ = [
     "Balance",
     "Combine",
     "Dispatch",
+    "Exchange",
+    "ExchangeBack",
+    "ExchangeCounts",
     "GroupedLinear",
     "Product",
     "Products",

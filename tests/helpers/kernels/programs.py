@@ -28,7 +28,7 @@ from scalec.compiler.passes import lower
 from scalec.compiler.syntax.source import Source
 from scalec.runtime import Batch, Experts, Mesh
 from scalec.runtime.comm import experts
-from scalec.runtime.comm.experts import Held, Order
+from scalec.runtime.comm.experts import Held, Order, Places
 
 debug: Any = dist  # the stubs leave its levels out
 
@@ -78,13 +78,14 @@ def evenly_routed() -> Iterator[None]:
             found.sizes = [share // of.groups + (group < share % of.groups) for group in range(of.groups)]
         return found
 
-    def held(order: Order) -> Held:
-        if not order.counts.is_meta:
-            return counted(order)
+    def held(order: Order, backend: Places) -> Held:
         each = order.experts.held
+        if not order.counts.is_meta or order.experts.axis.size == 1:
+            return counted(order, backend)
         sent = [sum(order.sizes[first : first + each]) for first in range(0, len(order.sizes), each)]
-        places = torch.empty(order.total, dtype=torch.int64, device="meta")
-        found = Held(order.experts.axis, order.counts.view(-1, each).sum(0), sent, sent, places, places)
+        counts = order.counts.view(-1, each)
+        places = (None, None) if each == 1 else backend(counts, order.total)
+        found = Held(order.experts.axis, counts.sum(0), sent, sent, *places)
         found.sizes = [sum(order.sizes[expert::each]) for expert in range(each)]
         return found
 

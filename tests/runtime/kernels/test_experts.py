@@ -7,8 +7,20 @@ import torch
 
 from helpers.kernels.compiled import recorded
 from helpers.kernels.programs import pretended
-from scalec.runtime import Experts, Mesh, exchange, exchange_back, exchange_counts
-from scalec.runtime.kernels import Combine, Dispatch, GroupedLinear, Product, Products, SortByExpert, Tile, TopK
+from scalec.runtime import Experts, Mesh
+from scalec.runtime.kernels import (
+    Combine,
+    Dispatch,
+    Exchange,
+    ExchangeBack,
+    ExchangeCounts,
+    GroupedLinear,
+    Product,
+    Products,
+    SortByExpert,
+    Tile,
+    TopK,
+)
 
 TILE, CHUNK = Tile(rows=1, warps=4), Tile(rows=128, warps=4, columns=64)
 BLOCK = Product(16, 16, 16, warps=4, stages=1)
@@ -24,9 +36,9 @@ def _started(exchanged: bool) -> tuple[Counter[str], int]:
     with recorded() as launches:
         gates, ids = TopK({COUNT: TILE})(torch.empty(2, 6, COUNT, device="meta", requires_grad=True), 2)
         order = SortByExpert({COUNT: CHUNK})(ids, experts)
-        held = exchange_counts(order)
-        rows = exchange(Dispatch({WIDTH: TILE})(x, order), held)
-        rows = exchange_back(GroupedLinear({WIDTH: Products(BLOCK, BLOCK)})(rows, weight, held), held)
+        held = ExchangeCounts({COUNT: CHUNK})(order)
+        rows = Exchange({WIDTH: TILE})(Dispatch({WIDTH: TILE})(x, order), held)
+        rows = ExchangeBack({WIDTH: TILE})(GroupedLinear({WIDTH: Products(BLOCK, BLOCK)})(rows, weight, held), held)
         out = Combine({WIDTH: TILE})(rows, gates, order)
         torch.autograd.backward([out], [torch.empty_like(out)])
     assert out.shape == x.shape
@@ -49,8 +61,9 @@ def test_a_route_starts_each_kernel_once_forward_and_once_backward() -> None:
             "grouped_weight_kernel": 1,
         }
     )
+    moved = Counter({"grouped_places_kernel": 1, "regrouped_kernel": 4})
     with pretended(4, 1):
-        assert _started(exchanged=True) == (expected, 24)
+        assert _started(exchanged=True) == (expected + moved, 24)
         assert _started(exchanged=False) == (expected, 6)
 
 

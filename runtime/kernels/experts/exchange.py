@@ -1,0 +1,123 @@
+"""Rows that came from other ranks in the order of experts, and the places that say so.
+
+    arranged[here + i] = there + i        returned[there + i] = here + i        for the i-th row of a rank and an expert
+
+Rows lie by rank and expert where they came, from `there` on, and by expert and rank where they go, from `here` on.
+"""
+# pyright: basic, reportGeneralTypeIssues=false
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...comm import exchange, experts
+from ...comm.exchange import Regroup
+from ...comm.experts import Held, Order
+from .. import launching
+from ..launching import Tile, blocks, matrix, padded, tile_for
+
+
+@triton.jit
+def grouped_places_kernel(
+    counts, arranged, returned,
+    GROUPS: tl.constexpr, EXPERTS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """A program for each rank and expert, which sums up what lies before its rows."""
+    group, other = tl.program_id(0), tl.arange(0, PADDED)
+    expert = group % EXPERTS
+    count = tl.load(counts + other, mask=other < GROUPS, other=0)
+    there = tl.sum(tl.where(other < group, count, 0), 0)
+    earlier = (other % EXPERTS < expert) | ((other % EXPERTS == expert) & (other < group))
+    here = tl.sum(tl.where(earlier, count, 0), 0)
+    size = tl.load(counts + group)
+    for first in range(0, size, ROWS):
+        number = first + tl.arange(0, ROWS)
+        tl.store(arranged + here + number, there + number, mask=number < size)
+        tl.store(returned + there + number, here + number, mask=number < size)
+
+
+@triton.jit(do_not_specialize=["size"])
+def regrouped_kernel(
+    rows, places, out, stride, size,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    inside = (row < size)[:, None] & (column < WIDTH)
+    at = tl.load(places + row, mask=row < size, other=0)[:, None]
+    tl.store(out + row[:, None] * WIDTH + column, tl.load(rows + at * stride + column, mask=inside), mask=inside)
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangeCounts:
+    """`scalec.runtime.exchange_counts`; tiles by the number of experts, with as many rows as are placed at a time."""
+
+    tiles: Mapping[int, Tile]
+
+    def __call__(self, order: Order) -> Held:
+        """The rows of this rank's experts."""
+        tile = tile_for(self, self.tiles, order.experts.count, order.counts, dtypes=(torch.int64,))
+        return experts.exchange_counts(order, experts.places if tile is None else partial(_places, tile=tile))
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """`scalec.runtime.exchange`; tiles by the width of rows.  Saves nothing."""
+
+    tiles: Mapping[int, Tile]
+
+    def __call__(self, rows: Tensor, held: Held) -> Tensor:
+        """[rows of tokens, h] → [rows of experts, h]."""
+        return exchange.exchange(rows, held, _regroup(self, self.tiles, rows))
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangeBack:
+    """`scalec.runtime.exchange_back`; tiles by the width of rows.  Saves nothing."""
+
+    tiles: Mapping[int, Tile]
+
+    def __call__(self, rows: Tensor, held: Held) -> Tensor:
+        """[rows of experts, h] → [rows of tokens, h]."""
+        return exchange.exchange_back(rows, held, _regroup(self, self.tiles, rows))
+
+
+def _places(counts: Tensor, total: int, tile: Tile) -> tuple[Tensor, Tensor]:
+    arranged, returned = (torch.empty(total, dtype=torch.int64, device=counts.device) for _ in range(2))
+    groups, held = counts.numel(), counts.shape[1]
+    launching.launch(
+        grouped_places_kernel,
+        (groups,),
+        *(counts.contiguous(), arranged, returned),
+        GROUPS=groups,
+        EXPERTS=held,
+        PADDED=padded(groups),
+        ROWS=tile.rows,
+        warps=tile.warps,
+    )
+    return arranged, returned
+
+
+def _regroup(op: object, tiles: Mapping[int, Tile], rows: Tensor) -> Regroup:
+    tile = tile_for(op, tiles, rows.shape[-1], rows)
+    return exchange.regrouped if tile is None else partial(_regrouped, tile=tile)
+
+
+def _regrouped(rows: Tensor, places: Tensor, tile: Tile) -> Tensor:
+    width = rows.shape[-1]
+    rows, out, columns = matrix(rows, width), rows.new_empty(rows.shape), tile.columns or padded(width)
+    launching.launch(
+        regrouped_kernel,
+        (blocks(len(rows), tile.rows), blocks(width, columns)),
+        *(rows, places, out, rows.stride(0), len(rows)),
+        WIDTH=width,
+        COLUMNS=columns,
+        ROWS=tile.rows,
+        warps=tile.warps,
+    )
+    return out
