@@ -90,9 +90,10 @@ def most_loads(program: Program) -> tuple[tuple[str, Fraction], ...]:
 
 
 def _orders(program: Program) -> list[Op]:
-    """The ops that make the orders of rows which lie by a rank's own experts."""
+    """The ops that make the orders of rows, not padded, which lie by a rank's own experts."""
     orders = (op for op in program.ops if op.kind in (SORT.name, COUNTS.name))
-    return [op for op in orders if op.outputs[0].type.axes_of(op.outputs[0].type.dims[0])]
+    ragged = ((op, op.outputs[0].type) for op in orders if program.is_ragged(op.outputs[0].type))
+    return [op for op, type in ragged if type.axes_of(type.dims[0])]
 
 
 def _ids(op: Op, made: Mapping[str, Op]) -> Op:

@@ -51,7 +51,7 @@ def _cost(program: Program, op: Op) -> Cost:
         case "contract" | "grouped_contract":
             product = 2 * made * prod(map(program.size, op.names("over")))
             weights = sum(BATCH not in types[name].dims for name in op.inputs[:2])
-            return Cost(product, product * (len(op.inputs) - weights), product * weights)
+            return Cost(product, product * (2 - weights), product * weights)
         case "contracts":
             product = 2 * made * prod(map(program.size, op.names("over")))
             return Cost(product, product, product)

@@ -40,6 +40,9 @@ SAVE, CHUNK = "save", "chunk"
 
 OFF, ON = "off", "on"
 
+DROPLESS, PADDED = "dropless", "padded"
+"""Numbers of rows of experts: those that tokens make, or as many as the capacity of each expert has room for."""
+
 STDLIB = "python_stdlib"
 """Among a plan's files: the source of Python's standard library on the machine that trains."""
 
@@ -236,3 +239,6 @@ class Train(Settings):
         AT_LEAST_1,
         "rows of experts for which the account has memory, relative to an equal share of a rank; unset, 1.25",
     ] = None
+    experts: Annotated[
+        str, one_of(DROPLESS, PADDED), "rows of experts: as many as tokens chose, or padded to the `capacity` of routes"
+    ] = DROPLESS

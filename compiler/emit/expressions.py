@@ -46,8 +46,8 @@ class Context:
     sizes: Mapping[str, str]  # the names of dims' sizes
 
     def index(self, value: str, dim: str) -> int:
-        """Which of a tensor's dims it is."""
-        return self.program.joined(self.types(value)).index((dim,))
+        """Which of a tensor's dims it is, or is in."""
+        return self.program.place_of(self.types(value), dim)
 
 
 def express(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
@@ -182,7 +182,8 @@ def _grouped(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     left = f"{operands[0].within(ATOM)}.flatten(-{len(over)})" if len(over) > 1 else operands[0].text
     _, _, *others = (dim for dim in weight.dims if dim not in over)
     unflatten = f".unflatten(-1, (-1, {', '.join(_sizes(others, weight, context))}))" if others else ""
-    return f"{function_of(op, context.program)}({left}, {operands[1].text}, {operands[2].text}){unflatten}", ATOM
+    arguments = ", ".join([left, *(operand.text for operand in operands[1:])])
+    return f"{function_of(op, context.program)}({arguments}){unflatten}", ATOM
 
 
 def _sizes(dims: Sequence[str], type: Type, context: Context) -> list[str]:

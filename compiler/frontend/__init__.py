@@ -6,6 +6,7 @@ from attrs import evolve
 
 from ..config.settings import Train
 from ..ir import BATCH, DATA_DIMS, MICROBATCHES, SEQUENCE, Axis, Dim, Program, Region
+from ..ops.routers import with_padding
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, listing
 from ..syntax.source import Source
@@ -80,7 +81,7 @@ def _program(
     )
     ops = user_ops(document.ops, document.source)
     built = build(divided.model, frame, scope, ops, *element_types(train))
-    program = evolve(frame, region=built.region, params=built.params)
+    program = with_padding(evolve(frame, region=built.region, params=built.params))
     program = pipelined(program, settings.pipeline, sections["pipeline"].head, claims_of_parts(laid, divided.dims))
     check_patterns(sections["state"], program, found)
     if "names" in document.sections:

@@ -166,8 +166,8 @@ class Expressions:
     def _product(self, link: tree.Binary, left: str, right: str, like: str) -> str:
         """A product; of rows of experts, one for each."""
         over = (("over", self._contracted(link, left, right)),)
-        if order := self._parameters.order:
-            return self._builder.op(GROUPED.name, (left, right, order), over, link.span, like)
+        if self._parameters.experts:
+            return self._builder.op(GROUPED.name, (left, right, *self._parameters.order), over, link.span, like)
         return self._builder.op("contract", (left, right), over, link.span, like)
 
     def _contracted(self, link: tree.Binary, left: str, right: str) -> tuple[str, ...]:

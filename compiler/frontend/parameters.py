@@ -74,7 +74,8 @@ class Parameters:
         self.leaves: dict[str, Op] = {}
         self.roles: dict[str, str] = {}  # how a parameter begins by its first use, if that says so
         self.repeats: list[OpenRepeat] = []
-        self.experts, self.order = "", ""  # in a route, the dim that its parameters have in front; the order of rows
+        self.experts = ""  # in a route, the dim that its parameters have in front
+        self.order: tuple[str, ...] = ()  # in a route, the order of rows, where these are not padded
         self.twins: Mapping[str, str] = {}  # in the logits of a route, the dim in place of the experts
 
     def declare(self, use: tree.ParamUse) -> str:

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 
 from attrs import evolve
 
+from ..config.settings import DROPLESS, PADDED
 from ..ir import BATCH, FLOATS, Attr, Dim, Type
 from ..ops.experts import COMBINE, DISPATCH, SORT
 from ..ops.protocol import Attribute
 from ..ops.routers import BALANCE, CAPACITY, NO_LOSS, ROUTER_Z, TOP
 from ..syntax import tree
-from ..syntax.diagnostics import PlanError, wrong
+from ..syntax.diagnostics import Note, PlanError, wrong
 from .arithmetic import Scalar, evaluate
 from .builder import ModelBuilder
 from .errors import check_dim, check_not_data
@@ -124,11 +125,13 @@ class Routes:
         gates, order = self._order(item, self._builder.types[value])
         rows = self._builder.op(DISPATCH.name, (value, order), (), item.span, f"_{name}")
         outside, self._scope.bound = self._scope.bound, {name: rows}
-        self._scope.elsewhere, self._parameters.experts, self._parameters.order = outside, experts, order
+        padded = self._builder.program.train.experts == PADDED
+        self._scope.elsewhere, self._parameters.experts = outside, experts
+        self._parameters.order = () if padded else (order,)
         yield
         end = self._scope.bound[name]
         self._scope.bound, self._scope.elsewhere = outside, {}
-        self._parameters.experts = self._parameters.order = ""
+        self._parameters.experts, self._parameters.order = "", ()
         types = self._builder.types
         if types[end].dims != types[rows].dims:
             dims = (f"[{', '.join(types[each].dims[1:])}]" for each in (rows, end))
@@ -168,6 +171,7 @@ class Routes:
         chosen = (*attrs, ("to", program.dim(experts).chosen))
         gates, ids = self._builder.several(TOP.name, operands, chosen, item.by.span, ("gates", "ids"))
         self._losses(item, operands[0], ids, dict(attrs), factors)
+        self._check_bounded(item, factors["capacity"])
         if capacity := factors["capacity"]:
             limits = (("capacity", capacity), ("experts", experts))
             ids = self._builder.op(CAPACITY.name, (ids,), limits, item.by.span, "ids")
@@ -189,6 +193,15 @@ class Routes:
             so_far = self._scope.bound[ROUTER_LOSS]
             total = self._builder.op("add", (so_far, *terms), (), item.by.span, "router_loss")
             self._scope.bound[ROUTER_LOSS] = total
+
+    def _check_bounded(self, item: tree.Route, capacity: float) -> None:
+        """Rows of experts are padded to a capacity."""
+        train = self._builder.program.train
+        if train.experts == PADDED and not capacity:
+            help = f"write `{TOP.name}(…, capacity=1.25)`, or leave `experts` out: `{DROPLESS}` experts take all rows"
+            notes = (Note(train.spans["experts"], "rows of experts are padded to their capacity"),)
+            message = "padded experts need a `capacity`"
+            raise wrong("E0417", message, item.by.span, "any number of tokens to an expert", help, notes=notes)
 
     def _check_groups(self, item: tree.Route, given: Mapping[str, object]) -> None:
         """Groups are equal, and those that are chosen from hold enough experts."""

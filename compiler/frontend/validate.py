@@ -10,7 +10,7 @@ from itertools import combinations
 
 from ..analysis.context_parallel import ULYSSES, attention_heads, heads_left
 from ..analysis.vocabulary import tables
-from ..config.settings import ON
+from ..config.settings import ON, PADDED
 from ..config.units import counted
 from ..ir import DATA_DIMS, Claim, Enter, Param, Program, Region, walk, walk_regions
 from ..ops import OPS, roles
@@ -52,7 +52,9 @@ def _compiled(program: Program, found: Diagnostics) -> None:
     routed = next((op for op in program.ops if op.kind == TOP.name), None)
     if routed and program.train.compile == ON:
         notes = [Note(program.train.spans["compile"], "layers are compiled")]
-        message = "how many rows an expert gets is not known to a compiled layer"
+        padded = program.train.experts == PADDED
+        what = "which tokens an expert gets" if padded else "how many rows an expert gets"
+        message = f"{what} is not known to a compiled layer"
         found.error("E0412", message, routed.span, notes=notes, help="leave `compile` out")
 
 

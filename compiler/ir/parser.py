@@ -121,9 +121,10 @@ class _Builder(Transformer[Token, Program]):
         return "axes", Axis(str(name), self._count(size), str(parent), span=span)
 
     def dim(self, name: Token, size: Token, valid: Token | None, *rest: Any) -> Header:
-        *words, span = rest
+        *words, padded, span = rest
         twin, chosen = (word.split()[1] if word else "" for word in words)
-        return "dims", Dim(str(name), self._count(size), self._count(valid or size), twin, chosen, span=span)
+        sizes = self._count(size), self._count(valid or size)
+        return "dims", Dim(str(name), *sizes, twin, chosen, self._count(padded) if padded else 0, span=span)
 
     def claim(self, rank: Token, dim: Token, how: Token, axis: Token, layout: Token | None, *rest: Any) -> Header:
         *words, span = rest

@@ -48,7 +48,12 @@ def how_claimed(it: Claim) -> str:
 
 
 def _more(dim: Dim) -> str:
-    words = {"of": dim.valid if dim.valid < dim.size else "", "twin": dim.twin, "chosen": dim.chosen}
+    words = {
+        "of": dim.valid if dim.valid < dim.size else 0,
+        "twin": dim.twin,
+        "chosen": dim.chosen,
+        "padded": dim.padded,
+    }
     return "".join(f" {word} {said}" for word, said in words.items() if said)
 
 

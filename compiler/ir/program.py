@@ -13,7 +13,7 @@ from ..config.settings import Cluster, Flow, Pipelining, Train
 from ..schedules.actions import Known, Schedule, stages_of_rank
 from ..syntax.source import Span
 from .regions import Op, Region, written_at
-from .types import BATCH, DATA_DIMS, INVARIANT, PRECISIONS, Placement, Places, Type
+from .types import BATCH, DATA_DIMS, INVARIANT, PRECISIONS, SEQUENCE, Placement, Places, Type
 from .walk import blocks, regions_in, values, walk
 
 STATES = ("parameters", "gradients", "optimizer")
@@ -36,6 +36,8 @@ class Dim:
 
     twin    the dim that this one has the size of, and that is sharded apart from it
     chosen  of experts, the dim of a token's choices: beside a dim of tokens only these entries exist, others are zero
+    padded  of experts, to how many rows of one sequence each is padded, over all ranks that share it; 0 where there are
+            as many rows as tokens chose
     """
 
     name: str
@@ -43,6 +45,7 @@ class Dim:
     valid: int = Factory(lambda self: self.size, takes_self=True)
     twin: str = ""
     chosen: str = ""
+    padded: int = 0
     span: Span = written_at()
 
 
@@ -307,12 +310,20 @@ class Program(Known):
         return self.size(dim) // self.degree(type.axes_of(dim))
 
     def joined(self, type: Type) -> tuple[tuple[str, ...], ...]:
-        """The dims of a value as they lie in memory: rows of experts are one dim, all others are by themselves."""
+        """The dims of a value as they lie in memory: rows of experts are one dim, all others are by themselves.
+
+        Padded rows are as many of each expert, and experts are a dim of their own.
+        """
         if not (experts := self.experts_of(type)):
             return tuple((dim,) for dim in type.dims)
-        rows = tuple(dim for dim in type.dims if dim in (experts, *DATA_DIMS, self.choices[experts]))
-        each = {dim: rows if dim == experts else (dim,) for dim in type.dims if dim == experts or dim not in rows}
+        ragged = (experts,) if self.is_ragged(type) else ()
+        rows = tuple(dim for dim in type.dims if dim in (*ragged, *DATA_DIMS, self.choices[experts]))
+        each = {dim: rows if dim == rows[0] else (dim,) for dim in type.dims if dim == rows[0] or dim not in rows}
         return tuple(each.values())
+
+    def place_of(self, type: Type, dim: str) -> int:
+        """Which dim in memory has the dim `dim` of a value."""
+        return next(at for at, dims in enumerate(self.joined(type)) if dim in dims)
 
     def local_shape(self, type: Type) -> tuple[int, ...]:
         """The shape of a value of `type` on one rank; of rows by a rank's experts, as many as `loads` says."""
@@ -321,7 +332,10 @@ class Program(Known):
         )
 
     def _rows(self, type: Type) -> int:
+        """The number of rows on one rank; of padded ones, of each of its experts."""
         experts = self.experts_of(type)
+        if padded := self.dim(experts).padded:
+            return self.local_size(type, BATCH) * padded // self.degree(type.axes_of(SEQUENCE))
         tokens = prod(self.local_size(type, dim) for dim in DATA_DIMS if dim in type.dims)
         degree = self.degree(type.axes_of(experts))
         load = dict(self.loads).get(experts, 1) if degree > 1 else 1
@@ -336,6 +350,11 @@ class Program(Known):
         if BATCH not in type.dims:
             return ""
         return next((dim for dim in type.dims if dim in self.choices), "")
+
+    def is_ragged(self, type: Type) -> bool:
+        """Whether a value has as many rows of each expert as tokens chose."""
+        experts = self.experts_of(type)
+        return bool(experts) and not self.dim(experts).padded
 
     def outer(self, param: Param) -> tuple[str, ...]:
         """The dims before a parameter's own: those of repeats, and that of the experts that have one each."""

@@ -3,7 +3,9 @@
 As formulas, y[t] = sum over e of gate[t, e] · f_e(x[t]).  Rows `[experts, batch, seq, ...]` have an entry for each
 expert that a token chose, and are zero elsewhere; in memory they are a matrix, expert by expert.  An `order` of rows
 says which there are: `[experts, batch, seq, chosen]`, one where a token's choice is the expert.  Where ranks have parts
-of the tokens and of the experts, rows are exchanged between them.  Non-goals: the choice of experts (`routers`).
+of the tokens and of the experts, rows are exchanged between them.  Padded rows are as many of each expert on all ranks,
+zero where there is none, and only the ops from tokens to rows and back know of an order.  Non-goals: the choice of
+experts (`routers`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from attrs import evolve
 
 from ..ir import DATA_DIMS, ITEM_BYTES, Op, Placement, Program, Type, sharded
-from .call import Call, Experts
-from .messages import Message
-from .protocol import Attribute, Builder, OpDef, Shape, TypingError, Vjp, takes
+from .call import Argument, Call, Dims, Experts, Group
+from .messages import Message, pieces
+from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, Vjp, takes
 from .roles import Roles
 from .routers import CAPACITY, TO
 from .saved_tensors import Local, Saved, factors
@@ -59,9 +61,9 @@ def _combined(types: Sequence[Type], op: Op) -> list[Shape]:
 
 def _products(types: Sequence[Type], op: Op) -> list[Shape]:
     """Of each expert the dims of both operands, in order, less those that are summed over."""
-    (x, w, order), (experts, *_), over = types, types[2].dims, op.names("over")
+    (x, w, *_), experts, over = types, types[0].dims[0], op.names("over")
     left, right = ([dim for dim in type.dims if dim not in (experts, *over)] for type in (x, w))
-    if x.dtype != w.dtype or {*left} & {*right} or not x.dims[0] == w.dims[0] == order.dims[0]:
+    if x.dtype != w.dtype or {*left} & {*right} or any(type.dims[0] != experts for type in types):
         raise TypingError(f"{op.kind} takes operands of each of the {experts}")
     return [(x.dtype, (experts, *left, *right))]
 
@@ -88,8 +90,11 @@ def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 
 
 def _exchanged(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """Rows lie as `held` says before or after they are exchanged."""
-    rows, held = types
+    """Rows lie as `held` says before or after they are exchanged; padded ones lie alike on all ranks."""
+    rows, *orders = types
+    if not orders:
+        return [_moved(program, rows, op)]
+    (held,) = orders
     result = _moved(program, rows, op)
     if _shards(held) != _shards(rows if op.kind == EXCHANGE_BACK.name else result):
         raise TypingError(f"{op.kind} takes rows that lie as `held` says")
@@ -110,24 +115,24 @@ def _roles(types: Sequence[Type], op: Op) -> Roles:
 
 def _undone(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     """Gradients go the way back."""
-    rows, held = op.inputs
+    rows, *held = op.inputs
     back = tuple(f"{axis}:{b.type(rows).at(axis).dim}" for axis, _ in moves(op))
-    kind = EXCHANGE_BACK.name if op.kind == EXCHANGE.name else EXCHANGE.name
-    return [b.emit(kind, [grads[0], b.saved(held)], [rows], to=back)[0], None]
+    kind = BACK.get(op.kind, op.kind)
+    return [b.emit(kind, [grads[0], *map(b.saved, held)], [rows], to=back)[0], *(None for _ in held)]
 
 
 def _product_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     """As of any product, for each expert."""
-    (grad,), (x, w, order), over = grads, op.inputs, op.names("over")
-    experts = b.type(order).dims[0]
+    (grad,), (x, w, *order), over = grads, op.inputs, op.names("over")
+    experts = b.type(x).dims[0]
     outer = {name: tuple(dim for dim in b.type(name).dims if dim not in (experts, *over)) for name in (x, w)}
 
     def product(other: str, of: str) -> str | None:
         if not b.wanted(of):
             return None
-        return b.emit(GROUPED.name, [grad, b.saved(other), b.saved(order)], [of], over=outer[other])[0]
+        return b.emit(GROUPED.name, [grad, b.saved(other), *map(b.saved, order)], [of], over=outer[other])[0]
 
-    return [product(w, x), product(x, w), None]
+    return [product(w, x), product(x, w), *(None for _ in order)]
 
 
 def _held(it: Local) -> Saved:
@@ -135,9 +140,11 @@ def _held(it: Local) -> Saved:
 
 
 def _order_bytes(program: Program, op: Op) -> int:
-    """For each choice its row, in order of rows and in that of tokens; the number of rows of each expert."""
+    """Of each choice its row, of each row its choice, and the number of rows of each expert."""
     (ids,), (order,) = program.operands(op), op.outputs
-    return ITEM_BYTES["i64"] * (2 * program.elements(ids) + program.local_size(order.type, order.type.dims[0]))
+    choices = program.elements(ids)
+    rows = choices if program.is_ragged(order.type) else program.elements(order.type)
+    return ITEM_BYTES["i64"] * (choices + rows + program.local_size(order.type, order.type.dims[0]))
 
 
 def _held_bytes(program: Program, op: Op) -> int:
@@ -162,16 +169,35 @@ def _rows(it: Local) -> tuple[Message, ...]:
     return (Message("all_to_all", it.op.outputs[0].name, _axes(it.op), rows.dtype, shape, ragged=sent),)
 
 
+def _padded_rows(it: Local) -> tuple[Message, ...]:
+    axes, dim = _axes(it.op), _ends(it)[1]
+    shape = pieces(it.program, it.types[0], dim, axes)
+    return (Message("all_to_all", it.op.outputs[0].name, axes, it.types[0].dtype, shape),)
+
+
+def _ends(it: Local) -> tuple[str, str]:
+    """The dims that an exchange gathers and shards; if these are several of tokens, one that lies with the others."""
+    (axis, dim), *_ = moves(it.op)
+    return it.types[0].at(axis).dim, dim
+
+
 def _axes(op: Op) -> tuple[str, ...]:
     return tuple(axis for axis, _ in moves(op))
 
 
 def _sort_call(it: Local) -> Call:
-    """The layout of experts: over which axes they lie, and which of these have parts of the tokens."""
+    """The layout of experts: over which axes they lie, which of these have parts of the tokens; the rows of each."""
     experts = str(it.op.get("to"))
     claimed = {claim.axis for claim in it.program.claims if claim.dim == experts and claim.split}
     axes = tuple(axis.name for axis in it.program.axes if axis.name in claimed)
-    return Call((Experts(experts, axes, tuple(axis for axis in axes if it.types[0].at(axis).dim)),))
+    order = it.op.outputs[0].type
+    rows: dict[str, Argument] = {} if it.program.is_ragged(order) else {"padded": it.program.local_shape(order)[1]}
+    return Call((Experts(experts, axes, tuple(axis for axis in axes if it.types[0].at(axis).dim)),), rows)
+
+
+def _padded_call(it: Local) -> Call:
+    source, target = _ends(it)
+    return Call((Group(_axes(it.op)),), {"dim_from": Dims((source,)), "dim_to": Dims((target,))})
 
 
 def _nothing(it: Local) -> Call:
@@ -237,11 +263,27 @@ EXCHANGE, EXCHANGE_BACK = (
     )
 )
 
+BACK = {EXCHANGE.name: EXCHANGE_BACK.name, EXCHANGE_BACK.name: EXCHANGE.name}
+
+EXCHANGE_PADDED = OpDef(
+    "exchange_padded",
+    "Rows to the ranks of their experts, or back, over several axes at once; as many of each expert for every rank.",
+    operands=takes("rows"),
+    attributes=(MOVES,),
+    linear=((0,),),
+    typing=_exchanged,
+    adjoint=_undone,
+    communicates=_padded_rows,
+    function="all_to_all",
+    call=_padded_call,
+    saves=lambda it: Saved(),
+)
+
 GROUPED = OpDef(
     "grouped_contract",
-    "For each expert the product x·w of its rows, summed over the dims `over`.",
+    "For each expert the product x·w of its rows, of which there are those of `order`, summed over the dims `over`.",
     _products,
-    operands=takes("x", "w", "order"),
+    operands=(*takes("x", "w"), Operand("order", optional=True)),
     attributes=(Attribute("over", kinds=(tuple,)),),
     linear=((0,), (1,)),
     adjoint=_product_adjoint,

@@ -9,6 +9,7 @@ from typing import Literal
 
 from attrs import frozen
 
+from ..ir import Program, Type
 from .saved_tensors import Local
 
 
@@ -38,6 +39,12 @@ class Message:
     ragged: Literal["", "all", "some"] = ""
     maximum: bool = False
     among: tuple[int, ...] = ()
+
+
+def pieces(program: Program, type: Type, dim: str, axes: tuple[str, ...]) -> tuple[int, ...]:
+    """The shape in which a value is exchanged: a piece for each rank, cut along the dim that is then sharded."""
+    shape, at, ranks = program.local_shape(type), program.place_of(type, dim), program.degree(axes)
+    return (ranks, *shape[:at], shape[at] // ranks, *shape[at + 1 :])
 
 
 Communicates = Callable[[Local], tuple[Message, ...]]

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from math import ceil
 
+from attrs import evolve
+
+from ..config.settings import PADDED
 from ..ir import BATCH, ITEM_BYTES, SEQUENCE, Attr, Op, Program, Type, splits
 from .call import Argument, Call, Dims, Group, Positions, Quotient
 from .loss import wide
@@ -109,6 +112,20 @@ def capacity(program: Program, op: Op) -> int:
     """The most tokens of a sequence that `limit_capacity` leaves an expert: so many times an equal share."""
     experts, k = program.size(str(op.get("experts"))), program.size(op.outputs[0].type.dims[-1])
     return ceil(float(str(op.get("capacity"))) * program.size(SEQUENCE) * k / experts)
+
+
+def with_padding(program: Program) -> Program:
+    """The program in which experts, if padded at all, are padded to all rows that their capacity leaves of a sequence.
+
+    A rank that has a part of the sequence has no more rows for an expert than positions.
+    """
+    found: dict[str, int] = {}
+    for op in program.ops if program.train.experts == PADDED else ():
+        if op.kind == CAPACITY.name:
+            experts, ranks = str(op.get("experts")), program.degree(program.types[op.inputs[0]].axes_of(SEQUENCE))
+            own = min(capacity(program, op), program.size(SEQUENCE) // ranks)
+            found[experts] = max(found.get(experts, 0), ranks * own)
+    return evolve(program, dims=tuple(evolve(dim, padded=found.get(dim.name, 0)) for dim in program.dims))
 
 
 def _score(own: Mapping[str, Attr]) -> dict[str, Argument]:

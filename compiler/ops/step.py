@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ..ir import PARTIAL, Kind, Op, Placement, Program, Type, sharded
 from ..ir.placements import Step, coercion_of, ends
 from .call import Call, Dims, Group
-from .messages import Message
+from .messages import Message, pieces
 from .pointwise import same
 from .protocol import Attribute, Builder, OpDef, Shape, TypingError, takes
 from .saved_tensors import Local, Saved
@@ -29,7 +29,7 @@ def _collective(it: Local) -> tuple[Message, ...]:
     op, (source,), among = it.op, it.types, tuple(map(int, it.op.names("among")))
     is_maximum = ends(op)[0].kind is Kind.MAXIMUM
     collective, result, axes = coercion_of(op).collective, op.outputs[0].name, op.names("axes")
-    ragged = "all" if it.program.experts_of(source) else ""
+    ragged = "all" if it.program.is_ragged(source) else ""
     made = Message(collective, result, axes, source.dtype, _sent(it), ragged=ragged, maximum=is_maximum, among=among)
     return (made,) if collective else ()
 
@@ -43,12 +43,10 @@ def _sent(it: Local) -> tuple[int, ...]:
     shape, moved = it.program.local_shape(type), target.dim or source.dim
     if not moved or moved in {bucket.dim for bucket in it.program.buckets}:
         return shape
-    at = type.dims.index(moved)
-    before, size, after = shape[:at], shape[at], shape[at + 1 :]
     if source.dim and target.dim:
-        ranks = it.program.degree(it.op.names("axes"))
-        return (ranks, *before, size // ranks, *after)
-    return (size, *before, *after)
+        return pieces(it.program, type, moved, it.op.names("axes"))
+    at = it.program.place_of(type, moved)
+    return (shape[at], *shape[:at], *shape[at + 1 :])
 
 
 def _coercion_call(it: Local) -> Call:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from attrs import evolve
 
+from ..config.settings import PADDED
 from ..ir import (
     DATA_DIMS,
     INVARIANT,
@@ -33,8 +34,9 @@ from ..ir import (
 from ..ir.placements import OrderError, Step, path
 from ..ops import OPS
 from ..ops.builder import OpBuilder, retyped
-from ..ops.experts import COUNTS, EXCHANGE, EXCHANGE_BACK, SORT, with_own_experts
+from ..ops.experts import COUNTS, EXCHANGE, EXCHANGE_BACK, EXCHANGE_PADDED, SORT, with_own_experts
 from ..ops.protocol import is_pending
+from ..ops.routers import with_padding
 from ..syntax.diagnostics import Diagnostic, PlanError
 from ..syntax.source import Span
 from .propagate import natural
@@ -48,7 +50,7 @@ def insert_collectives(program: Program) -> Program:
     args = tuple(evolve(arg, value=wants.input(arg.value)) for arg in program.region.args)
     program = evolve(program, params=params)
     inserter = _Inserter(program, leaves, (arg.value for arg in args))
-    return evolve(program, region=inserter.region(evolve(program.region, args=args)))
+    return with_padding(evolve(program, region=inserter.region(evolve(program.region, args=args))))
 
 
 def _stored(type: Type, leaf: Type) -> Type:
@@ -211,12 +213,15 @@ class _Inserter(OpBuilder):
             return name
         if (name, want) in self._versions:
             return self._versions[name, want]
-        source = self._exchanged(self._reduced.get(name, name), dict(want))
+        source, to = self._reduced.get(name, name), self._exchanges(self._reduced.get(name, name), dict(want))
+        back = to if self.program.experts_of(type) not in to.values() else {}
+        source = source if back else self._exchanged(source, to)
+        at = dict(want) | {axis: self.types[source].at(axis) for axis in back}
         try:
-            steps = path(self.program, self.types[source], want)
+            steps = path(self.program, self.types[source], self.program.places(at))
         except OrderError as error:
             raise PlanError([_order_diagnostic(error, self.span)]) from None
-        if self.program.experts_of(type) and any(step.source.dim or step.target.dim for step in steps):
+        if self.program.experts_of(type) and not _are_even(self.program, type, steps):
             raise PlanError([_uneven(self.program, steps, self.span)])
         for step in steps:
             made = self.coerce(source, step, name)
@@ -225,29 +230,33 @@ class _Inserter(OpBuilder):
             self._versions[name, self.types[made].places] = made
             self._orders |= {made: self._orders[source]} if source in self._orders else {}
             source = made
-        return source
+        return self._exchanged(source, back)
 
-    def _exchanged(self, name: str, want: Mapping[str, Placement]) -> str:
-        """Rows of experts, exchanged for the placements `want` as far as these are other dims; else the value itself.
-
-        Ranks tell each other once how many rows there are.
-        """
+    def _exchanges(self, name: str, want: Mapping[str, Placement]) -> dict[str, str]:
+        """The axes over which rows of experts are exchanged for the placements `want`, and the dim that each shards."""
         places = self.types[name].places if name in self._orders else ()
-        to = tuple(
-            f"{axis}:{want[axis].dim}"
-            for axis, at in places
-            if at.dim and want.get(axis, INVARIANT).dim not in ("", at.dim)
-        )
-        if not to:
+        others = ((axis, at.dim, want.get(axis, INVARIANT).dim) for axis, at in places)
+        return {axis: dim for axis, own, dim in others if own and dim not in ("", own)}
+
+    def _exchanged(self, name: str, axes: Mapping[str, str]) -> str:
+        """Rows of experts exchanged over these axes; of none, the rows themselves.
+
+        Unless they are padded, ranks tell each other once how many rows there are.
+        """
+        if not axes:
             return name
-        order = self._orders[name]
-        if order not in self._held:
-            self._held[order] = self._counted(order, to)
-        if name == order:
-            return self._held[order]
-        to_experts = self.program.experts_of(self.types[name]) in {item.partition(":")[2] for item in to}
-        kind, like = (EXCHANGE, name) if to_experts else (EXCHANGE_BACK, "_rows")
-        made = self.write(kind.name, [name, self._held[order]], like, to=to)
+        order, to = self._orders[name], tuple(f"{axis}:{dim}" for axis, dim in axes.items())
+        to_experts = self.program.experts_of(self.types[name]) in axes.values()
+        like = name if to_experts else "_rows"
+        if self.program.train.experts == PADDED:
+            made = self.write(EXCHANGE_PADDED.name, [name], like, to=to)
+        else:
+            if order not in self._held:
+                self._held[order] = self._counted(order, to)
+            if name == order:
+                return self._held[order]
+            kind = EXCHANGE if to_experts else EXCHANGE_BACK
+            made = self.write(kind.name, [name, self._held[order]], like, to=to)
         self._orders[made] = order
         self._versions[name, self.types[made].places] = made
         return made
@@ -273,16 +282,27 @@ def _is_open(type: Type) -> bool:
     return is_pending(type) or bool(type.axes_in(Kind.MAXIMUM))
 
 
+def _are_even(program: Program, type: Type, steps: Sequence[Step]) -> bool:
+    """Whether rows of experts are gathered and scattered in equal parts, and come apart as they were put together.
+
+    Padded rows of one sequence's parts are: one dim of tokens, of which each rank has one part.
+    """
+    moved = {dim for step in steps for dim in (step.source.dim, step.target.dim) if dim}
+    chunks = any((dim, axis) in program.zigzags for dim in moved for step in steps for axis in step.axes)
+    return not moved or (not program.is_ragged(type) and len(moved) == 1 and moved < {*DATA_DIMS} and not chunks)
+
+
 def _uneven(program: Program, steps: Sequence[Step], span: Span) -> Diagnostic:
     """Rows that an axis would have to gather or scatter in parts of different sizes."""
     step = next(step for step in steps if step.source.dim or step.target.dim)
     axes = " × ".join(dict.fromkeys(program.axis(axis).parent for axis in step.axes))
+    padded = "; or write `experts = padded` in `train`" * (program.train.experts != PADDED)
     return Diagnostic(
         "E0612",
         f"rows of experts cannot be gathered over `{axes}`",
         span,
         label=f"would be {step.source} → {step.target}",
-        help=f"put the experts themselves over `{axes}`, in a rule before those of other dims",
+        help=f"put the experts themselves over `{axes}`, in a rule before those of other dims{padded}",
     )
 
 

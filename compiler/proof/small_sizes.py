@@ -15,6 +15,7 @@ from ..ir import BATCH, MICROBATCHES, SEQUENCE, Bucket, Claim, Dim, Op, Program,
 from ..ops import OPS, roles
 from ..ops.attention import window_of
 from ..ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
+from ..ops.routers import with_padding
 from .pipeline.shrink import covers, few_layers, few_microbatches, recut, shared
 
 Sizes = dict[str, int]
@@ -68,6 +69,7 @@ def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
     )
     if windows := _windows(program, dims[SEQUENCE]):
         small = evolve(small, region=map_ops(small.region, lambda op: windows.get(op, op)))
+    small = with_padding(small)
     sizes = {bucket.dim: _flat(small, bucket) for bucket in program.buckets}
     small = evolve(small, dims=tuple(_with_size(dim, sizes.get(dim.name, dim.size)) for dim in small.dims))
     return recut(small, program, program.pipeline) if program.pipeline and program.pipeline.schedule else small

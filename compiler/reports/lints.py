@@ -6,6 +6,7 @@ from ..analysis.context_parallel import ZIGZAG, query_axes
 from ..analysis.expert_loads import loads, rows_of_an_expert
 from ..analysis.vocabulary import tables
 from ..config.gpus import PRODUCT_ROWS, gpu
+from ..config.settings import PADDED
 from ..config.units import counted
 from ..ir import SEQUENCE, STATES, Program
 from ..ops import OPS, roles
@@ -23,6 +24,7 @@ def advice(program: Program) -> Iterator[Diagnostic]:
     yield from _never_at_peak(program)
     yield from _ids_out_of_reach(program)
     yield from _nothing_gathered(program)
+    yield from _nothing_padded(program)
     yield from _unequal_parts(program)
     yield from _few_rows(program)
     yield from _room_of_nothing(program)
@@ -164,3 +166,11 @@ def _room_of_nothing(program: Program) -> Iterator[Diagnostic]:
         message = "`room` has no effect: no rank's experts get more rows than another's"
         why = "experts lie over no ranks" if program.choices else "the model has no `route`"
         yield Diagnostic("W0912", message, program.train.spans["room"], why, help="leave it out")
+
+
+def _nothing_padded(program: Program) -> Iterator[Diagnostic]:
+    """Padded rows of experts, although no tokens are routed."""
+    train = program.train
+    if train.experts == PADDED and not program.choices:
+        message = "`experts` has no effect: the model has no route"
+        yield Diagnostic("W0912", message, train.spans["experts"], help="leave it out")

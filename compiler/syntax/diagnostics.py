@@ -74,6 +74,7 @@ CODES = {
     "E0414": "chunked logits without Triton kernels",
     "E0415": "an unknown GPU",
     "E0416": "a learning rate that rises where it should fall",
+    "E0417": "padded rows of experts without a capacity",
     # mesh and shard
     "E0501": "not an axis",
     "E0502": "not a rule",

@@ -2,6 +2,8 @@
 
 A row is a token with one of the experts that it chose.  A rank orders its rows by the peer that holds their expert,
 then by expert, then by token; an exchange takes them to their peers, where they lie by expert, source rank and token.
+Padded rows are [experts, rows, …], as many of each and zero past those that tokens make.  They are exchanged as any
+tensor: the host need not know how many tokens made.
 
 Order and counts are decisions: a call that backward does again gets those of its first run (`decided`).
 """
@@ -83,16 +85,23 @@ class Groups:
 
 @dataclass(eq=False)
 class Order(Groups):
-    """The rows of this rank's tokens, by group of `experts`.
+    """The rows of this rank's tokens, by group of `experts`, or `padded` ones of each group.
 
     choices: int64 [tokens · k], of each row the choice that made it, numbered token · k + which; past `total` are
-    choices that make no row.  rows: int64 [tokens, k], of each choice its row, −1 where it makes none.
+    choices that make no row.  rows: int64 [tokens, k], of each choice its row, −1 where it makes none.  Where rows are
+    padded, choices are [groups · padded], −1 for rows that no choice makes.
     """
 
     experts: Experts
     counts: Tensor
     choices: Tensor
     rows: Tensor
+    padded: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The dims of rows before their features."""
+        return (self.experts.groups, self.padded) if self.padded else (self.total,)
 
 
 @dataclass(eq=False)
@@ -126,18 +135,34 @@ def sorted_choices(ids: Tensor, slots: Tensor, groups: int) -> Sorted:
 
 
 def sort_by_expert(
-    ids: Tensor, experts: Experts, backend: Callable[[Tensor, Tensor, int], Sorted] = sorted_choices
+    ids: Tensor, experts: Experts, padded: int = 0, backend: Callable[[Tensor, Tensor, int], Sorted] = sorted_choices
 ) -> Order:
-    """The order of the rows of tokens that chose `ids`, int64 [..., k]; an id of −1 makes no row.  Not for graphs."""
+    """The order of the rows of tokens that chose `ids`, int64 [..., k]; an id of −1 makes no row.  Not for graphs.
+
+    With `padded` there are as many rows of each expert; no more tokens may have chosen it.
+    """
     assert not is_compiling(), "sort_by_expert: how many rows an expert gets is not known to a graph"
-    return decided(lambda: _order(ids.detach(), experts, backend))
+    return decided(lambda: _order(ids.detach(), experts, padded, backend))
 
 
-def _order(ids: Tensor, experts: Experts, backend: Callable[[Tensor, Tensor, int], Sorted]) -> Order:
+def _order(ids: Tensor, experts: Experts, padded: int, backend: Callable[[Tensor, Tensor, int], Sorted]) -> Order:
     if experts.copies is not None and experts.copies.watch is not None:
         experts.copies.watch.coerced(ids, experts.copies, experts.copies.watch.here(), "operand")
     counts, choices, rows = backend(ids.flatten(), experts.slots, experts.groups)
-    return Order(experts, counts, choices, rows.view(-1, ids.shape[-1]))
+    if padded:
+        fits = experts.copies is None or int(counts.max()) <= padded  # seen in a sanitized run, where the host may wait
+        assert fits, f"sort_by_expert: more than {padded} rows of an expert"
+        choices, rows = _padded(counts, choices, rows, experts.slots[ids.flatten()], padded)
+    return Order(experts, counts, choices, rows.view(-1, ids.shape[-1]), padded)
+
+
+def _padded(counts: Tensor, choices: Tensor, rows: Tensor, groups: Tensor, padded: int) -> tuple[Tensor, Tensor]:
+    """Choices and rows, flat, where each group begins at a multiple of `padded`; `groups` are those of choices."""
+    starts, places = counts.cumsum(0) - counts, torch.arange(padded, device=counts.device)
+    moved = torch.arange(len(counts), device=counts.device) * padded - starts
+    at = (starts.unsqueeze(1) + places).clamp(max=len(choices) - 1)
+    made = choices[at].masked_fill(places >= counts.unsqueeze(1), -1)
+    return made.flatten(), (rows + moved[groups.clamp(max=len(counts) - 1)]).where(rows >= 0, -1)
 
 
 Places = Callable[[Tensor, int], tuple[Tensor, Tensor]]

@@ -1,4 +1,4 @@
-"""A linear layer for each expert, on rows that lie expert by expert.
+"""A linear layer for each expert, on rows that lie expert by expert, or on as many rows of each.
 
 `grouped_mm` of torch multiplies where it is right and has a kernel: bfloat16, rows of whole 16 bytes, compute
 capability 9 or 10.  Elsewhere there is a product for each expert.
@@ -21,12 +21,14 @@ from .delayed_wgrad import now_or_later
 class Backend(NamedTuple):
     """The products, as this module has them."""
 
-    products: Callable[[Tensor, Tensor, Groups], Tensor]
-    of_weight: Callable[[Tensor, Tensor, Groups], Tensor]
+    products: Callable[[Tensor, Tensor, Groups | None], Tensor]
+    of_weight: Callable[[Tensor, Tensor, Groups | None], Tensor]
 
 
-def products(x: Tensor, weight: Tensor, held: Groups) -> Tensor:
+def products(x: Tensor, weight: Tensor, held: Groups | None) -> Tensor:
     """x · weight[e] for the rows of each expert e: [rows, i], [experts, i, o] → [rows, o]."""
+    if held is None:
+        return torch.bmm(x, weight)
     if is_torchs(x, weight):
         return F.grouped_mm(x, weight, offs=held.ends)
     out = x.new_empty((len(x), weight.shape[-1]))
@@ -35,8 +37,10 @@ def products(x: Tensor, weight: Tensor, held: Groups) -> Tensor:
     return out
 
 
-def of_weight(gradient: Tensor, x: Tensor, held: Groups) -> Tensor:
+def of_weight(gradient: Tensor, x: Tensor, held: Groups | None) -> Tensor:
     """gradientᵀ · x over the rows of each expert: [rows, o], [rows, i] → [experts, o, i]; zeros where it has none."""
+    if held is None:
+        return torch.bmm(gradient.mT, x)
     if is_torchs(gradient, x):
         whole = F.grouped_mm(gradient.mT, x, offs=held.ends)
         for each, size in zip(whole, held.sizes, strict=True):
@@ -73,10 +77,11 @@ def _spans(held: Groups) -> list[tuple[int, int]]:
 PLAIN = Backend(products, of_weight)
 
 
-def grouped_linear(x: Tensor, weight: Tensor, held: Groups, backend: Backend = PLAIN) -> Tensor:
+def grouped_linear(x: Tensor, weight: Tensor, held: Groups | None = None, backend: Backend = PLAIN) -> Tensor:
     """x · weight[e]ᵀ for the rows of each expert e of `held`.  x [rows, i], weight [experts, o, i] or [experts · o, i].
 
-    Saves both.  An expert without rows has gradients of zero.
+    Without `held` all experts have as many rows, x [experts, rows, i].  Saves both.  An expert without rows has
+    gradients of zero.
     """
     return cast(Any, _GroupedLinear).apply(x, weight, held, backend)
 
@@ -88,18 +93,19 @@ def grouped_bias(x: Tensor, bias: Tensor, held: Groups) -> Tensor:
 
 class _GroupedLinear(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, held: Groups, backend: Backend) -> Tensor:
-        assert len(x) == held.total, f"grouped_linear: {len(x)} rows where {held.total} were counted"
+    def forward(ctx: Any, x: Tensor, weight: Tensor, held: Groups | None, backend: Backend) -> Tensor:
+        rows = None if held is None else held.total
+        assert rows in (None, len(x)), f"grouped_linear: {len(x)} rows where {rows} were counted"
         ctx.save_for_backward(x, weight)
         ctx.how, ctx.weight = (held, backend), weight  # hooks may give back another tensor than the parameter
-        return backend.products(x, _by_expert(weight, held).mT, held)
+        return backend.products(x, _by_expert(x, weight, held).mT, held)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,), (x, weight) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors)
         (held, backend), (of_x, of_w, *_) = ctx.how, ctx.needs_input_grad
         gradient = gradient.contiguous()  # one that is expanded `grouped_mm` does not take
-        d_x = backend.products(gradient, _by_expert(weight, held), held) if of_x else None
+        d_x = backend.products(gradient, _by_expert(x, weight, held), held) if of_x else None
 
         def make() -> Tensor:
             return backend.of_weight(gradient, x.detach(), held).view(weight.shape)
@@ -107,9 +113,9 @@ class _GroupedLinear(Function):
         return d_x, now_or_later(ctx.weight, make) if of_w else None, None, None
 
 
-def _by_expert(weight: Tensor, held: Groups) -> Tensor:
+def _by_expert(x: Tensor, weight: Tensor, held: Groups | None) -> Tensor:
     """[experts, o, i]"""
-    return weight.view(len(held.sizes), -1, weight.shape[-1])
+    return weight.view(len(x if held is None else held.sizes), -1, weight.shape[-1])
 
 
 class _GroupedBias(Function):

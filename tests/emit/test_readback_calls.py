@@ -60,6 +60,12 @@ PLANS = {
     "routed": plan(
         ROUTED, "dp = 2  cp = 2", "experts over cp  batch over dp  seq over cp as zigzag", "precision = bf16"
     ).replace(DIMS, f"{DIMS}  experts = 8"),
+    "padded rows": plan(
+        ROUTED,
+        "dp = 2  tp = 2",
+        "experts over dp  batch over dp  ffn over tp  seq over tp",
+        "experts = padded",
+    ).replace(DIMS, f"{DIMS}  experts = 8"),
     "ring": plan(mesh="dp = 2  cp = 2", shard="batch over dp  seq over cp as zigzag via ring"),
     "kernels": plan(
         LLAMA.replace("rmsnorm(x, norm2[hidden]", "layernorm(x, norm2[hidden], bias[hidden]"), options=KERNELS
@@ -78,6 +84,7 @@ KINDS = {
         *("top", "balance", "router_z", "limit_capacity", "sort_by_expert", "dispatch", "exchange", "exchange_back"),
         *("grouped_contract", "combine"),
     ),
+    "padded rows": ("coerce", "exchange_padded", "grouped_contract", "sort_by_expert"),
     "ring": ("ring_attention",),
     "padded": ("coerce", "embedding", "local_softmax_stats", "max_logit", "rmsnorm", "token_loss"),
     "whole vocabulary": ("cross_entropy",),

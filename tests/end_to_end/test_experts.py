@@ -3,6 +3,7 @@
 Every pair of ways to lay experts out and to train them; those of few ranks are also in `test_crossings`.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,16 +45,18 @@ IMPOSSIBLE: frozenset[Pair] = frozenset({frozenset({("microbatches", 1), ("valid
 AXES = {"replicas": "replica", "dp": "dp", "ep": "ep", "cp": "cp", "uly": "uly"}
 
 
-def _case(folding: str, schedule: str, state: str, **others: Any) -> Case:
-    at = FOLDINGS[folding]
+def folded(foldings: Mapping[str, dict[str, Any]], folding: str, schedule: str, state: str, **others: Any) -> Case:
+    """A case of one of these foldings, with what it can be combined with."""
+    at = foldings[folding]
     state = state.format(", ".join(axis for field, axis in AXES.items() if field in at))
     case = Case(**others, **at, state=state, kv=4, layers=4)
-    case = replace(case, model="eight") if case.ranks == 8 else case  # which 12 experts do not divide into
+    eight = "eight, bounded" if case.bounded else "eight"
+    case = replace(case, model=eight) if case.ranks == 8 else case  # which 12 experts do not divide into
     return case if schedule == "none" else possible(replace(case, pp=2, schedule=schedule))
 
 
-FIVE = _case("dp, cp, tp", "interleaved_1f1b(chunks=2)", "zero 1 over {}")
-CASES = [*dict.fromkeys(_case(**row) for row in all_pairs(FACTORS, IMPOSSIBLE)), FIVE]
+FIVE = folded(FOLDINGS, "dp, cp, tp", "interleaved_1f1b(chunks=2)", "zero 1 over {}")
+CASES = [*dict.fromkeys(folded(FOLDINGS, **row) for row in all_pairs(FACTORS, IMPOSSIBLE)), FIVE]
 
 
 @pytest.mark.long

@@ -55,6 +55,10 @@ def products(x: torch.Tensor, w: torch.Tensor, order: torch.Tensor) -> torch.Ten
     return torch.einsum("ebs,ebsh,efh->ebsf", order.sum(-1).double(), x, w)
 
 
+def padded_products(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("ebsh,efh->ebsf", x, w)
+
+
 NONE = drawn(ROWS) * HOT.sum(-1)[..., None]  # rows are zero where no token chose the expert
 CASES: dict[str, tuple[str, list[tuple[tuple[str, ...], Any]], tuple[str, ...], dict[str, Any], Callable[..., Any]]] = {
     **{
@@ -95,6 +99,13 @@ CASES: dict[str, tuple[str, list[tuple[tuple[str, ...], Any]], tuple[str, ...], 
         {"over": ("hidden",)},
         products,
     ),
+    "padded products": (
+        "grouped_contract",
+        [(ROWS, drawn(ROWS)), (("experts", "ffn", "hidden"), drawn(("experts", "ffn", "hidden")))],
+        ("experts", "batch", "seq", "ffn"),
+        {"over": ("hidden",)},
+        padded_products,
+    ),
 }
 
 
@@ -114,7 +125,7 @@ def test_values_and_gradients_are_torchs(name: str) -> None:
     want = formula(*tensors)
     assert np.allclose(found[0].array[0, 0], want.detach().numpy(), rtol=1e-12, atol=1e-14)
     dy = RNG.standard_normal(want.shape)
-    if kind == "grouped_contract":
+    if name == "products":
         dy = dy * HOT.sum(-1)[..., None]  # gradients of rows are zero where there is none
     gradients = MEANINGS[kind].gradients
     assert gradients

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from ...ir import Program
+from ...ops.routers import with_padding
 from .buckets import Buckets
 from .declarations import Declarations
 from .regions import Regions
@@ -23,6 +24,7 @@ def check(program: Program) -> None:
         Stages(program).check()
         Regions(program).outermost()
         Buckets(program).check()
+        assert program.dims == with_padding(program).dims, "experts are not padded to their capacity"
 
 
 @contextmanager

@@ -230,7 +230,7 @@ class _Reader:
         first = self.shapes[self.operands[0]]
         match wanted:
             case Dims(names):
-                return [first[i] for i in _indices(said, len(first))] == [(name,) for name in names]
+                return [first[i] for i in _indices(said, len(first))] == [self._stored(name) for name in names]
             case Group(axes):
                 return said is self._group(axes)
             case Positions() | Experts():
@@ -248,6 +248,11 @@ class _Reader:
                 return _same(said, value)
             case _:
                 return _same(said, wanted)
+
+    def _stored(self, dim: str) -> tuple[str, ...]:
+        """The dims that lie together with one of the first operand: of rows with room, those of tokens."""
+        program, type = self.it.program, self.it.types[0]
+        return program.joined(type)[program.place_of(type, dim)] if dim in type.dims else (dim,)
 
     def _group(self, axes: Sequence[str]) -> object:
         return self.machine.spec(f"mesh.axis({', '.join(map(repr, axes))})")

@@ -156,10 +156,15 @@ def _router_z_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def _order(c: Call) -> list[Tensor]:
-    """One where a token's choice is one of the rank's experts, else zero."""
+    """One where a token's choice is one of the rank's experts and not past the padded rows, else zero."""
     (ids,), result = c.args, c.op.outputs[0].type
     index = Tensor(result.dims[:1], c.world.indices(result, result.dims[0]))
-    return [Tensor(result.dims, (ids.onto(result.dims) == index.onto(result.dims)).astype(int))]
+    order = (ids.onto(result.dims) == index.onto(result.dims)).astype(int)
+    if not c.program.is_ragged(result):
+        *_, padded = c.program.local_shape(result)
+        by_expert = order.reshape(*order.shape[: 1 - len(result.dims)], -1)
+        order *= (np.cumsum(by_expert, axis=-1) <= padded).reshape(order.shape)
+    return [Tensor(result.dims, order)]
 
 
 def _moved(c: Call, x: Tensor, source: Type, target: Type) -> Tensor:
@@ -181,8 +186,11 @@ def _counts(c: Call) -> list[Tensor]:
 
 
 def _exchanged(c: Call) -> list[Tensor]:
-    """Rows that are not as `held` says are other tokens'."""
-    (rows, held), result = c.args, c.op.outputs[0].type
+    """Rows that are not as `held` says are other tokens'; padded ones are zero."""
+    (rows, *orders), result = c.args, c.op.outputs[0].type
+    if not orders:
+        return [_moved(c, rows, c.types[0], result)]
+    (held,) = orders
     if c.op.kind == "exchange_back":
         return [_moved(c, _only(c, rows, held), c.types[0], result)]
     return [_only(c, _moved(c, rows, c.types[0], result), held)]
@@ -190,7 +198,7 @@ def _exchanged(c: Call) -> list[Tensor]:
 
 def _exchanged_back(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     """Gradients go the way back."""
-    return [_moved(c, grads[0], c.op.outputs[0].type, c.types[0]), None]
+    return [_moved(c, grads[0], c.op.outputs[0].type, c.types[0]), *(None for _ in c.args[1:])]
 
 
 def _only(c: Call, rows: Tensor, held: Tensor) -> Tensor:
@@ -213,15 +221,15 @@ def _rows_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def _products(c: Call) -> list[Tensor]:
-    """Of the rows that there are."""
-    x, w, order = c.args
-    rows = Tensor(order.dims[:-1], order.array.sum(axis=-1))
-    return [c.numbers.product(c.dims, _hot(c, rows), x, w)]
+    """Of the rows that there are; of padded ones, also of those that there are not."""
+    x, w, *orders = c.args
+    rows = (_hot(c, Tensor(order.dims[:-1], order.array.sum(axis=-1))) for order in orders)
+    return [c.numbers.product(c.dims, *rows, x, w)]
 
 
 def _products_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    (x, w, _), n = c.args, c.numbers
-    return [n.product(x.dims, grads[0], w), n.product(w.dims, grads[0], x), None]
+    (x, w, *orders), n = c.args, c.numbers
+    return [n.product(x.dims, grads[0], w), n.product(w.dims, grads[0], x), *(None for _ in orders)]
 
 
 def _sum(c: Call) -> list[Tensor]:
@@ -248,6 +256,7 @@ MEANINGS = {
     "dispatch": Semantics(_rows, _rows_gradients),
     "exchange": Semantics(_exchanged, _exchanged_back),
     "exchange_back": Semantics(_exchanged, _exchanged_back),
+    "exchange_padded": Semantics(_exchanged, _exchanged_back),
     "grouped_contract": Semantics(_products, _products_gradients),
     "combine": Semantics(_sum, _sum_gradients),
 }

@@ -117,8 +117,8 @@ class GroupedLinear:
 
     blocks: Mapping[int, Products]
 
-    def __call__(self, x: Tensor, weight: Tensor, held: Groups) -> Tensor:
-        """x [rows, i], weight [experts, o, i] → [rows, o]."""
+    def __call__(self, x: Tensor, weight: Tensor, held: Groups | None = None) -> Tensor:
+        """x [rows, i] or [experts, rows, i], weight [experts, o, i] → [rows, o] or [experts, rows, o]."""
         tile = tile_for(self, self.blocks, x.shape[-1], x, weight)
         backend = PLAIN
         if tile is not None:
@@ -126,8 +126,8 @@ class GroupedLinear:
         return grouped_linear.grouped_linear(x, weight, held, backend)
 
 
-def _products(x: Tensor, weight: Tensor, held: Groups, block: Product) -> Tensor:
-    if grouped_linear.is_torchs(x, weight):
+def _products(x: Tensor, weight: Tensor, held: Groups | None, block: Product) -> Tensor:
+    if held is None or grouped_linear.is_torchs(x, weight):
         return PLAIN.products(x, weight, held)
     depth, width = weight.shape[1:]
     x, out = matrix(x, depth), x.new_empty((len(x), width))
@@ -143,8 +143,8 @@ def _products(x: Tensor, weight: Tensor, held: Groups, block: Product) -> Tensor
     return out
 
 
-def _of_weight(gradient: Tensor, x: Tensor, held: Groups, block: Product) -> Tensor:
-    if grouped_linear.is_torchs(gradient, x):
+def _of_weight(gradient: Tensor, x: Tensor, held: Groups | None, block: Product) -> Tensor:
+    if held is None or grouped_linear.is_torchs(gradient, x):
         return PLAIN.of_weight(gradient, x, held)
     height, width = gradient.shape[-1], x.shape[-1]
     gradient, x = matrix(gradient, height), matrix(x, width)

@@ -10,6 +10,7 @@ A program has some tokens with all their choices, so that nothing is added by tw
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -107,9 +108,15 @@ def _backend(tile: Tile | None) -> Backend:
 
 def _taken(x: Tensor, order: Order, tile: Tile) -> Tensor:
     width = x.shape[-1]
-    x, rows = matrix(x, width), x.new_empty((order.total, width))
+    x, rows = matrix(x, width), _for_rows(x, order)
     _by_tokens(taken_kernel, order, width, tile, x, order.rows, rows, x.stride(0))
     return rows
+
+
+def _for_rows(like: Tensor, order: Order) -> Tensor:
+    """Memory of rows as wide as those of `like`, zero where they are padded."""
+    shape = prod(order.shape), like.shape[-1]
+    return like.new_zeros(shape) if order.padded else like.new_empty(shape)
 
 
 def _summed(rows: Tensor, gates: Tensor | None, order: Order, tile: Tile) -> Tensor:
@@ -130,10 +137,7 @@ def _by_tokens(kernel: Any, order: Order, width: int, tile: Tile, *args: Any) ->
 def _spread(gradient: Tensor, rows: Tensor, gates: Tensor, order: Order, tile: Tile) -> tuple[Tensor, Tensor]:
     (tokens, k), width = order.rows.shape, rows.shape[-1]
     gradient, rows = matrix(gradient, width), matrix(rows, width)
-    of_rows, of_gates = (
-        rows.new_empty((order.total, width)),
-        torch.empty_like(gates, memory_format=torch.contiguous_format),
-    )
+    of_rows, of_gates = _for_rows(rows, order), torch.empty_like(gates, memory_format=torch.contiguous_format)
     launching.launch(
         spread_kernel,
         (tokens,),

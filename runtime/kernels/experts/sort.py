@@ -71,11 +71,11 @@ class SortByExpert:
 
     tiles: Mapping[int, Tile]
 
-    def __call__(self, ids: Tensor, experts_: Experts) -> Order:
+    def __call__(self, ids: Tensor, experts_: Experts, padded: int = 0) -> Order:
         """ids int64 [..., k]."""
         tile = tile_for(self, self.tiles, experts_.count, ids, dtypes=(torch.int64,))
         backend = experts.sorted_choices if tile is None else partial(_sorted, tile=tile)
-        return experts.sort_by_expert(ids, experts_, backend)
+        return experts.sort_by_expert(ids, experts_, padded, backend)
 
 
 def _sorted(ids: Tensor, slots: Tensor, groups: int, tile: Tile) -> Sorted:

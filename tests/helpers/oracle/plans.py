@@ -81,6 +81,8 @@ ROUTES = {
     "eight": Route(experts=8, balance=0.05),
     "losses": Route(balance=0.05, z=0.01, score="sigmoid"),
     "capacity": Route(balance=0.05, capacity=1.0),
+    "roomy": Route(k=3, score="sigmoid", scale=2.5, z=0.01, capacity=2.5),
+    "eight, bounded": Route(experts=8, balance=0.05, capacity=1.5),
 }
 """Mixtures of experts, by the name of the model."""
 
@@ -121,6 +123,7 @@ class Case:
     ep: int = 1  # an axis of experts, and of the batch
     experts: str = ""  # the axes that they lie over
     inner: bool = False  # the dim within each expert over tp
+    bounded: bool = False  # rows of experts are padded to their capacity
 
     @property
     def ranks(self) -> int:
@@ -220,7 +223,7 @@ def train_text(case: Case) -> str:
     return f"""train {{
   seq = {SEQ}  global_batch = {case.rows}  microbatch = {ROWS}  steps = 10  seed = 3
   precision = {case.precision}  {_kernels(case)}  compile = {case.compile}
-  gathered = {case.gathered}  recompute = {case.recompute}
+  gathered = {case.gathered}  recompute = {case.recompute}{"  experts = padded" * case.bounded}
   optimizer {t.kind} {{
     lr = 0.01  {momentum}  weight_decay = {t.weight_decay}  clip = {t.clip}
     schedule = cosine(warmup=2, floor=1e-3)

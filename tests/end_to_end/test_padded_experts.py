@@ -1,0 +1,88 @@
+"""Padded rows of experts: the same numbers as in one process, without a wait of the host; experts cut over tp too.
+
+Where experts lie and how they train in pairs, as in `test_experts`, of routes with a capacity.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from end_to_end.test_experts import FACTORS, FOLDINGS, IMPOSSIBLE, folded
+from end_to_end.test_numbers import compare
+from end_to_end.test_pipelines import possible
+from helpers.oracle import harness, reference
+from helpers.oracle.all_pairs import all_pairs
+from helpers.oracle.plans import Case
+
+SPLIT: dict[str, dict[str, Any]] = {
+    "within each, sequence parallel": {"dp": 2, "tp": 2, "sp": True, "experts": "dp", "inner": True},
+    "within each of an own axis": {"ep": 2, "tp": 2, "sp": True, "experts": "ep", "inner": True},
+    "within each, all on one rank": {"tp": 2, "sp": True, "inner": True},
+    "within each, a long sequence": {"cp": 2, "how": "as zigzag", "tp": 2, "sp": True, "experts": "cp", "inner": True},
+}
+"""Experts of which ranks have parts, of tokens of which they have parts too."""
+MODELS = ("capacity", "roomy")
+PAIRS = {**FACTORS, "folding": (*FOLDINGS, *SPLIT), "model": MODELS}
+CASES = [*dict.fromkeys(folded({**FOLDINGS, **SPLIT}, **row, bounded=True) for row in all_pairs(PAIRS, IMPOSSIBLE))]
+READS = ("tolist", "item", "nonzero", "numpy", "__bool__", "__int__", "__float__", "__index__")
+"""The methods of a tensor by which the host waits for what is in it."""
+
+
+@pytest.fixture(autouse=True)
+def host_that_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ops and communication of the runtime that read a tensor on the host raise."""
+
+    def refused(read: Callable[..., Any]) -> Callable[..., Any]:
+        def method(*args: Any) -> Any:
+            path = sys._getframe(1).f_code.co_filename
+            assert "/runtime/ops/" not in path, f"{path} waits for a tensor"
+            assert "/runtime/comm/" not in path, f"{path} waits for a tensor"
+            return read(*args)
+
+        return method
+
+    for name in READS:
+        monkeypatch.setattr(torch.Tensor, name, refused(getattr(torch.Tensor, name)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
+    compare(case, harness.compiled(case, tmp_path))
+
+
+FEW = (
+    Case(
+        dp=2, tp=2, sp=True, experts="dp", inner=True, model="roomy", state="zero 1 over dp", microbatches=2, clip=0.05
+    ),
+    Case(dp=2, tp=2, sp=True, experts="dp, tp", model="roomy", recompute="selective(dispatch)", kernels="triton"),
+    possible(Case(pp=2, ep=2, experts="ep", model="capacity", schedule="zb_h1", microbatches=3, optimizer="adamw")),
+    Case(tp=2, experts="tp", model="capacity", recompute="full"),
+    Case(model="roomy", valid="silent_microbatch", microbatches=2),
+)
+
+
+@pytest.mark.parametrize("case", [replace(case, bounded=True) for case in FEW], ids=str)
+def test_two_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
+    compare(case, harness.compiled(case, tmp_path), steps=2)
+
+
+TO_FIRST = (
+    Case(dp=2, tp=2, sp=True, experts="dp", inner=True, model="capacity", recompute="full"),
+    Case(dp=2, experts="dp", model="roomy", state="zero 3 over dp", recompute="selective(silu)"),
+    Case(tp=2, experts="tp", model="roomy", kernels="triton"),
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", [replace(case, bounded=True) for case in TO_FIRST], ids=str)
+def test_all_tokens_to_the_same_experts(case: Case, tmp_path: Path) -> None:
+    """Of equal scores the first experts are chosen: some ranks have no row, and others more than there is room for."""
+    start = reference.initial(case.config)
+    start |= {name: torch.zeros_like(value) for name, value in start.items() if name.endswith("router")}
+    compare(case, harness.compiled(case, tmp_path), start=start)
