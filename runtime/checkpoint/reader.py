@@ -1,13 +1,14 @@
 """Reads any box of any tensor of a checkpoint, after checking the hashes of its files."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ..errors import RunError, named
-from ..state.shards import Box, whole
+from ..state.shards import Box, common_shape, pieces, whole
 from . import index, tensor_file
 from .files import index_of
 from .index import Identity
@@ -53,14 +54,14 @@ class Saved:
         return joined
 
     def check(self, boxes: Sequence[Box]) -> None:
-        """RunError unless each box is of a tensor that is here, of its shape and element type, and whole."""
+        """RunError unless each box is of a tensor that is here, of its element type, in a shape like its, and whole."""
         keys = list(dict.fromkeys(box.key for box in boxes))
         if missing := [key for key in keys if key not in self._index.tensors]:
             raise RunError(f"{self.path} lacks {named(missing)}")
         for box in boxes:
             entry = self._index.tensors[box.key]
-            saved, wanted = (_kind(of.shape, dtype) for of, dtype in ((entry, entry.dtype), (box, box.tensor.dtype)))
-            if saved != wanted:
+            if entry.dtype != box.tensor.dtype or common_shape(entry.shape, box.shape) is None:
+                saved, wanted = _kind(entry.shape, entry.dtype), _kind(box.shape, box.tensor.dtype)
                 raise RunError(f"{self.path}: `{box.key}` is {saved}, but the plan's is {wanted}")
         self._check_parts(keys)
 
@@ -71,12 +72,17 @@ class Saved:
 
     def copies(self, boxes: Iterable[Box]) -> list[tuple[Tensor, Tensor]]:
         """Parts of checked boxes, and what to copy into each: together all of them."""
-        return [
-            (box.tensor[shared.within(box.extent)], self._tensor(part, box.tensor.dtype)[shared.within(part.extent)])
-            for box in boxes
-            for part in self._index.tensors[box.key].parts
-            if (shared := part.extent.overlap(box.extent))
-        ]
+        return [copy for box in boxes for copy in self._copies(box, self._index.tensors[box.key])]
+
+    def _copies(self, box: Box, entry: index.Entry) -> Iterator[tuple[Tensor, Tensor]]:
+        common = common_shape(entry.shape, box.shape)
+        assert common is not None, f"checkpoint: `{box.key}` was not checked"
+        targets = pieces(box.extent, box.shape, common)
+        for part in entry.parts:
+            for source, target in product(pieces(part.extent, entry.shape, common), targets):
+                if shared := source.extent.overlap(target.extent):
+                    values = source.of(self._tensor(part, entry.dtype))[shared.within(source.extent)]
+                    yield target.of(box.tensor)[shared.within(target.extent)], values
 
     def _tensor(self, part: index.Part, dtype: torch.dtype) -> Tensor:
         path = self.path / part.file

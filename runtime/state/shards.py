@@ -3,10 +3,11 @@
 Non-goals: no files, no ranks: whoever holds a box says where it lies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
+from operator import mul
 
 from torch import Tensor
 
@@ -60,6 +61,69 @@ class Box:
 def whole(shape: Shape) -> Extent:
     """All of a tensor."""
     return Extent((0,) * len(shape), shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some elements of a part, as slices of it, and where they lie in the whole of another shape."""
+
+    within: tuple[slice, ...]
+    extent: Extent
+
+    def of(self, part: Tensor) -> Tensor:
+        """These elements, a view in the other shape."""
+        return part[self.within].view(self.extent.size)
+
+    def along(self, part: slice, box: Extent) -> "Piece":
+        """With one dim more, of which it is this part, and which in the other shape is this box."""
+        extent = Extent((*self.extent.offset, *box.offset), (*self.extent.size, *box.size))
+        return Piece((*self.within, part), extent)
+
+
+def common_shape(one: Shape, other: Shape) -> Shape | None:
+    """The longer of two shapes where the other has some neighbouring dims of it as one; None where they are at odds.
+
+    A matrix of each expert is stored in two dims, (experts · out, in), or in three where ranks have parts of each.
+    """
+    short, long = sorted((one, other), key=len)
+    if len(short) == len(long) or len(short) < 2:
+        return one if one == other else None
+    return long if prod(short) == prod(long) and {*accumulate(short, mul)} <= {*accumulate(long, mul)} else None
+
+
+def pieces(extent: Extent, shape: Shape, common: Shape) -> list[Piece]:
+    """A part of a tensor of `shape` as parts of the same tensor in its `common_shape` with another."""
+    if shape == common:
+        return [Piece((), extent)]
+    found = [Piece((), Extent((), ()))]
+    for start, stop, sizes in zip(extent.offset, extent.stop, _dims_of(shape, common), strict=True):
+        found = [
+            each.along(slice(a - start, b - start), box) for each in found for a, b, box in _boxes(start, stop, sizes)
+        ]
+    return found
+
+
+def _dims_of(shape: Shape, common: Shape) -> list[Shape]:
+    """The dims of the common shape that each dim is."""
+    rest, groups = [*common], list[list[int]]()
+    for size in shape:
+        groups.append([rest.pop(0)])
+        while prod(groups[-1]) < size:
+            groups[-1].append(rest.pop(0))
+    return [*map(tuple, groups[:-1]), (*groups[-1], *rest)]
+
+
+def _boxes(start: int, stop: int, sizes: Shape) -> Iterator[tuple[int, int, Extent]]:
+    """The stretch from `start` to `stop` along dims as one, cut into boxes of these dims: each with its own stretch."""
+    row = prod(sizes[1:])
+    whole_rows = (at for at in (-(-start // row) * row, stop // row * row) if start < at < stop)
+    for a, b in pairwise(sorted({start, *whole_rows, stop})):
+        at, before = divmod(a, row)
+        if before or b % row:
+            for c, d, box in _boxes(before, before + b - a, sizes[1:]):
+                yield at * row + c, at * row + d, Extent((at, *box.offset), (1, *box.size))
+        else:
+            yield a, b, Extent((at, *(0 for _ in sizes[1:])), ((b - a) // row, *sizes[1:]))
 
 
 def fault(shape: Shape, extents: Sequence[Extent]) -> str:

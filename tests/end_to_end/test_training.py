@@ -36,6 +36,17 @@ STAGED_V = Case(
 EXPERTS = Case(dp=2, ep=2, model="two", experts="ep", optimizer="groups", clip=1.0)
 FOLDED = Case(dp=4, model="two", experts="dp", optimizer="groups", clip=1.0, state="zero 2 over dp")
 EXPERTS_ONE = Case(microbatches=4, model="two", optimizer="groups", clip=1.0)
+EXPERTS_IN_PARTS = Case(
+    dp=2,
+    tp=2,
+    microbatches=2,
+    model="two",
+    experts="dp",
+    inner=True,
+    optimizer="groups",
+    clip=1.0,
+    state="zero 1 over dp",
+)
 STEPS, HALF = 6, 3
 RUN = Path("runs", "tiny")
 
@@ -96,13 +107,24 @@ def test_experts_resume_bitwise_and_folded_otherwise(tmp_path: Path, corpus: Pat
     resumed = _trained(EXPERTS, tmp_path / "resumed", corpus, resume=whole)
     assert resumed.log == whole.log[HALF:]
     assert all(torch.equal(value, whole.state[name]) for name, value in resumed.state.items())
-    for case, name in ((FOLDED, "folded"), (EXPERTS_ONE, "one")):
-        other = _trained(case, tmp_path / name, corpus, resume=whole)
-        for got, want in zip(other.log, whole.log[HALF:], strict=True):
-            assert got == pytest.approx(want, rel=1e-12)
-        assert other.state.keys() == whole.state.keys()
-        for key, value in whole.state.items():
-            torch.testing.assert_close(other.state[key], value, rtol=1e-9, atol=1e-12)
+    for case, name in ((FOLDED, "folded"), (EXPERTS_ONE, "one"), (EXPERTS_IN_PARTS, "parts")):
+        _assert_goes_on(_trained(case, tmp_path / name, corpus, resume=whole), whole)
+
+
+def test_experts_of_which_ranks_had_parts_resume_whole(tmp_path: Path, corpus: Path) -> None:
+    """They are stored in three dims there, and in two elsewhere."""
+    parts = _trained(EXPERTS_IN_PARTS, tmp_path / "parts", corpus)
+    for case, name in ((FOLDED, "folded"), (EXPERTS_IN_PARTS, "resumed")):
+        _assert_goes_on(_trained(case, tmp_path / name, corpus, resume=parts), parts)
+
+
+def _assert_goes_on(other: "_Run", whole: "_Run") -> None:
+    """A resumed run has the same steps, in which the order of sums alone differs."""
+    for got, want in zip(other.log, whole.log[HALF:], strict=True):
+        assert got == pytest.approx(want, rel=1e-12)
+    assert other.state.keys() == whole.state.keys()
+    for key, value in whole.state.items():
+        torch.testing.assert_close(other.state[key].view_as(value), value, rtol=1e-9, atol=1e-12)
 
 
 class _Run:

@@ -1,12 +1,24 @@
 """Boxes: overlaps against masks of the whole, and cuts that are the whole or are not."""
 
 import random
+from math import prod
 
+import pytest
 import torch
 
-from scalec.runtime.state.shards import Extent, fault, whole
+from scalec.runtime.state.shards import Extent, Shape, common_shape, fault, pieces, whole
 
 SHAPE = (4, 5, 3)
+
+
+JOINED = [
+    ((12, 5), (4, 3, 5)),  # [experts · out, in], [experts, out, in]
+    ((4, 15), (4, 3, 5)),
+    ((8, 15), (4, 2, 3, 5)),
+    ((24, 5), (2, 3, 4, 5)),
+    ((6, 20), (1, 6, 1, 4, 5)),
+    ((6, 4), (6, 4)),
+]
 
 
 def _cut(extent: Extent, draw: random.Random, times: int) -> list[Extent]:
@@ -57,3 +69,23 @@ def test_a_scalar_has_one_part() -> None:
     assert fault((), [part]) == ""
     assert fault((), []) == "1 of its 1 elements are in no part"
     assert fault((), [part, part]).endswith("overlap")
+
+
+@pytest.mark.parametrize(("shape", "common"), JOINED)
+def test_parts_are_the_same_elements_in_another_shape(shape: Shape, common: Shape) -> None:
+    assert common_shape(shape, common) == common_shape(common, shape) == common
+    numbers, found = torch.arange(prod(shape)).view(shape), torch.full(common, -1)
+    for seed in range(50):
+        found.fill_(-1)
+        for part in _cut(whole(shape), random.Random(seed), 3):
+            own = numbers[part.within(whole(shape))].clone()
+            for piece in pieces(part, shape, common):
+                found[piece.extent.within(whole(common))] = piece.of(own)
+        assert torch.equal(found, numbers.view(common))
+
+
+@pytest.mark.parametrize("other", [(4, 15), (5, 12), (5, 3, 4), (60,), (6, 5), (3, 5), (4, 3, 5, 2), (4, 3, 5, 0), ()])
+def test_shapes_are_at_odds(other: Shape) -> None:
+    """Even where there are as many elements."""
+    assert common_shape((12, 5), other) is None
+    assert common_shape(other, (12, 5)) is None
