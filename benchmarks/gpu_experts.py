@@ -7,17 +7,18 @@ Rows are compared by the bytes that a call must move at least, products by opera
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self, cast
 from unittest.mock import patch
 
 import torch
-from gpu import GIB, Machine
+from gpu import GIB, Machine, tiles
 from gpu_kernels import parts
 from torch import Tensor
 from torch.nn import functional as F
 
 from scalec import runtime
-from scalec.runtime.comm.experts import Order
+from scalec.runtime.comm.experts import Held, Order
+from scalec.runtime.comm.mesh import Axis
 from scalec.runtime.ops import grouped_linear
 
 EXPERTS = ("experts", "part", "ours", "plain torch", "beside a copy, or a dense product")
@@ -50,6 +51,15 @@ def expert_rows(machine: Machine) -> Iterator[tuple[str, ...]]:
         machine.clear()
 
 
+class Nowhere:
+    """In the place of a group: nothing is sent, and memory is what it was."""
+
+    def alltoall_base(self, *_: object) -> Self:
+        return self
+
+    def wait(self) -> None: ...
+
+
 def _order(machine: Machine, tokens: int, sizes: Sizes) -> Order:
     ids = torch.rand(tokens, sizes.experts, device=machine.device).argsort(-1)[:, : sizes.k]
     order = runtime.sort_by_expert(ids, runtime.Experts(runtime.Mesh({}, machine.device), sizes.experts))
@@ -63,47 +73,57 @@ def _moved(machine: Machine, sizes: Sizes) -> Iterator[tuple[str, ...]]:
     source = torch.empty(sizes.copied, dtype=torch.int8, device=machine.device)
     rate = 2 * sizes.copied / machine.milliseconds(partial(torch.empty_like(source).copy_, source))
     del source
-    order, tile = _order(machine, sizes.tokens, sizes), {sizes.hidden: kernels.Tile(rows=1, warps=4, columns=1024)}
+    order, tile = _order(machine, sizes.tokens, sizes), tiles(kernels, "Combine", sizes.hidden)
     of_tokens = sizes.tokens * sizes.hidden * machine.dtype.itemsize
     x, rows = machine.randn(sizes.tokens, sizes.hidden), machine.randn(order.total, sizes.hidden)
     gates = torch.rand(sizes.tokens, sizes.k, device=machine.device, requires_grad=True)
-    k = sizes.k
-    subjects: list[tuple[str, Any, Any, Sequence[Tensor], int, int]] = [
-        ("dispatch", kernels.Dispatch(tile), runtime.dispatch, (x,), 1 + k, 1 + k),
-        ("combine", kernels.Combine(tile), runtime.combine, (rows, gates), 1 + k, 1 + 2 * k),
+    k, everything = sizes.k, [order.total]
+    axis = Axis("ep", 2, 0, cast(Any, Nowhere()))
+    held = Held(axis, order.counts, everything, everything, order.choices, order.rows.flatten())
+    subjects: list[tuple[str, Any, Any, Sequence[Tensor], object, int, int]] = [
+        ("dispatch", kernels.Dispatch(tile), runtime.dispatch, (x,), order, 1 + k, 1 + k),
+        ("combine", kernels.Combine(tile), runtime.combine, (rows, gates), order, 1 + k, 1 + 2 * k),
+        ("regrouping", kernels.Exchange(tile), runtime.exchange, (rows,), held, 2 * k, 2 * k),
     ]
-    for name, ours, plain, operands, *moved in subjects:
-        times = parts(machine, (ours, plain), operands, (order,))
+    for name, ours, plain, operands, by, *moved in subjects:
+        times = parts(machine, (ours, plain), operands, (by,))
         for part, bytes, (mine, torchs) in zip(("forward", "backward"), moved, times, strict=True):
             yield (name, part, *_times(mine, torchs), f"{bytes * of_tokens / mine / rate:.0%}")
-    regrouped = machine.milliseconds(partial(rows.detach().index_select, 0, order.choices))
-    yield ("regrouping", "", "", f"{regrouped:.3f} ms", f"{2 * rows.nbytes / regrouped / rate:.0%}")
 
 
 def _bookkeeping(machine: Machine, sizes: Sizes) -> Iterator[tuple[str, ...]]:
+    logits = torch.randn(1, sizes.tokens, sizes.experts, device=machine.device, requires_grad=True)
+    chosen: dict[str, Any] = {"k": sizes.k, "normalise": True}
+    ids, experts = runtime.top_k(logits, **chosen)[1], _order(machine, sizes.tokens, sizes).experts
+    subjects: list[tuple[str, str, Any, dict[str, Any]]] = [
+        ("top_k", "TopK", runtime.top_k, chosen),
+        ("balance", "Balance", runtime.balance, {"ids": ids, "by": 0.01}),
+        ("router_z", "RouterZ", runtime.router_z, {"by": 0.001}),
+    ]
+    for name, kernel, plain, options in subjects:
+        ways = [partial(each, **options) for each in (_of_router(kernel, sizes), plain)]
+        for part, times in zip(("forward", "backward"), parts(machine, ways, (logits,), ()), strict=True):
+            yield (name, part, *_times(*times), "")
+    sorts = (_of_router("SortByExpert", sizes), runtime.sort_by_expert)
+    yield ("sort_by_expert", "", *_times(*(machine.milliseconds(partial(each, ids, experts)) for each in sorts)), "")
+
+
+def _of_router(name: str, sizes: Sizes) -> Any:
     from scalec.runtime import kernels
 
-    logits = torch.randn(sizes.tokens, sizes.experts, device=machine.device, requires_grad=True)
-    ours = partial(kernels.TopK({sizes.experts: kernels.Tile(rows=8, warps=4)}), k=sizes.k, normalise=True)
-    plain = partial(runtime.top_k, k=sizes.k, normalise=True)
-    for part, times in zip(("forward", "backward"), parts(machine, (ours, plain), (logits,), ()), strict=True):
-        yield ("top_k", part, *_times(*times), "")
-    chunk = {sizes.experts: kernels.Tile(rows=128, warps=4, columns=64)}
-    ids, experts = plain(logits)[1], _order(machine, sizes.tokens, sizes).experts
-    sorts = (kernels.SortByExpert(chunk), runtime.sort_by_expert)
-    yield ("sort_by_expert", "", *_times(*(machine.milliseconds(partial(each, ids, experts)) for each in sorts)), "")
+    return getattr(kernels, name)(tiles(kernels, name, sizes.experts))
 
 
 def _products(machine: Machine, sizes: Sizes) -> Iterator[tuple[str, ...]]:
     from scalec.runtime import kernels
 
     held = _order(machine, sizes.product_rows // sizes.k, sizes)
-    block = kernels.Product(128, 128, 64, warps=8, stages=3)
-    blocks = kernels.Products(block, block)
     for name, width, out in (("up", sizes.hidden, sizes.ffn), ("down", sizes.ffn, sizes.hidden)):
         x, weight = machine.randn(held.total, width), machine.randn(sizes.experts, out, width)
         with patch.object(grouped_linear, "is_torchs", lambda *_: False):
-            ours = parts(machine, (kernels.GroupedLinear({width: blocks}),), (x, weight), (held,))
+            ours = parts(
+                machine, (kernels.GroupedLinear(tiles(kernels, "GroupedLinear", width)),), (x, weight), (held,)
+            )
         plain = parts(machine, (runtime.grouped_linear,), (x, weight), (held,))
         dense = parts(machine, (F.linear,), (x, machine.randn(out, width)), ())
         for part, (mine,), (torchs,), (whole,) in zip(("forward", "backward"), ours, plain, dense, strict=True):
