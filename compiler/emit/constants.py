@@ -10,7 +10,7 @@ from ..analysis.kernel_tiles import Used, chip, kernels_of, tiles_file
 from ..ir import Pipeline, Program, Value, base
 from ..ir.stages import crossing, stages
 from ..schedules.csv_file import csv
-from .naming import DTYPES, TAKEN, WIDTH, call, class_name, exploded, literal, read_beside, singular
+from .naming import DTYPES, TAKEN, WIDTH, call, class_name, exploded, filled, literal, read_beside, singular
 from .user_ops import modules
 
 
@@ -66,8 +66,9 @@ def stage_lines(program: Program) -> list[str]:
     if not (pipeline := program.pipeline):
         return []
     each = ([_range(stage.layers[i]) for stage in stages(program, pipeline)] for i, _ in enumerate(pipeline.dims))
-    layers = (call(f"{literal(dim)}: ", ranges, 4) for dim, ranges in zip(pipeline.dims, each, strict=True))
-    return ["LAYERS_OF_STAGE = {  # of each repeat, those of each stage", *(f"    {entry}," for entry in layers), "}"]
+    layers = [filled(f"{literal(dim)}: ", ranges, 4) for dim, ranges in zip(pipeline.dims, each, strict=True)]
+    first, entries = "LAYERS_OF_STAGE = {  # of each repeat, those of each stage", (f"    {entry}," for entry in layers)
+    return [first, *entries, f"}}{_as_it_is(layers)}"]
 
 
 def pipeline_line(program: Program, sizes: Mapping[str, str]) -> str:
@@ -77,11 +78,16 @@ def pipeline_line(program: Program, sizes: Mapping[str, str]) -> str:
     assert pipeline.schedule, "emit: no schedule"
     arguments = [
         literal(pipeline.axis),
-        f"stage_to_rank={literal(pipeline.stage_to_rank)}",
+        filled("stage_to_rank=", [*map(str, pipeline.stage_to_rank)], 4),
         _carried(program, pipeline, sizes),
         f"schedule={read_beside('read_schedule', schedule_file(program))}",
     ]
-    return exploded("PIPELINE = Pipeline", arguments, 0)
+    return exploded("PIPELINE = Pipeline", arguments, 0) + _as_it_is(arguments[1:2])
+
+
+def _as_it_is(tuples: Iterable[str]) -> str:
+    """The sign that keeps formatters from writing tuples that have several lines with one entry on each."""
+    return "  # fmt: skip" if any("\n" in each for each in tuples) else ""
 
 
 def schedule_file(program: Program) -> dict[str, str]:

@@ -41,7 +41,8 @@ def _branched(module: Module, declared: Iterable[Field], stages: int) -> Iterato
 def _modules(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[Field]:
     cut = program.pipeline.dims if module.crossing and program.pipeline else ()
     for name, child in module.children.items():
-        yield name, f"self.{name} = {_of_stages(child) if child.dim in cut else _of_all(child, sizes)}"
+        line = f"self.{name} = {_of_stages(child) if child.dim in cut else _of_all(child, sizes)}"
+        yield from ((name, each) for each in fitted(line, 8).replace("\n        ", "\n").split("\n"))
 
 
 def _of_stages(child: Child) -> str:

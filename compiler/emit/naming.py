@@ -13,6 +13,7 @@ from decimal import Decimal
 from hashlib import sha256
 from itertools import accumulate, chain, pairwise
 from pathlib import PurePath
+from textwrap import wrap
 
 from ..ir import BATCH, SEQUENCE, Kind, Program, Type
 from ..ops.call import Experts, Layout
@@ -157,6 +158,16 @@ def call(function: str, arguments: Sequence[str], indent: int, after: int = 1) -
     if "\n" not in line and indent + len(line) + after <= WIDTH:
         return line
     return exploded(function, arguments, indent)
+
+
+def filled(before: str, entries: Sequence[str], indent: int) -> str:
+    """A tuple on one line if it fits, else with as many entries on each line as fit: one has many stages."""
+    line = call(before, entries, indent)
+    if "\n" not in line:
+        return line
+    pad = " " * indent
+    rows = wrap(", ".join(entry.replace(" ", "\0") for entry in entries) + ",", WIDTH - indent - 4)
+    return "\n".join([f"{before}(", *(f"{pad}    {row}" for row in rows), f"{pad})"]).replace("\0", " ")
 
 
 def exploded(function: str, arguments: Sequence[str], indent: int) -> str:

@@ -88,7 +88,7 @@ def _legend(program: Program) -> list[str]:
     """The legend of signs in comments, and this program's sizes."""
     used = {dim for op in program.ops for value in op.outputs for dim in value.type.dims if not dim.startswith("flat_")}
     made = {MICROBATCHES, *(str(dict(op.attrs).get("as")) for op in program.ops)}  # not by the plan
-    names = [dim for dim in program.dims if dim.name in used - made]
+    names = [dim for dim in program.dims if dim.name in used - made and not dim.twin]
     known = {BATCH: f"{program.train.microbatch} per rank"}
     sizes = [
         f"{letter(d.name)} {d.name} {known.get(d.name, d.size)}" if letter(d.name) != d.name else f"{d.name} {d.size}"
@@ -107,7 +107,7 @@ def _part(program: Program) -> list[str]:
                 if axes and dim != BATCH and not dim.startswith("flat_"):
                     word = axes_word(axes, program)
                     part = f"{letter(dim)}/{word}"
-                    return [f"{part:<8}the part of {letter(dim)} that a rank of {word} holds"]
+                    return [f"{part:<7} the part of {letter(dim)} that a rank of {word} holds"]
     return []
 
 

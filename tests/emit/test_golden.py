@@ -79,6 +79,17 @@ def test_a_program_of_sixteen_ranks_of_stages_is_short() -> None:
     assert found["train.py"].count("\n") < 400
 
 
+@pytest.mark.parametrize("name", ["mixtral_8x7b", "qwen3_30b_a3b", "deepseek_v3"])
+def test_from_its_norm_to_the_residual_a_route_is_at_most_14_lines(name: str) -> None:
+    """Comments without a line of their own apart."""
+    plan = load(TINY.parent / f"{name}.scale")
+    forward = next(each for each in train_py(compile_plan(plan), plan).split("    def forward(") if "top_k(" in each)
+    code = [line for line in forward.splitlines() if not line.lstrip().startswith("#")]
+    (begin,) = (i for i, line in enumerate(code) if "norm(" in line and "self.norm2" in line)
+    end = next(i for i, line in enumerate(code) if i > begin and line.lstrip().startswith(("x = x", "return x +")))
+    assert 6 < end + 1 - begin <= 14
+
+
 NOT_BY_HAND = r"""
     ^import\ os$ | ^try:                                        # what the runtime says where it is missing
     | \d(\.\d+)?e[-+]0\d | \b\d{5,}\.0\b                        # numbers as Python's repr has them
@@ -113,6 +124,7 @@ def test_nothing_that_no_person_writes_is_in_the_program_of_a_plan(path: Path) -
 def _demand_written_by_hand(text: str) -> None:
     found = re.finditer(NOT_BY_HAND, text, re.VERBOSE | re.MULTILINE)
     assert {match[0] for match in found} == set()
+    assert max(map(len, text.splitlines())) <= 120
     assert "tp_1" in text or "tp_0" not in text  # an axis of one factor is whole
 
 
@@ -155,7 +167,7 @@ def test_the_same_plan_gives_the_same_bytes(variant: str) -> None:
 
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]])
 def test_programs_are_formatted_and_lint_clean(command: list[str], tmp_path: Path) -> None:
-    for path in [TINY, *(ROOT / "plans").glob("llama3_*.scale")]:
+    for path in [TINY, ROOT / "plans" / "deepseek_v3.scale", *(ROOT / "plans").glob("llama3_*.scale")]:
         plan = load(path)
         (tmp_path / f"{path.stem}.py").write_text(emit(compile_plan(plan), plan)["train.py"])
     for variant in VARIANTS:
