@@ -59,11 +59,13 @@ COMMANDS = (
     Command(
         "explain",
         compile.explain,
-        "show the memory or the collectives of a plan, or the meaning of a code",
+        "show the memory, the collectives or the time of a plan, or the meaning of a code",
         "memory: peak memory of one rank, where in the step it occurs, and saved activations by op and plan line;\n"
         "whether it fits the GPU named in the plan's cluster.\n"
         "collectives: the collectives of a step, where and how often they run, and the bytes a rank sends,\n"
         "within a node and across nodes.\n"
+        "time: the seconds of a step on the GPUs of the plan's cluster, on what and at which lines they are spent,\n"
+        "tokens/s/GPU and MFU, by data sheets.\n"
         "A code such as E0510: its meaning, with a wrong and a right plan.",
         "scalec explain memory plans/llama3_405b.scale",
     ),

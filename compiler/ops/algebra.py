@@ -6,6 +6,7 @@ from ..ir import FLOATS, Op, Type
 from .pointwise import same
 from .protocol import ALL, FUNCTIONAL, Attribute, Builder, OpDef, Shape, TypingError, takes
 from .saved_tensors import Local, Saved, factors
+from .work import product
 
 
 def _same_numbers(types: Sequence[Type], op: Op) -> None:
@@ -156,4 +157,5 @@ CONTRACT = OpDef(
     module=FUNCTIONAL,
     stem="y",
     saves=factors,
+    work=product,
 )

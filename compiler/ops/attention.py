@@ -17,6 +17,7 @@ from .pointwise import same
 from .protocol import Attribute, OpDef, Operand, Range, Shape, TypingError, Vjp, takes
 from .roles import Roles
 from .saved_tensors import Local, Saved
+from .work import Scores, Work
 
 DOCUMENTS = Operand("documents", given="documents", optional=True)
 """Which document each token is of."""
@@ -283,6 +284,21 @@ def _pairs(it: Local) -> int:
     return queries * (it.program.elements(documents[0]) if documents else it.program.size(SEQUENCE))
 
 
+def _attention_work(it: Local, backward: bool = False) -> Work:
+    """The pairs of the rank that has most; all scores are made where they are saved."""
+    q, size = it.types[0], it.program.size(SEQUENCE)
+    causal, window = it.op.get("mask") == "causal", window_of(it.op)
+
+    def pairs(start: int, stop: int) -> int:
+        of_causal = seen_pairs(stop, True, window) - seen_pairs(start, True, window)
+        return of_causal if causal else 2 * of_causal - (stop - start) if window else (stop - start) * size
+
+    most = max(sum(pairs(*run) for run in runs) for runs in held(it.program, q, SEQUENCE))
+    heads = query_rows(it) // it.program.local_size(q, SEQUENCE)
+    widths = it.program.size(q.dims[-1]), it.program.size(it.types[2].dims[-1])
+    return Work(q.dtype, scores=Scores(heads, size, most, *widths, backward))
+
+
 def _turning(it: Local) -> int:
     """Two products that go into the result; a kernel has them in registers, and its twin in float32 at least."""
     return 0 if it.launched else _turned(it, 0) - it.bytes() if it.kernels else 2 * it.bytes()
@@ -395,11 +411,16 @@ ATTENTION = OpDef(
     unsharded_dims=_lasts,
     whole_operands=_keys_whole,
     allows=_heads_alike,
-    vjp=Vjp(result=True, workspace=partial(_attention_workspace, back=True)),
+    vjp=Vjp(
+        result=True,
+        workspace=partial(_attention_workspace, back=True),
+        work=partial(_attention_work, backward=True),
+    ),
     function="attention",
     call=attention_call,
     stem="o",
     saves=_attention_saves,
     workspace=_attention_workspace,
+    work=_attention_work,
     user_visible=True,
 )

@@ -11,6 +11,7 @@ from .call import Argument, Call, Keyword, over_classes
 from .protocol import Attribute, Operand, TypingError, takes
 from .roles import Roles
 from .saved_tensors import Local
+from .work import Product, Work
 
 INNER = Attribute("inner", kinds=(tuple,))
 PRODUCT = (*takes("x", "w", "labels"), Operand("bias", optional=True))
@@ -52,6 +53,18 @@ def product_call(it: Local) -> Call:
     classes = classes_of(it.op, weight)
     bias: dict[str, Argument] = {"bias": Keyword(3)} if len(it.types) > 3 else {}
     return over_classes(it, classes, weight.axes_of(classes), **bias)
+
+
+def logits_work(it: Local, of_x: int = 0, of_w: int = 0, made: int = 1) -> Work:
+    """The work of making logits `made` times, and so many products for the gradients of x and of w.
+
+    What is not a product reads the logits, and writes what takes their place.
+    """
+    x = it.types[0]
+    k = prod(it.program.local_size(x, dim) for dim in it.op.names("inner"))
+    m, n = it.elements() // k, it.elements(1) // k
+    products = (Product(m, n, k),) * made + (Product(m, k, n),) * of_x + (Product(n, k, m),) * of_w
+    return Work(x.dtype, products, bytes=(1 + bool(of_x)) * made * m * n * it.item)
 
 
 # ---- a chunk of the logits

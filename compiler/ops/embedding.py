@@ -7,6 +7,7 @@ from .call import Call, Group
 from .protocol import OpDef, Operand, Shape, TypingError, Vjp
 from .roles import Roles
 from .saved_tensors import Local, Saved
+from .work import Work, size
 
 
 def _looked_up(types: Sequence[Type], op: Op) -> list[Shape]:
@@ -41,17 +42,30 @@ def _call(it: Local) -> Call:
     return Call((Group(axes),) if axes else ())
 
 
+def _work(it: Local) -> Work:
+    """The rows of the tokens, read and written."""
+    return Work(bytes=2 * size(it, it.op.outputs[0].type))
+
+
+def _gradient_work(it: Local) -> Work:
+    """The gradients of the tokens' rows, read, and added to a table of zeros."""
+    table, tokens = it.types[1], it.elements()
+    rows = tokens * it.program.local_size(table, table.dims[1]) * ITEM_BYTES[table.dtype]
+    return Work(bytes=3 * rows + size(it, table), kernels=2)
+
+
 EMBEDDING = OpDef(
     "embedding",
     "Rows of `table`; where its first dim is sharded, rows of other ranks count zero and the result is partial.",
     _looked_up,
     operands=(Operand("tokens", given="tokens"), Operand("table")),
     roles=_roles,
-    vjp=Vjp(delayed=True),
+    vjp=Vjp(delayed=True, work=_gradient_work),
     function="embedding",
     call=_call,
     stem="e",
     saves=_rows,
     workspace=_unmasked,
+    work=_work,
     user_visible=True,
 )

@@ -9,6 +9,7 @@ experts (`routers`).
 """
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 from attrs import evolve
 
@@ -19,6 +20,7 @@ from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, Vj
 from .roles import Roles
 from .routers import CAPACITY, TO
 from .saved_tensors import Local, Saved, factors
+from .work import Product, Work
 
 OWN = Attribute("own", kinds=(tuple,), default=(), implied=True)
 """Axes whose ranks have the same tokens, and each its own experts."""
@@ -152,6 +154,20 @@ def _held_bytes(program: Program, op: Op) -> int:
     rows = op.outputs[0].type
     experts = program.local_size(rows, rows.dims[0])
     return ITEM_BYTES["i64"] * (2 * program.elements(rows) * (experts > 1) + experts)
+
+
+def _grouped_work(it: Local) -> Work:
+    """Of each expert an equal share of the rows."""
+    (x, w, order), over = it.types, it.op.names("over")
+    experts, made = order.dims[0], it.op.outputs[0].type
+    rows, each = it.program.local_shape(order)[0], it.program.local_size(order, experts)
+    inner, outer = ([dim for dim in type.dims if dim not in order.dims] for type in (x, w))
+    if it.program.experts_of(made):
+        k = prod(it.program.local_size(w, dim) for dim in over)
+        n = prod(it.program.local_size(w, dim) for dim in outer if dim not in over)
+        return Work(made.dtype, (Product(rows // each, n, k, each),))
+    m, n = (prod(it.program.local_size(type, dim) for dim in dims) for type, dims in ((x, inner), (w, outer)))
+    return Work(made.dtype, (Product(m, n, rows // each, each),))
 
 
 # ---- messages and calls
@@ -290,6 +306,7 @@ GROUPED = OpDef(
     function="grouped_linear",
     stem="y",
     saves=factors,
+    work=_grouped_work,
 )
 
 COMBINE = OpDef(

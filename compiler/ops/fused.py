@@ -17,6 +17,7 @@ from .pointwise import FUNCTIONS, same
 from .protocol import Attribute, Builder, OpDef, Shape, TypingError, Vjp, takes
 from .saved_tensors import Local, Saved, operands
 from .vjp import vjp
+from .work import Product, Work
 
 # ---- a sum and its norm
 
@@ -79,6 +80,15 @@ def _products_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | No
     return [dx, *dws]
 
 
+def _products_work(it: Local, backward: bool = False) -> Work:
+    """One product with all weights side by side; backward, of their gradients."""
+    x, *weights = it.types
+    inner = prod(it.program.local_size(x, dim) for dim in it.op.names("over"))
+    outer = sum(map(it.program.elements, weights)) // inner
+    n, k = (inner, outer) if backward else (outer, inner)
+    return Work(x.dtype, (Product(it.elements() // inner, n, k),))
+
+
 def _copies(it: Local) -> int:
     """The bytes of results that are copied to memory of their own."""
     found = (it.op.outputs[int(i)].type for i in it.op.names("apart"))
@@ -104,11 +114,12 @@ CONTRACTS = OpDef(
     variadic=True,
     attributes=(*CONTRACT.attributes, Attribute("apart", kinds=(tuple,), default=())),
     typing=_products,
-    vjp=Vjp(unread=(0,), workspace=_gradients_together),
+    vjp=Vjp(unread=(0,), workspace=_gradients_together, work=partial(_products_work, backward=True)),
     adjoint=_products_adjoint,
     function="fused_linear",
     saves=operands,
     workspace=_copies,
+    work=_products_work,
 )
 
 # ---- a gate

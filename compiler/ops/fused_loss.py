@@ -6,9 +6,10 @@ Non-goals: a sharded vocabulary (`fused_parallel_loss`); where the op is used (`
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from ..ir import Op, Type
-from .chunked_logits import INNER, PRODUCT, check, chunk, product_call, product_roles
+from .chunked_logits import INNER, PRODUCT, check, chunk, logits_work, product_call, product_roles
 from .loss import CAP, SMOOTHING, Z, wide
 from .protocol import OpDef, Shape, Vjp
 from .saved_tensors import Local, Saved
@@ -44,6 +45,7 @@ LINEAR_CROSS_ENTROPY = OpDef(
     call=product_call,
     saves=_gradients,
     workspace=_chunk,
+    work=partial(logits_work, of_x=1, of_w=1),
 )
 KEPT = {"x": "gradient", "w": "gradient of the weight", "bias": "gradient of the bias"}
 """The gradients that forward makes and keeps, and backward scales in place, by operands."""

@@ -10,13 +10,14 @@ Non-goals: where these ops are used (`passes.fuse_ops`).
 from collections.abc import Sequence
 from functools import partial
 
-from ..ir import MAXIMUM, PARTIAL, Op, Placement, Program, Type, sharded
+from ..ir import BATCH, MAXIMUM, PARTIAL, Op, Placement, Program, Type, sharded
 from .algebra import ADD, CONTRACT
-from .chunked_logits import INNER, PRODUCT, check, chunk, product_call, product_roles
+from .chunked_logits import INNER, PRODUCT, check, chunk, logits_work, product_call, product_roles
 from .loss import CAP, SMOOTHING, in_pass, of_own_classes, wide
 from .protocol import Attribute, OpDef, TypingError, Vjp, is_pending, takes
 from .roles import last_is_classes
 from .saved_tensors import Local, Saved
+from .work import Work
 
 SHARES = Attribute("as", kinds=(str,))
 
@@ -89,6 +90,12 @@ def _sum_of_chunks(it: Local) -> int:
     return it.widened() + sum(map(it.bytes, weights)) + logits + max(terms, part) - it.bytes()
 
 
+def _gradients_work(it: Local) -> Work:
+    """Logits are made once more, for the gradient of x; those of weights are made beside it."""
+    of_weights = all(BATCH not in value.type.dims for value in it.op.outputs)
+    return logits_work(it, of_w=1, made=0) if of_weights else logits_work(it, of_x=1)
+
+
 # ---- the entries
 
 OF_LOGITS = (
@@ -116,9 +123,10 @@ LINEAR_PARTS = OpDef(
     attributes=(INNER, *LOGIT_PARTS.attributes),
     typing=_linear_softmax_stats,
     roles=product_roles,
-    vjp=Vjp(result=True, workspace=_sum_of_chunks, delayed=True),
+    vjp=Vjp(result=True, workspace=_sum_of_chunks, delayed=True, work=_gradients_work),
     function="linear_softmax_stats",
     call=product_call,
     saves=_saves,
     workspace=_chunk,
+    work=logits_work,
 )

@@ -14,6 +14,7 @@ from .call import CallOf, with_attributes
 from .messages import Communicates
 from .roles import RolesOf
 from .saved_tensors import Bytes, Local, Saved, Saves, Views, copied, no_bytes
+from .work import WorkOf, moved
 
 
 class TypingError(Exception):
@@ -80,6 +81,7 @@ class Vjp:
     workspace     bytes that the gradients of inputs hold on their way, beside operands and results
     delayed       whether the runtime may put off the gradients of weights
     communicates  the messages that make the gradients of inputs, which are the outputs of the op that it is given
+    work          the work of making them: of the op that it is given, whose outputs they are
     """
 
     wrt: tuple[int, ...] = ()
@@ -89,6 +91,7 @@ class Vjp:
     delayed: bool = False
     communicates: Communicates | None = None
     decides: bool = False
+    work: WorkOf = moved
 
 
 Range = tuple[Callable[[float], bool], str]
@@ -181,6 +184,7 @@ class OpDef:
     views           whether the results lie in the first operand's memory
     holds           bytes of the result on one rank, where it is no tensor of its type
     communicates    the messages that each rank sends, in order
+    work            what a rank computes, by default its operands read and its results written
     decides         whether its results are decisions, or come of one: backward reads and never recomputes them
     user_visible    whether a plan may call it by its name
     plan_name       the name by which a plan calls it, where that is not its own
@@ -213,6 +217,7 @@ class OpDef:
     views: Views = copied
     holds: Callable[[Program, Op], int] | None = None
     communicates: Communicates | None = None
+    work: WorkOf = moved
     decides: bool = False
     user_visible: bool = False
     plan_name: str = Factory(lambda self: self.name, takes_self=True)

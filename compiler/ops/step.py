@@ -9,6 +9,7 @@ from .messages import Message, pieces
 from .pointwise import same
 from .protocol import Attribute, Builder, OpDef, Shape, TypingError, takes
 from .saved_tensors import Local, Saved
+from .work import Work, no_work
 
 
 def _coerced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -160,6 +161,11 @@ def _nothing(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return []
 
 
+def _update_work(it: Local) -> Work:
+    """Reads a gradient, a master and two moments, writes the last three, of each parameter of the rank's share."""
+    return Work(bytes=7 * it.bytes())
+
+
 DTYPE = Attribute("dtype", kinds=(str,))
 BUCKET = Attribute("bucket", kinds=(str,))
 
@@ -177,6 +183,7 @@ COERCE = OpDef(
     views=_same_memory,
     communicates=_collective,
     call=_coercion_call,
+    work=no_work,
 )
 
 CAST = OpDef(
@@ -199,6 +206,7 @@ LEAF = OpDef(
     "A parameter as the model uses it: the chain from its state of record is chosen later.",
     operands=takes("param"),
     typing=_declared,
+    work=no_work,
 )
 
 LEAF_GRAD = OpDef(
@@ -206,6 +214,7 @@ LEAF_GRAD = OpDef(
     "A leaf's gradient as the update takes it: the conjugate of the chain.",
     operands=takes("grad"),
     typing=_declared,
+    work=no_work,
 )
 
 COUNT_VALID = OpDef(
@@ -225,6 +234,7 @@ PACK = OpDef(
     variadic=True,
     attributes=(BUCKET,),
     typing=_packed,
+    work=no_work,
 )
 
 UNPACK = OpDef(
@@ -233,6 +243,7 @@ UNPACK = OpDef(
     operands=takes("flat"),
     attributes=(BUCKET,),
     typing=_unpacked,
+    work=no_work,
 )
 
 BEGIN = OpDef(
@@ -242,6 +253,7 @@ BEGIN = OpDef(
     variadic=True,
     attributes=(BUCKET,),
     typing=_nothing,
+    work=no_work,
 )
 
 SUM_SQUARES = OpDef(
@@ -297,4 +309,5 @@ UPDATE = OpDef(
     operands=takes("grad", "scale", "count", "param"),
     variadic=True,
     typing=_updated,
+    work=_update_work,
 )

@@ -16,6 +16,7 @@ from ..ir.printer import print_type
 from .messages import Message
 from .protocol import Attribute, Builder, OpDef, TypingError, takes
 from .saved_tensors import Local
+from .work import Work, moved
 
 KIND = "vjp"
 ATTRIBUTES = (Attribute("of", kinds=(str,)), Attribute("wrt", kinds=(tuple,)), Attribute("grads", (), 1, (int,)))
@@ -100,6 +101,7 @@ class Vjps:
             typing=self._typed,
             workspace=self._workspace,
             communicates=self._messages,
+            work=self._work,
         )
 
     def attributes(self, op: Op) -> tuple[Attribute, ...]:
@@ -166,3 +168,11 @@ class Vjps:
             return ()
         wanted = tuple(i in it.wrt for i in range(len(it.types)))
         return vjp.communicates(evolve(local, op=evolve(it.op, outputs=made), types=it.types, wanted=wanted))
+
+    def _work(self, local: Local) -> Work:
+        """The entry's, of the op that it is of."""
+        it = self.pulled(local.op, local.types)
+        vjp = self.of[it.op.kind].vjp
+        if not vjp or vjp.work is moved:
+            return moved(local)
+        return vjp.work(evolve(local, op=evolve(it.op, outputs=local.op.outputs), types=it.types))

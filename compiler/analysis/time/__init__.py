@@ -1,0 +1,1 @@
+"""What a step takes in time, before it runs."""

@@ -1,0 +1,101 @@
+"""The work of an op on one rank, from which its time follows: matrix products, attention, and memory that is moved.
+
+Non-goals: seconds, which need a GPU (`analysis.time`); what is communicated (`messages`).
+"""
+
+from collections.abc import Callable
+from math import prod
+
+from attrs import frozen
+
+from ..ir import ITEM_BYTES, Type
+from .saved_tensors import Local
+
+
+@frozen
+class Product:
+    """`batch` products [m, k] · [k, n]."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def elements(self) -> int:
+        """Of both factors and the result."""
+        return self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+
+@frozen
+class Scores:
+    """Attention in `heads` heads of all sequences: each with `pairs` pairs of query and key that the mask lets through.
+
+    width and value_width are those of a head's keys and values.  `backward` makes each score once more.
+    """
+
+    heads: int
+    length: int
+    pairs: int
+    width: int
+    value_width: int
+    backward: bool = False
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions: two products forward, five backward."""
+        of_keys, of_values = (3, 2) if self.backward else (1, 1)
+        return 2 * self.heads * self.pairs * (of_keys * self.width + of_values * self.value_width)
+
+
+@frozen
+class Work:
+    """The work of an op.
+
+    dtype    element type of the products and of attention
+    bytes    read and written in memory by what is neither
+    kernels  how many kernels are started
+    """
+
+    dtype: str = ""
+    products: tuple[Product, ...] = ()
+    scores: Scores | None = None
+    bytes: int = 0
+    kernels: int = 1
+
+    @property
+    def operations(self) -> int:
+        """Those of products and attention."""
+        return sum(each.operations for each in self.products) + (self.scores.operations if self.scores else 0)
+
+
+WorkOf = Callable[[Local], Work]
+
+
+def size(it: Local, type: Type) -> int:
+    """The bytes of a value on this rank."""
+    return it.program.elements(type) * ITEM_BYTES[type.dtype]
+
+
+def moved(it: Local) -> Work:
+    """The work of an op that reads its operands and writes its results, in one kernel."""
+    return Work(bytes=sum(size(it, type) for type in (*it.types, *(value.type for value in it.op.outputs))))
+
+
+def no_work(it: Local) -> Work:
+    """The work of an op that computes nothing."""
+    return Work(kernels=0)
+
+
+def product(it: Local) -> Work:
+    """The work of a product of the first two operands, summed over the dims `over`."""
+    x, w = it.types[:2]
+    over, made = it.op.names("over"), it.op.outputs[0].type
+    k = prod(it.program.local_size(x, dim) for dim in over)
+    n = prod(it.program.local_size(w, dim) for dim in w.dims if dim not in over)
+    return Work(made.dtype, (Product(it.program.elements(made) // n, n, k),))

@@ -1,0 +1,250 @@
+"""What a step takes: the operations that it does, and laws of its timeline."""
+
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.zero_plans import program as zero
+from scalec.compiler import cli
+from scalec.compiler.analysis.time.hardware import Hardware
+from scalec.compiler.analysis.time.step import BUBBLE, step_time
+from scalec.compiler.analysis.time.timeline import EXPOSED, Walk
+from scalec.compiler.ir import Program, Region, Stmt
+from scalec.compiler.ops import OPS
+from scalec.compiler.ops.saved_tensors import Local
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.syntax.source import Source
+
+PLANS = Path(__file__).parents[3] / "plans"
+
+HARDWARE = Hardware(
+    "any",
+    peak={"bf16": 1e12, "f16": 1e12, "f32": 5e11, "f64": 1e11},
+    memory=1e11,
+    sms=8,
+    held=0.7,
+    attention=0.4,
+    link=1e10,
+    network=1e10,
+    ranks_per_node=4,
+)
+
+HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS, SEQ, BATCH, STEPS = 64, 96, 8, 4, 8, 128, 4, 32, 8, 2
+
+MODEL = f"""model tiny(tokens[batch, seq], labels[batch, seq]) {{
+  dims {{ vocab = {VOCAB}  hidden = {HIDDEN}  heads = {HEADS}  kv_heads = {KV_HEADS}  head_dim = {HEAD_DIM}
+         ffn = {FFN}  layers = {LAYERS} }}
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  repeat layers {{
+    a = rmsnorm(x, norm[hidden], 1e-6)
+    q = a @ wq[hidden -> heads, head_dim]
+    k = a @ wk[hidden -> kv_heads, head_dim]
+    v = a @ wv[hidden -> kv_heads, head_dim]
+    x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]
+    x = x + silu(x @ up[hidden -> ffn]) @ down[ffn -> hidden]
+  }}
+  loss = cross_entropy(x @ head[hidden -> vocab], labels)
+}}
+"""
+
+
+def compiled(mesh: str = "", shard: str = "", rest: str = "", train: str = "", microbatch: int = 1) -> Program:
+    text = MODEL + (f"mesh {{ {mesh} }}\nshard {{\n{shard}\n}}\n" if mesh else "") + rest
+    text += f"""
+train {{
+  seq = {SEQ}  global_batch = {BATCH}  microbatch = {microbatch}  steps = {STEPS}  precision = bf16  {train}
+  optimizer adamw {{ lr = 0.1 }}
+  data text {{ files = ["a"] }}
+}}
+"""
+    return compile_plan(Source("tiny.scale", text))
+
+
+def operations(program: Program) -> int:
+    """Those of a step of one rank."""
+
+    def of(body: tuple[Stmt, ...]) -> Iterator[int]:
+        for stmt in body:
+            if isinstance(stmt, Region):
+                yield sum(of(stmt.body)) * (program.size(stmt.dim) if stmt.dim else 1)
+            else:
+                types = tuple(program.types[name] for name in stmt.inputs)
+                yield OPS[stmt.kind].work(Local(program, stmt, types, (True,) * len(types))).operations
+
+    return sum(of(program.region.body))
+
+
+TOKENS = SEQ * BATCH
+MATRICES = LAYERS * (HIDDEN * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS) + 2 * HIDDEN * FFN)
+HEAD = HIDDEN * VOCAB
+SEEN = LAYERS * BATCH * HEADS * SEQ * (SEQ + 1) // 2 * HEAD_DIM
+"""Multiplications of queries with keys."""
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shard", "ranks"),
+    [
+        ("", "", 1),
+        ("dp = 2", "batch over dp", 2),
+        ("dp = 2  tp = 2", "batch over dp\nvocab, heads, kv_heads, ffn over tp\nseq over tp", 4),
+        ("cp = 2", "seq over cp as zigzag via gather", 2),
+        ("cp = 2", "seq over cp as zigzag via ring", 2),
+    ],
+)
+def test_operations_are_those_of_the_formulas(mesh: str, shard: str, ranks: int) -> None:
+    """6 for each token and number of a matrix; of attention 2 products forward, and 5 backward."""
+    products = 6 * TOKENS * (MATRICES + HEAD)
+    attention = (2 + 5) * 2 * SEEN
+    assert operations(compiled(mesh, shard, train="kernels = torch")) * ranks == products + attention
+
+
+def test_a_rank_with_the_last_part_of_the_sequence_sees_most() -> None:
+    """Of two parts that are not balanced: 3/4 of the pairs, and half of those of both."""
+    whole, half = SEQ * (SEQ + 1) // 2, SEQ // 2 * (SEQ // 2 + 1) // 2
+    found = operations(compiled("cp = 2", "seq over cp via gather", train="kernels = torch"))
+    balanced = operations(compiled("cp = 2", "seq over cp as zigzag via gather", train="kernels = torch"))
+    per_pair = 7 * 2 * LAYERS * BATCH * HEADS * HEAD_DIM
+    assert found - balanced == per_pair * (whole - half) - per_pair * whole // 2
+
+
+def test_what_is_recomputed_is_done_twice() -> None:
+    """But for each layer's last product, whose result backward does not need."""
+    again = operations(compiled(train="recompute = full")) - operations(compiled())
+    assert again == 2 * TOKENS * (MATRICES - LAYERS * HIDDEN * FFN) + 2 * 2 * SEEN
+
+
+EXPERTS = """model tiny(tokens[batch, seq], labels[batch, seq]) {
+  dims { vocab = 128  hidden = 64  experts = 8  expert_ffn = 32  layers = 2 }
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  repeat layers {
+    y = x
+    route y to experts by top(y @ router[hidden -> experts], 2) {
+      y = silu(y @ up[hidden -> expert_ffn]) @ down[expert_ffn -> hidden]
+    }
+    x = x + y
+  }
+  loss = cross_entropy(x @ head[hidden -> vocab], labels)
+}
+mesh { ep = 4 }
+shard {
+  experts over ep
+  batch over ep
+}
+train {
+  seq = 32  global_batch = 8  microbatch = 1  steps = 1
+  optimizer sgd { lr = 0.1 }
+  data text { files = ["a"] }
+}
+"""
+
+
+def test_experts_do_what_their_rows_ask_for() -> None:
+    found = operations(compile_plan(Source("tiny.scale", EXPERTS))) * 4
+    assert found == 6 * SEQ * BATCH * (2 * (2 * 2 * 64 * 32 + 64 * 8) + 64 * 128)
+
+
+# ---- laws
+
+PROGRAMS = {
+    "one rank": compiled(),
+    "tp": compiled("dp = 2  tp = 2", "batch over dp\nvocab, heads, kv_heads, ffn over tp\nseq over tp"),
+    "zero 3": compiled("dp = 4", "batch over dp", "state { zero 3 over dp }"),
+    "zero 1, recomputed": compiled("dp = 4", "batch over dp", "state { zero 1 over dp }", "recompute = full"),
+    "ring": compiled("cp = 4", "seq over cp as zigzag via ring"),
+    "pipeline": compiled(
+        "pp = 2  dp = 2", "batch over dp\nlayers over pp", "pipeline { schedule = interleaved_1f1b(chunks=2) }"
+    ),
+    "zero bubble": compiled("pp = 2", "layers over pp", "pipeline { schedule = zb_h1 }"),
+    "experts": compile_plan(Source("tiny.scale", EXPERTS)),
+}
+
+RATES = ("memory", "link", "network", "held", "attention")
+LATENCIES = ("link_latency", "network_latency", "kernel", "op", "collective")
+
+several = pytest.mark.parametrize("name", PROGRAMS)
+
+
+@several
+def test_kinds_add_up_to_the_step(name: str) -> None:
+    found = step_time(PROGRAMS[name], HARDWARE)
+    assert sum(found.spent.values()) == pytest.approx(found.seconds, rel=1e-9)
+    assert all(seconds >= 0 for seconds in found.spent.values())
+
+
+@given(st.sampled_from(sorted(PROGRAMS)), st.sampled_from(RATES), st.floats(1.0, 100.0))
+def test_no_step_gets_slower_by_a_higher_rate(name: str, rate: str, times: float) -> None:
+    more = evolve(HARDWARE, **{rate: getattr(HARDWARE, rate) * times, "streamed": HARDWARE.streamed})
+    faster = evolve(more, streamed=0.81 * more.memory)
+    assert seconds(name, faster) <= seconds(name, HARDWARE) * (1 + 1e-9)
+
+
+@given(st.sampled_from(sorted(PROGRAMS)), st.sampled_from(LATENCIES), st.floats(0.0, 1.0))
+def test_no_step_gets_slower_by_less_latency(name: str, latency: str, times: float) -> None:
+    less = evolve(HARDWARE, **{latency: getattr(HARDWARE, latency) * times})
+    assert seconds(name, less) <= seconds(name, HARDWARE) * (1 + 1e-9)
+
+
+def seconds(name: str, on: Hardware) -> float:
+    return step_time(PROGRAMS[name], on).seconds
+
+
+@several
+def test_iterations_that_are_alike_may_be_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = step_time(PROGRAMS[name], HARDWARE)
+
+    def each(self: Walk, count: int, do: object) -> None:
+        assert callable(do)
+        for at in range(count):
+            do(at)
+
+    monkeypatch.setattr(Walk, "_iterate", each)
+    assert step_time(PROGRAMS[name], HARDWARE).seconds == pytest.approx(counted.seconds, rel=1e-9)
+
+
+@several
+def test_only_pipelines_have_bubbles_and_only_axes_with_ranks_are_waited_for(name: str) -> None:
+    program, found = PROGRAMS[name], step_time(PROGRAMS[name], HARDWARE)
+    assert (found.kinds.get(BUBBLE, 0) > 0) == bool(program.pipeline)
+    waited = [kind.removeprefix(EXPOSED) for kind in found.kinds if kind.startswith(EXPOSED)]
+    axes = {axis.name for axis in program.axes if axis.size > 1} | {"parameters"}
+    assert {axis for kind in waited for axis in kind.split(" × ")} <= axes
+    assert bool(waited) == (prod(axis.size for axis in program.axes) > 1)
+
+
+def test_reductions_and_gathers_ahead_take_the_time_of_what_they_run_beside() -> None:
+    """With a link that is slow enough to be busy all the time, and fast enough to be done in time, little is seen."""
+    program = zero("zero 3 over dp", microbatches=3)
+    free = evolve(HARDWARE, op=0.0, collective=0.0, link_latency=0.0)
+    alone, beside = (step_time(program, evolve(free, link=link)) for link in (1e30, 3e7))
+    sent = sum(beside.sent.values())
+    assert sent > 0.01 * beside.seconds
+    assert beside.seconds < alone.seconds + 0.7 * sent
+    at_once = zero("zero 3 over dp  prefetch = 0", microbatches=3)
+    assert step_time(at_once, evolve(free, link=3e7)).seconds > beside.seconds
+
+
+def test_a_person_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "time", str(PLANS / "llama3_70b.scale")]) == 0
+    out = capsys.readouterr().out
+    assert "on 512 × h100_sxm, by data sheets" in out
+    assert "tokens/s/GPU, MFU" in out
+    assert "products" in out
+    assert cli.main(["explain", "time", str(PLANS / "tiny_llama.scale")]) == 2
+    assert "gpu = …" in capsys.readouterr().err
+
+
+def test_model_flops_are_those_of_the_convention(capsys: pytest.CaptureFixture[str]) -> None:
+    """6 · 69.5e9 · tokens + 3 · 2 products of the pairs of a causal mask, over the peak of 512 GPUs."""
+    cli.main(["explain", "time", str(PLANS / "llama3_70b.scale")])
+    line = capsys.readouterr().out.splitlines()[3]
+    step, mfu = float(line.split()[0]), float(line.split("MFU ")[1].split("%")[0]) / 100
+    tokens, table = 2048 * 8192, 128256 * 8192
+    needed = 6 * tokens * (70_553_706_496 - table) + 3 * 2 * 2 * 80 * 2048 * 64 * 128 * 8192 * 8193 // 2
+    assert mfu == pytest.approx(needed / (512 * 989e12 * step), rel=2e-3)
