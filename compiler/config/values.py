@@ -209,7 +209,7 @@ class Selection:
 
 
 def selection(*words: str, of: str, each: str) -> Value:
-    """One of a few words, the word `of` with names, `selective(attention)`, or `each` with a number and a name."""
+    """One of a few words, the word `of` with names, `selective(attention)`, or `each` with a number and names."""
     names = Value("names", lambda _, expr: expr.name if isinstance(expr, tree.Name) else None)
     choices = listing((*words, f"{of}(…)", f"{each}(2, …)"))
 
@@ -221,13 +221,13 @@ def selection(*words: str, of: str, each: str) -> Value:
                 return Selection(of, tuple(dict.fromkeys(names.read(key, arg) for arg in args)))
             case tree.Call(
                 name=tree.Name(name=name),
-                args=(tree.Number(value=int() as number, unit=""), tree.Name(name=dim)),
+                args=(tree.Number(value=int() as number, unit=""), tree.Name(), *_) as args,
                 kwargs=(),
             ) if name == each and number > 0:
-                return Selection(each, (dim,), number)
+                return Selection(each, tuple(dict.fromkeys(names.read(key, arg) for arg in args[1:])), number)
             case tree.Name(name=name) | tree.Call(name=tree.Name(name=name)) if name == each:
                 help = f"write `{each}(2, layers)`: every second iteration of the repeat over `layers`"
-                raise wrong("E0404", f"`{each}` takes a number and the dim of a repeat", expr.span, help=help)
+                raise wrong("E0404", f"`{each}` takes a number and dims of repeats", expr.span, help=help)
             case tree.Name(name=name) | tree.Call(name=tree.Name(name=name)) if name == of:
                 raise wrong("E0404", f"`{of}` names nothing", expr.span, help=f"write `{of}(…)` with names in it")
             case tree.Name(name=name):

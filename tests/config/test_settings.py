@@ -68,6 +68,12 @@ def test_values_and_defaults() -> None:
     assert train.optimizer.schedule == Schedule("constant", 0, 0.0)
 
 
+@pytest.mark.parametrize("said", ["none", "full", "selective(silu, dispatch)", "every(2, layers)", "every(3, a, b)"])
+def test_what_is_recomputed_reads_back(said: str) -> None:
+    """The dim of a repeat with branches is several after `resolve`."""
+    assert str(read(Train, f"train {{ {SIZES}  {OPTIMIZER}  {DATA}  recompute = {said} }}").recompute) == said
+
+
 def test_percent_is_a_share() -> None:
     assert read(Data, 'data tokens { files = ["a.bin"]  holdout = 5% }').holdout == 0.05
 

@@ -1,6 +1,6 @@
 """The plans of these tests as text, beside the reference's description of the same model and optimizer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from helpers.oracle.reference import Config, Route, Training
 
@@ -81,9 +81,11 @@ ROUTES = {
     "eight": Route(experts=8, balance=0.05),
     "losses": Route(balance=0.05, z=0.01, score="sigmoid"),
     "capacity": Route(balance=0.05, capacity=1.0),
+    "bounded": Route(capacity=1.0),
     "roomy": Route(k=3, score="sigmoid", scale=2.5, z=0.01, capacity=2.5),
     "eight, bounded": Route(experts=8, balance=0.05, capacity=1.5),
 }
+ROUTES |= {f"{name}_of_eight": replace(ROUTES[name], experts=8) for name in ("two", "losses", "bounded", "capacity")}
 """Mixtures of experts, by the name of the model."""
 
 
