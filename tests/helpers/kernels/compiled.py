@@ -3,9 +3,10 @@
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, TypeGuard
@@ -130,6 +131,47 @@ def narrow_offsets(launch: Launch) -> list[str]:
         elif op == "arith.muli" and used & given and not used & few and line.rstrip(">").endswith("i32"):
             narrow.append(line.strip())
     return narrow
+
+
+def far_offsets(launch: Launch) -> list[str]:
+    """Offsets in 32 bits that are too few, or may be, where the largest tensor has `MANY` elements.
+
+    Of integers it is followed how large they are at most, from what the kernel is given and its first grid dim, both as
+    many times larger as the tensor is.
+    """
+    text = re.sub(r" loc\((?:[^()]|\([^()]*\))*\)", "", _compiled(launch, 90).asm["ttir"])
+    more = max(MANY // max(arg.numel() for arg in launch.args if isinstance(arg, Tensor)), 1)
+    given = zip(launch.kernel.arg_names, launch.args, strict=False)
+    most = {f"%{name}": min(arg * more, 2**31 - 1) for name, arg in given if _is_int(arg)}
+    far = list[str]()
+    for result, op, rest in re.findall(r"^ *(?:scf\.for )?(%\w+) = ([\w.]+|%\w+ to)(.*)$", text, re.M):
+        used = re.findall(r"%\w+", rest)
+        known = [most[name] for name in used if name in most]
+        if op == "tt.addptr":
+            narrow = rest.endswith(("xi32>", " i32"))
+            far += [f"{op}{rest}"] if narrow and most.get(used[1], 2**31) >= 2**31 else []
+        elif op == "tt.get_program_id":
+            axis = "xyz".index(rest.split()[0])
+            most[result] = launch.grid[axis] * (1 if axis else more)
+        elif op in ("arith.constant", "tt.make_range") and (found := re.search(r"(?:^ |dense<|end = )(-?\d+)", rest)):
+            most[result] = abs(int(found[1]))
+        elif op in _AT_MOST and len(known) == len(used):
+            most[result] = _AT_MOST[op](known)
+        elif op in ("arith.remsi", "arith.minsi") and known:
+            most[result] = min(known)
+        elif op.endswith(" to") and used[0] in most:  # a loop's number, up to its end
+            most[result] = most[used[0]]
+    return far
+
+
+MANY = 1 << 33
+"""Elements: more than 32 bits count."""
+
+_AT_MOST: dict[str, Callable[[list[int]], int]] = {
+    **dict.fromkeys(("tt.splat", "tt.expand_dims", "tt.broadcast", "arith.extsi", "arith.divsi", "arith.maxsi"), max),
+    **{"arith.muli": prod, "arith.addi": sum, "arith.subi": sum},
+}
+"""How large in magnitude an integer is at most, from what the operands are at most."""
 
 
 def _compiled(launch: Launch, capability: int) -> Any:

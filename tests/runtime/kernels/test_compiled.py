@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.kernels.cases import MODULES
-from helpers.kernels.compiled import SPILLED, Launch, check, narrow_offsets, recorded
+from helpers.kernels.compiled import SPILLED, Launch, check, far_offsets, narrow_offsets, recorded
 from helpers.kernels.machine_code import PRODUCTS, check_flow
 
 FIRST, *OTHERS = [(90, torch.bfloat16), (80, torch.bfloat16), (90, torch.float32), (100, torch.bfloat16)]
@@ -50,3 +50,12 @@ def test_rows_lie_where_64_bits_say(module: str) -> None:
         importlib.import_module(f"helpers.kernels.{module}").examples("meta", torch.bfloat16)
     for launch in {str(launch): launch for launch in launches}.values():
         assert not narrow_offsets(launch), launch
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("cases_experts")])
+def test_offsets_in_rows_of_experts_are_in_64_bits(module: str) -> None:
+    """Rows are as many times more than tokens as experts are chosen; none of their offsets is in 32 bits too few."""
+    with recorded() as launches:
+        importlib.import_module(f"helpers.kernels.{module}").examples("meta", torch.bfloat16)
+    for launch in {str(launch): launch for launch in launches}.values():
+        assert not (far := far_offsets(launch)), f"{launch}: {far}"

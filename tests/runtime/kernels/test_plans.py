@@ -3,6 +3,7 @@
 What differs in sizes alone is one kernel to the compiler, but for whether 16 divides them.
 """
 
+import math
 import tomllib
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 
 from helpers.kernels.cases_attention import call
-from helpers.kernels.compiled import SHARED, check, recorded
+from helpers.kernels.cases_experts_grouped_linear import Given
+from helpers.kernels.compiled import SHARED, SPILLED, check, recorded
 from helpers.kernels.launches import GPUS, PLANS, distinct
 from helpers.kernels.machine_code import PRODUCTS, check_flow, is_aligned, is_bound
 from scalec.compiler.analysis import kernel_tiles as table
-from scalec.runtime.kernels import Attention, Block, Blocks
+from scalec.runtime.kernels import Attention, Block, Blocks, GroupedLinear, Product, Products
 
 TILES = tomllib.loads(Path(table.__file__).with_name("tiles.toml").read_text())
 BLOCKS = [
@@ -54,3 +56,21 @@ def test_the_blocks_of_attention_fit_the_chip_with_every_mask(capability: int, d
             f"{launch}: sm_86 has those of sm_80"
         )
         assert "mma" in code.ptx or launch.kernel.__name__ not in PRODUCTS, f"{launch}: no tensor cores"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("capability", SHARED)
+def test_the_blocks_of_products_by_expert_fit_the_chip(capability: int, dtype: torch.dtype) -> None:
+    """Of rows and weights, forward and backward; those of float32 are not for speed."""
+    name = "GroupedLinear" if dtype == torch.bfloat16 else "GroupedLinear32"
+    blocks = table.tiles_of(table.chip_of(capability))[name]["4096"]
+    tile = Products(**{part: Product(**block) for part, block in blocks.items()})
+    x = torch.empty(64, 4096, device="meta", dtype=dtype, requires_grad=True)
+    weight = torch.empty(4, 1024, 4096, device="meta", dtype=dtype, requires_grad=True)
+    with recorded() as started:
+        y = GroupedLinear({4096: tile})(x, weight, Given((16,) * 4, "meta"))
+        y.backward(torch.empty_like(y))
+    assert len(started) == 3
+    for launch in started:
+        code = check(launch, capability, SPILLED if dtype == torch.bfloat16 else math.inf)
+        assert "mma" in code.ptx, f"{launch}: no tensor cores"
