@@ -205,6 +205,13 @@ def _choice(kernels: Any, size: int, tile: Any) -> Call:
     return _both(kernels.TopK({size: tile}), [logits], min(8, size // 4), normalise=True)
 
 
+def _sorted(kernels: Any, size: int, tile: Any) -> Call:
+    from scalec.runtime import Experts, Mesh
+
+    ids = torch.rand(TOKENS, size, device=DEVICE).argsort(-1)[:, : min(8, size // 4)]
+    return partial(kernels.SortByExpert({size: tile}), ids, Experts(Mesh({}, DEVICE), size))
+
+
 def _order() -> Any:
     """Of tokens that each choose 8 of 128 experts; made on the host, so that it has sizes where nothing is computed."""
     from scalec.runtime import Experts, Mesh, sort_by_expert
@@ -245,6 +252,12 @@ def _rows(kernels: Any, size: int, best: Any) -> Iterable[Any]:
         for warps in WARPS:
             if 4 <= rows * width / (32 * warps) <= 64:
                 yield kernels.Tile(rows=rows, warps=warps)
+
+
+def _chunks(kernels: Any, size: int, best: Any) -> Iterable[Any]:
+    """Choices that a program orders, each compared with all others, and experts for which one counts them."""
+    for rows, columns, warps in product((32, 64, 128, 256, 512), (16, 32, 64, 128), (1, 2, 4, 8)):
+        yield kernels.Tile(rows=rows, warps=warps, columns=columns)
 
 
 def _programs(kernels: Any, size: int, best: Any) -> Iterable[Any]:
@@ -310,6 +323,7 @@ SUBJECTS = {
     "CrossEntropy": Subject(VOCABULARIES, partial(_loss, "CrossEntropy"), [_columns]),
     "LogitSoftmaxStats": Subject(VOCABULARIES, partial(_loss, "LogitSoftmaxStats"), [_columns]),
     "TopK": Subject((8, 64, 128, 256), _choice, [_rows]),
+    "SortByExpert": Subject((8, 64, 128, 256), _sorted, [_chunks]),
     "Combine": Subject(HIDDEN[2:], _routed, [_columns]),
     "GroupedLinear": Subject(
         (768, 2048, 4096), _grouped, [partial(_products, part) for part in ("of_rows", "of_weight")]

@@ -71,9 +71,9 @@ def evenly_routed() -> Iterator[None]:
     """Routes of experts on the meta device, where nothing was chosen: each expert has as many rows as any other."""
     order_of, counted = experts._order, experts._counted
 
-    def order(ids: Tensor, of: Experts, backend: Any) -> Order:
-        found = order_of(ids, of, backend)
-        if ids.is_meta:
+    def order(ids: Tensor, of: Experts, padded: int, backend: Any) -> Order:
+        found = order_of(ids, of, padded, backend)
+        if ids.is_meta and not padded:
             share = ids.numel() * of.groups // of.count  # of experts elsewhere a copy of the tokens has the rows
             found.sizes = [share // of.groups + (group < share % of.groups) for group in range(of.groups)]
         return found

@@ -9,6 +9,7 @@ from helpers.kernels.compiled import recorded
 from helpers.kernels.programs import pretended
 from scalec.runtime import Experts, Mesh
 from scalec.runtime.kernels import (
+    Balance,
     Combine,
     Dispatch,
     Exchange,
@@ -17,6 +18,7 @@ from scalec.runtime.kernels import (
     GroupedLinear,
     Product,
     Products,
+    RouterZ,
     SortByExpert,
     Tile,
     TopK,
@@ -76,14 +78,16 @@ def test_a_route_waits_for_the_gpu_once() -> None:
     router = torch.randn(COUNT, WIDTH, device="cuda", requires_grad=True)
 
     def route() -> None:
-        gates, ids = TopK({COUNT: TILE})(x @ router.mT, 2)
+        logits = (x @ router.mT).view(2, 32, COUNT)
+        gates, ids = TopK({COUNT: TILE})(logits, 2)
+        losses = Balance({COUNT: TILE})(logits, ids, 0.01) + RouterZ({COUNT: TILE})(logits, 0.001)
         order = SortByExpert({COUNT: CHUNK})(ids, experts)
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("default")
         assert order.total == 128
         torch.cuda.set_sync_debug_mode(before)
         rows = GroupedLinear({WIDTH: Products(block, block)})(Dispatch({WIDTH: TILE})(x, order), weight, order)
-        Combine({WIDTH: TILE})(rows, gates, order).sum().backward()
+        (Combine({WIDTH: TILE})(rows, gates, order).sum() + losses).backward()
 
     route()
     torch.cuda.synchronize()
