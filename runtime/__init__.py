@@ -63,7 +63,7 @@ from .ops.fused_linear import fused_linear
 from .ops.grouped_linear import grouped_bias, grouped_linear
 from .ops.ring_attention import ring_attention
 from .ops.routed_rows import combine, dispatch
-from .ops.routing import balance, limit_capacity, no_loss, router_z, top_k
+from .ops.routing import add_load, balance, limit_capacity, no_load, no_loss, router_z, top_k
 from .pipeline.executor import Pipeline
 from .state.buckets import Bucket
 from .state.engine import TrainState
@@ -108,6 +108,7 @@ __all__ = [
     "Text",
     "Tokens",
     "TrainState",
+    "add_load",
     "all_gather",
     "all_gather_",
     "all_gather_invariant",
@@ -140,6 +141,7 @@ __all__ = [
     "max_logit",
     "mean",
     "mean_square",
+    "no_load",
     "no_loss",
     "normal",
     "once",

@@ -132,7 +132,8 @@ def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Coll
     cuts = crossing(program, pipeline)
     for work, (op, where) in MESSAGES.items():
         peer = Action(stage, work, 0).peer
-        for value in cuts[min(stage, peer)] if counts[stage, work] else ():
+        crosses = cuts[min(stage, peer)] if counts[stage, work] else ()
+        for value in (value for value in crosses if where == "forward" or value.type.differentiable):
             yield Collective(
                 use="stages",
                 bucket="",

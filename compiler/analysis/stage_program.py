@@ -58,7 +58,7 @@ def stage_programs(program: Program) -> tuple[StageProgram, ...]:
     pipeline, all_ = program.pipeline, stages(program, program.pipeline)
     microbatches, ahead, back = program.microbatches, program.forward, program.backward
     forward = _Block(pipeline, ahead.body)
-    crossing = [len(args) for args in reversed(forward.crossing)]
+    crossing = [sum(arg.value.type.differentiable for arg in args) for args in reversed(forward.crossing)]
     backward = _Block(pipeline, back.body, crossing, {end.name for end in microbatches.yields})
     cuts, last = [None, *map(_Cut.before_stage, all_[1:]), None], len(pipeline.dims)
     found: list[StageProgram] = []

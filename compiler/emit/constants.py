@@ -22,7 +22,7 @@ def size_names(program: Program, values: Iterable[str]) -> dict[str, str]:
     taken = {*TAKEN, *modules(program), *classes, class_name(program.name), *map(base, values), "I", "L", "O"}
     words = {dim: dim.upper() for dim in dims if not program.dim(dim).twin}
     names = {dim: word for dim, word in words.items() if word not in taken and [*words.values()].count(word) == 1}
-    return names | {dim: names[twin] for dim in dims if (twin := program.dim(dim).twin) in names}
+    return names | {dim.name: names[dim.twin] for dim in program.dims if dim.twin in names}
 
 
 def size_lines(program: Program, names: Mapping[str, str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ..ir import Op, Program, Type
 from ..ops import OPS
-from ..ops.call import Argument, Dims, Experts, Group, Keyword, Layout, Positions, Quotient, RotaryTable, Shards
+from ..ops.call import Argument, Dims, Experts, Group, Keyword, Layout, Positions, Quotient, RotaryTable, Shards, Size
 from ..ops.saved_tensors import Local
 from .imports import function_of
 from .naming import literal, quotient
@@ -77,6 +77,8 @@ def _argument(argument: Argument, op: Op, operands: Sequence[Expr], context: Con
         case Dims(names):
             at = tuple(context.index(op.inputs[0], dim) for dim in names)
             return literal(at[0] if len(names) == 1 else at)
+        case Size(dim):
+            return context.sizes.get(dim, str(context.program.size(dim)))
         case Group(axes):
             return context.axis(axes)
         case Positions() | Experts():

@@ -15,7 +15,7 @@ from ..ops.dropout import are_draws
 from .expressions import Expr, express
 from .line_writer import Lines, captured, reads
 from .loop_hooks import Around, LayerCall, Line, around, group_name, is_flat, loop_line, repeat_of
-from .module import Child, Frame, Module, Table, table_of
+from .module import Child, Frame, Module, Table, in_lines, table_of
 from .naming import call, class_name, identifier, literal, place, shape, singular
 
 INLINE = 88
@@ -217,7 +217,8 @@ class Body:
         carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
         doc = ", ".join(f"{identifier(a.value.name, set())}: {shape(a.value.type, program)}" for a in carried)
         kind = singular(region.dim.rsplit("_", 1)[0] if region.dim[-1].isdecimal() else region.dim)
-        module = Module(name, f"{'An' if kind[0] in 'aeiou' else 'A'} {kind}, of {program.size(region.dim)}.  {doc}")
+        head = f"{'An' if kind[0] in 'aeiou' else 'A'} {kind}, of {program.size(region.dim)}."
+        module = Module(name, in_lines(f"{head}  {doc}"))
         ends = tuple(end.name for end, _ in zip(region.yields, carried, strict=False))
         body = Body(frame, module, region.body, ends, f"{self._prefix}{attribute}.*.", self._depth + 1)
         body.bind(region, given, tables)

@@ -15,8 +15,8 @@ from ..ir import Op, Program, Region, Stmt, base
 from ..ops import OPS
 from .forward import Body
 from .line_writer import reads
-from .module import Frame, Module
-from .naming import WIDTH, class_name, shape
+from .module import Frame, Module, in_lines
+from .naming import class_name, shape
 from .staged_forward import StagedBody
 
 
@@ -30,7 +30,7 @@ class Model:
 
 
 def model_classes(program: Program, microbatches: Region) -> Model:
-    """The classes of a program's forward block, which returns the first value that its microbatches yield."""
+    """The classes of a program's forward block, which returns the losses and loads that its microbatches yield."""
     forward = microbatches.body[0]
     assert isinstance(forward, Region), "emit: no forward block"
     frame = Frame(program, recomputed_values(program, forward))
@@ -39,10 +39,9 @@ def model_classes(program: Program, microbatches: Region) -> Model:
     name, pipeline = class_name(program.name), program.pipeline
     whose = f"A rank's stages of {name}; the forward of the last one" if pipeline else f"{name}; forward"
     losses = "a microbatch's token and router losses" if program.losses > 1 else "the summed token loss of a microbatch"
-    doc = f"{whose} returns {losses}.  {given}"
-    if len(f'    """{doc}"""') > WIDTH:
-        doc = doc.replace("  ", "\n\n    ", 1) + "\n    "
-    module, ends = Module(name, doc), tuple(end.name for end in microbatches.yields[: program.losses])
+    losses = "losses and loads of a microbatch" if program.routes else losses
+    doc = in_lines(f"{whose} returns {losses}.  {given}")
+    module, ends = Module(name, doc), tuple(end.name for end in microbatches.yields[: program.made])
     of = (frame, module, forward.body, ends)
     body = StagedBody(*of, pipeline) if pipeline else Body(*of)
     for value in inputs:

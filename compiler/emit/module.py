@@ -4,6 +4,7 @@ Non-goals: their `forward` (`forward`).
 """
 
 from collections.abc import Mapping
+from textwrap import wrap
 
 from attrs import Factory, define, field, frozen
 
@@ -65,6 +66,15 @@ class Module:
     def returns(self) -> str:
         """The Python type of what `forward` gives."""
         return tensors(*self.crossing, self.result.count(",") + 1)
+
+
+def in_lines(doc: str) -> str:
+    """A class' docstring, its shapes in lines of their own where it is too long for one."""
+    head, _, shapes = doc.partition("  ")
+    if len(f'    """{doc}"""') <= WIDTH:
+        return doc
+    lines = wrap(shapes.replace(": [", ":\0["), WIDTH - 4)
+    return "\n    ".join([f"{head}\n", *lines, ""]).replace("\0", " ")
 
 
 def tensors(*counts: int) -> str:

@@ -35,7 +35,13 @@ LETTERS = {
 }
 """The field's shape letters; other dims go by their own names."""
 
-DTYPES = {"f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float32", "f64": "torch.float64"}
+DTYPES = {
+    "f16": "torch.float16",
+    "bf16": "torch.bfloat16",
+    "f32": "torch.float32",
+    "f64": "torch.float64",
+    "i64": "torch.int64",
+}
 
 PROGRAM = set(
     """

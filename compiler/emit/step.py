@@ -13,17 +13,27 @@ from ..analysis.stage_program import rank_programs
 from ..ir import Bucket, Kind, Op, Program, Region, Value, base
 from ..ir.placements import ends
 from ..ops.dropout import are_draws
-from .naming import DTYPES, WIDTH, axes_word, identifier, literal, place
+from .naming import DTYPES, WIDTH, axes_word, call, identifier, literal, place
 from .step_parts import Function, Ranks, Squares, runs, stage_reductions, unshard_ahead
 
 LOCALS = {
     *("num_tokens", "inv_num_tokens", "loss", "loss_sum", "tokens", "labels", "documents", "draws", "gradients"),
-    *("grad_norm", "weights", "flat_params", "scale", "router_loss", "router_loss_sum"),
+    *("grad_norm", "weights", "flat_params", "scale", "router_loss", "router_loss_sum", "load", "load_sum"),
 }
 """The names that the lines below give their values."""
 
 LOSSES = "loss", "router_loss"
 """The names of a step's losses."""
+
+
+def names_of_results(program: Program) -> tuple[str, ...]:
+    """The names of what microbatches make and a step adds up: losses and loads."""
+    return (*LOSSES[: program.losses], *load_names(program))
+
+
+def load_names(program: Program) -> tuple[str, ...]:
+    """The names of a step's loads: numbered, if there are several."""
+    return ("load",) if program.routes == 1 else tuple(f"load_{i}" for i in range(program.routes))
 
 
 @frozen
@@ -34,9 +44,12 @@ class StepLines:
     evaluate: tuple[str, ...]
 
 
-def step_lines(program: Program, patterns: Mapping[str, str]) -> StepLines:
-    """The bodies for the program's step; `patterns` are the parameters' names in the model's state."""
-    step = _Step(program, patterns)
+def step_lines(program: Program, patterns: Mapping[str, str], sizes: Mapping[str, str]) -> StepLines:
+    """The bodies for the program's step.
+
+    `patterns` are the parameters' names in the model's state, `sizes` those of dims' sizes.
+    """
+    step = _Step(program, patterns, sizes)
     for stmt in program.region.body:
         if isinstance(stmt, Region):
             step.microbatches(stmt)
@@ -45,14 +58,15 @@ def step_lines(program: Program, patterns: Mapping[str, str]) -> StepLines:
     loss, norm, count = (step.text[end.name] for end in program.region.yields[:3])
     scale = ", loss_scale=scale" if "scale" in step.text.values() else ""
     routers = ", router_loss=router_loss" if program.losses > 1 else ""
-    step.train.lines.append(f"return Metrics(loss={loss}, norm={norm}, tokens={count}{routers}{scale})")
+    loads = f", loads=({', '.join(load_names(program))},)" if program.routes else ""
+    step.train.lines.append(f"return Metrics(loss={loss}, norm={norm}, tokens={count}{routers}{loads}{scale})")
     step.evaluate.lines.append(f"return Metrics(loss={loss}, tokens={count})")
     return StepLines(tuple(step.train.all()), tuple(step.evaluate.all()))
 
 
 class _Step:
-    def __init__(self, program: Program, patterns: Mapping[str, str]) -> None:
-        self._program, self._patterns = program, patterns
+    def __init__(self, program: Program, patterns: Mapping[str, str], sizes: Mapping[str, str]) -> None:
+        self._program, self._patterns, self._sizes = program, patterns, sizes
         self.text: dict[str, str] = {}  # a value of the step → its expression
         self._squares: dict[str, Squares] = {}
         self._seed = "inv_num_tokens"  # the gradient from which backward begins
@@ -83,6 +97,8 @@ class _Step:
                 self._squares[result.name] = evolve(self._squares[name], group=self._group(op))
             case [Kind.PARTIAL, Kind.INVARIANT] if text == "router_loss":
                 self.train.add(f"router_loss = all_reduce_(router_loss, {self._group(op)})", "")
+            case [Kind.PARTIAL, Kind.INVARIANT] if text in load_names(self._program):
+                self.train.add(f"{text} = all_reduce_({text}, {self._group(op)})", "tokens that chose each expert")
             case [Kind.PARTIAL, Kind.INVARIANT] if not result.type.dims:
                 text = f"all_reduce_({text}, {self._group(op)})"
             case [Kind.PARTIAL, Kind.INVARIANT]:
@@ -141,7 +157,8 @@ class _Step:
         """The name of a group, which training asks the mesh for."""
         if ranks not in self.train.groups:
             like = "_".join([axes_word(ranks.axes, self._program), *ranks.among])
-            self.train.groups[ranks] = identifier(like, LOCALS | {*self.train.groups.values()})
+            taken = LOCALS | {*load_names(self._program), *self.train.groups.values()}
+            self.train.groups[ranks] = identifier(like, taken)
         return self.train.groups[ranks]
 
     def _count_valid(self, op: Op) -> None:
@@ -154,7 +171,15 @@ class _Step:
             self._both("loss = torch.zeros_like(inv_num_tokens)")
             if self._program.losses > 1:
                 self.train.add("router_loss = torch.zeros_like(loss)", "")
+        for name, load in zip(load_names(self._program), self._loads(), strict=True):
+            self.train.add(f"{name} = no_load(num_tokens, {load})", "")
         self.text |= {op.inputs[0]: "num_tokens", op.outputs[0].name: "inv_num_tokens"}
+
+    def _loads(self) -> list[str]:
+        """The sizes of each load."""
+        of = self._program.microbatches.yields[self._program.losses : self._program.made]
+        dims = (self._program.types[end.name].dims for end in of)
+        return [", ".join(self._sizes.get(dim, str(self._program.size(dim))) for dim in each) for each in dims]
 
     def _one(self, op: Op) -> None:
         self.text[op.outputs[0].name] = "1.0"
@@ -170,7 +195,7 @@ class _Step:
             self._rows()
         else:
             self._loop(region)
-        self.text |= zip((value.name for value in region.results), LOSSES[: self._program.losses], strict=False)
+        self.text |= zip((value.name for value in region.results), names_of_results(self._program), strict=False)
         for result in region.results:
             if bucket := self._flats.get("".join(result.type.dims[-1:])):
                 self.text[result.name] = f"gradients[{literal(bucket.name)}]"
@@ -185,25 +210,29 @@ class _Step:
             run, evaluate = [*run, "flat_params"], [*evaluate, "flat_params"]
         if self._program.losses > 1:
             run.append(f"router_share={self._scale or 1.0}")
-        losses = ", ".join(LOSSES[: self._program.losses])
-        self.train.add(f"{losses} = PIPELINE.run({', '.join(run)})", f"forward, backward  {line}")
+        if loads := load_names(self._program):
+            run.append(f"loads=({', '.join(loads)},)")
+        results = ", ".join(names_of_results(self._program))
+        self.train.add(call(f"{results} = PIPELINE.run", run, 4, 0), f"forward, backward  {line}")
         self.evaluate.add(f"loss = PIPELINE.evaluate({', '.join(evaluate)})", f"forward  {line}")
 
     def _loop(self, region: Region) -> None:
         names = [base(arg.value.name) for arg in region.args]
         kept = ["_" if are_draws(arg.value.type) else name for arg, name in zip(region.args, names, strict=True)]
-        sums = [f"{loss}_sum" for loss in LOSSES[: self._program.losses]]
-        routers = f" + router_loss_sum{f' * {self._scale}' if self._scale else ''}" if sums[1:] else ""
+        program, totals = self._program, names_of_results(self._program)
+        sums = [f"{total}_sum" for total in totals]
+        routers = f" + router_loss_sum{f' * {self._scale}' if self._scale else ''}" if program.losses > 1 else ""
+        added = [f"{total}_sum{'.detach()' if total in LOSSES else ''}" for total in totals]
         self.train.lines += [
             f"for {', '.join(names)} in batch.microbatches():",
             f"    {', '.join(sums)} = model({', '.join([*names, *self._given])})",
             f"    (loss_sum * {self._seed}{routers}).backward()",
-            *(f"    {each.removesuffix('_sum')} += {each}.detach()" for each in sums),
+            *(f"    {total} += {each}" for total, each in zip(totals, added, strict=True)),
         ]
         given = ", ".join(["None" if name == "_" else name for name in kept] + self._given)
         self.evaluate.lines += [
             f"for {', '.join(kept)} in batch.microbatches():",
-            f"    loss += model({given}){'[0]' * bool(routers)}" + ("  # nothing is dropped" if "_" in kept else ""),
+            f"    loss += model({given}){'[0]' * bool(sums[1:])}" + ("  # nothing is dropped" if "_" in kept else ""),
         ]
 
     def _mul(self, op: Op) -> None:

@@ -72,7 +72,7 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
         compiled=compiled(program, model.classes),
         optimizer=optimizer(program),
         state=state(program),
-        step=step_lines(program, model.patterns),
+        step=step_lines(program, model.patterns, model.sizes),
         plan=[
             f"name={literal(run_word(source.path))},",
             *_plan(program, program.microbatches.args, model.sizes),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from attrs import frozen
 
-from ..ir import FLOATS, Arg, Enter, Leave, Param, Program, Region, Type, Yield, defs
+from ..ir import BATCH, FLOATS, Arg, Enter, Leave, Param, Program, Region, Type, Yield, defs
 from ..ops import roles
 from ..syntax import tree
 from ..syntax.diagnostics import wrong
@@ -15,7 +15,7 @@ from .errors import check_name
 from .expressions import Expressions
 from .inputs import check_inputs
 from .parameters import Draws, OpenRepeat, Parameters, Scope, initialised
-from .routes import ROUTER_LOSS, Routes, costs
+from .routes import Routes
 from .user_ops import UserOp
 
 
@@ -43,10 +43,11 @@ def build(
     draws = Draws(builder, parameters.repeats)
     check_inputs(model)
     args = tuple(_input(given, scope, builder) for given in model.inputs)
-    _Statements(scope, parameters, builder, Expressions(scope, parameters, builder, draws, user_ops)).read(model)
-    losses = (_loss(model, scope, builder), *(scope.bound[name] for name in (ROUTER_LOSS,) if name in scope.bound))
+    statements = _Statements(scope, parameters, builder, Expressions(scope, parameters, builder, draws, user_ops))
+    statements.read(model)
+    results = _loss(model, scope, builder), *statements.routes.results()
     body = (*parameters.leaves.values(), *builder.body)
-    ends = tuple(Yield(loss, Leave.LAST) for loss in losses)
+    ends = tuple(Yield(result, Leave.LAST) for result in results)
     region = Region("model", body, (*args, *draws.inputs), ends, span=model.span)
     return Built(region, tuple(initialised(model, parameters.all, parameters.roles, numbers)))
 
@@ -86,12 +87,12 @@ class _Statements:
     def __init__(self, scope: Scope, parameters: Parameters, builder: ModelBuilder, expressions: Expressions) -> None:
         self._scope, self._parameters, self._builder = scope, parameters, builder
         self._expressions = expressions
-        self._routes = Routes(scope, parameters, builder, expressions)
+        self.routes = Routes(scope, parameters, builder, expressions)
 
     def read(self, model: tree.Model) -> None:
         for item in model.body:
             if isinstance(item, tree.Statement):
-                self._routes.begin_loss(item)
+                self.routes.begin(item)
                 self._statement(item)
 
     def _statement(self, item: tree.Statement) -> None:
@@ -101,7 +102,7 @@ class _Statements:
             case tree.Bind():
                 self._bind(item)
             case tree.Route():
-                with self._routes.route(item):
+                with self.routes.route(item):
                     for each in item.body:
                         self._bind(each)
             case tree.If():
@@ -117,7 +118,7 @@ class _Statements:
 
     def _repeat(self, item: tree.Repeat) -> None:
         outer = dict(self._scope.bound)
-        assigned = dict.fromkeys(name.name for name in _assigned(item) if name.name in outer)
+        assigned = dict.fromkeys(name.name for name in self._assigned(item) if name.name in outer)
         outside, self._builder.body = self._builder.body, []
         carries = [self._carry(name, item) for name in assigned]
         repeat = OpenRepeat(item.dim.name, outside)
@@ -137,31 +138,28 @@ class _Statements:
 
     def _carry(self, name: str, item: tree.Repeat) -> Arg:
         source = self._scope.bound[name]
-        if self._builder.types[source].dtype not in FLOATS:
-            bound = next(each for each in _assigned(item) if each.name == name)
+        if BATCH in self._builder.types[source].dims and self._builder.types[source].dtype not in FLOATS:
+            bound = next(each for each in self._assigned(item) if each.name == name)
             help = "leave it out: ops take inputs by the names that the model has for them"
             raise wrong("E0607", f"`{name}` is an input, which no iteration can change", bound.span, "bound anew", help)
         value = self._builder.value(name.lstrip("_"), self._builder.types[source])
         self._scope.bound[name] = value.name
         return Arg(value, source, Enter.CARRY)
 
+    def _assigned(self, item: tree.Repeat) -> Iterator[tree.Name]:
+        for statement in item.body:
+            if isinstance(statement, tree.Bind):
+                yield from statement.names
+            elif isinstance(statement, tree.Route):
+                yield from (tree.Name(name, statement.value.span) for name in self.routes.assigned(statement))
+            elif isinstance(statement, tree.Repeat):
+                yield from self._assigned(statement)
+
 
 def _check_same(name: str, before: Type, after: Type, item: tree.Repeat) -> None:
     if before != after:
         label = f"enters as {_dims(before)}, leaves as {_dims(after)}"
         raise wrong("E0305", f"`{name}` changes its dims in `repeat {item.dim}`", item.dim.span, label)
-
-
-def _assigned(item: tree.Repeat) -> Iterator[tree.Name]:
-    for statement in item.body:
-        if isinstance(statement, tree.Bind):
-            yield from statement.names
-        elif isinstance(statement, tree.Route):
-            yield statement.value
-            if costs(statement):
-                yield tree.Name(ROUTER_LOSS, statement.by.span)
-        elif isinstance(statement, tree.Repeat):
-            yield from _assigned(statement)
 
 
 def _dims(type: Type) -> str:

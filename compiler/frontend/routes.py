@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from attrs import evolve
 
 from ..config.settings import DROPLESS, PADDED
-from ..ir import BATCH, FLOATS, Attr, Dim, Type
+from ..ir import BATCH, DATA_DIMS, FLOATS, Attr, Dim, Type
 from ..ops.experts import COMBINE, DISPATCH, SORT
 from ..ops.protocol import Attribute
-from ..ops.routers import BALANCE, CAPACITY, NO_LOSS, ROUTER_Z, TOP
+from ..ops.routers import ADD_LOAD, BALANCE, CAPACITY, NO_LOAD, NO_LOSS, ROUTER_Z, TOP
 from ..syntax import tree
 from ..syntax.diagnostics import Note, PlanError, wrong
 from .arithmetic import Scalar, evaluate
@@ -36,11 +36,20 @@ PLACES = [each.name for each in (*CALL.operands, *CALL.attributes) if not each.i
 ROUTER_LOSS = "_router_loss"
 """The name in a model's scope of the sum of its routers' losses."""
 
+LOAD = "_load"
+"""The beginning of the names in a model's scope of its routes' loads."""
+
 
 def route_dims(model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar]) -> dict[str, Dim]:
-    """The dims of experts, which now have one of choices; these; and for logits their twins.  Raises PlanError."""
+    """The dims of experts, which now have one of choices; these; and twins: for logits, and for loads of all layers.
+
+    Raises PlanError.
+    """
     found: dict[str, Dim] = {}
-    for route in _routes(model.body):
+    for route, repeats in _routes(model.body):
+        for name in (name for name in repeats if name not in {dim.twin for dim in found.values()}):
+            all_ = _free(f"all_{name}", name, {*dims, *found})
+            found[all_] = Dim(all_, dims[name].size, twin=name, span=dims[name].span)
         check_dim(route.dim, dims)
         check_not_data(route.dim, "a route")
         experts, count = dims[route.dim.name], _count(route, dims[route.dim.name].size, numbers)
@@ -61,21 +70,21 @@ def route_dims(model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str,
 
 def costs(item: tree.Statement) -> bool:
     """Whether a statement has a route that adds to the loss."""
-    calls = [route.by for route in _routes((item,))]
+    calls = [route.by for route, _ in _routes((item,))]
     given = [*(PLACES[: len(call.args)] for call in calls), *([key.key.name for key in call.kwargs] for call in calls)]
     return any(not {"balance", "z"}.isdisjoint(names) for names in given)
 
 
-def _routes(body: Sequence[object]) -> Iterator[tree.Route]:
-    """At any depth."""
+def _routes(body: Sequence[object], repeats: tuple[str, ...] = ()) -> Iterator[tuple[tree.Route, tuple[str, ...]]]:
+    """At any depth, with the dims of the repeats around."""
     for item in body:
         match item:
             case tree.Route():
-                yield item
+                yield item, repeats
             case tree.Repeat():
-                yield from _routes(item.body)
+                yield from _routes(item.body, (*repeats, item.dim.name))
             case tree.If():
-                yield from _routes((*item.body, *item.others))
+                yield from _routes((*item.body, *item.others), repeats)
             case _:
                 pass
 
@@ -110,12 +119,36 @@ class Routes:
     def __init__(self, scope: Scope, parameters: Parameters, builder: ModelBuilder, expressions: Expressions) -> None:
         self._scope, self._parameters, self._builder = scope, parameters, builder
         self._expressions = expressions
+        self._loads: dict[int, str] = {}  # the names in the scope of the loads of routes, by identity
 
-    def begin_loss(self, item: tree.Statement) -> None:
-        """Begins the sum of the routers' losses before the first statement that adds to it."""
+    def begin(self, item: tree.Statement) -> None:
+        """Begins the loads of a statement's routes, and the sum of routers' losses before the first that adds to it."""
+        for route, repeats in _routes((item,)):
+            self._begin_load(route, repeats)
         if costs(item) and ROUTER_LOSS not in self._scope.bound:
             of = (name for name in self._scope.bound.values() if self._builder.types[name].dtype in FLOATS)
             self._scope.bound[ROUTER_LOSS] = self._builder.op(NO_LOSS.name, (next(of),), (), item.span, "router_loss")
+
+    def _begin_load(self, route: tree.Route, repeats: Sequence[str]) -> None:
+        types, dims = self._builder.types, self._builder.program.dims
+        name = self._loads[id(route)] = f"{LOAD}.{len(self._loads)}"
+        tokens = next(value for value in self._scope.bound.values() if types[value].dims == DATA_DIMS)
+        twins = (next(dim.name for dim in dims if dim.twin == own) for own in (*repeats, route.dim.name))
+        attrs = (("dims", tuple(twins)),)
+        self._scope.bound[name] = self._builder.op(NO_LOAD.name, (tokens,), attrs, route.by.span, NO_LOAD.stem)
+
+    def assigned(self, route: tree.Route) -> Iterator[str]:
+        """What a route binds anew: its value, the sum of losses if it adds to that, and its load."""
+        yield route.value.name
+        if costs(route):
+            yield ROUTER_LOSS
+        yield self._loads[id(route)]
+
+    def results(self) -> tuple[str, ...]:
+        """What a model has beside its loss: the sum of its routers' losses, and loads."""
+        return tuple(
+            self._scope.bound[name] for name in (ROUTER_LOSS, *self._loads.values()) if name in self._scope.bound
+        )
 
     @contextmanager
     def route(self, item: tree.Route) -> Generator[None]:
@@ -172,6 +205,10 @@ class Routes:
         gates, ids = self._builder.several(TOP.name, operands, chosen, item.by.span, ("gates", "ids"))
         self._losses(item, operands[0], ids, dict(attrs), factors)
         self._check_bounded(item, factors["capacity"])
+        load = self._loads[id(item)]
+        self._scope.bound[load] = self._builder.op(
+            ADD_LOAD.name, (self._scope.bound[load], ids), (), item.by.span, ADD_LOAD.stem
+        )
         if capacity := factors["capacity"]:
             limits = (("capacity", capacity), ("experts", experts))
             ids = self._builder.op(CAPACITY.name, (ids,), limits, item.by.span, "ids")

@@ -13,7 +13,7 @@ from ..config.settings import Cluster, Flow, Pipelining, Train
 from ..schedules.actions import Known, Schedule, stages_of_rank
 from ..syntax.source import Span
 from .regions import Op, Region, written_at
-from .types import BATCH, DATA_DIMS, INVARIANT, PRECISIONS, SEQUENCE, Placement, Places, Type
+from .types import BATCH, DATA_DIMS, FLOATS, INVARIANT, PRECISIONS, SEQUENCE, Placement, Places, Type
 from .walk import blocks, regions_in, values, walk
 
 STATES = ("parameters", "gradients", "optimizer")
@@ -234,11 +234,22 @@ class Program(Known):
         """The types of an op's operands."""
         return tuple(self.types[name] for name in op.inputs)
 
-    @property
+    @cached_property
     def losses(self) -> int:
         """How many losses there are: the sum over tokens, and perhaps that of the routers, which counts as it is."""
         others = 0 if self.region.kind == "model" else 2 + len(self.params)
-        return len(self.region.yields) - others
+        return len(self.region.yields) - self.routes - others
+
+    @cached_property
+    def routes(self) -> int:
+        """How many routes there are: each has a load, how many tokens chose each of its experts in each layer."""
+        of = self.region if self.region.kind == "model" else self.microbatches
+        return sum(self.types[end.name].dtype not in FLOATS for end in of.yields)
+
+    @property
+    def made(self) -> int:
+        """How many values a microbatch makes, before gradients: losses and loads."""
+        return self.losses + self.routes
 
     @property
     def microbatches(self) -> Region:

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from attrs import frozen
 
-from . import FLOATS, Enter, Op, Param, Pipeline, Program, Region, Stmt, Value, uses
+from . import BATCH, FLOATS, Enter, Op, Param, Pipeline, Program, Region, Stmt, Value, uses
 
 
 @frozen
@@ -104,5 +104,10 @@ def crossing(program: Program, pipeline: Pipeline) -> list[list[Value]]:
 
 
 def is_free(stmt: Stmt) -> bool:
-    """Whether every stage does a statement by itself: its results have no gradients, and depend on inputs alone."""
-    return isinstance(stmt, Op) and all(value.type.dtype not in FLOATS for value in stmt.outputs)
+    """Whether every stage does a statement by itself: its results are of tokens, and have no gradients."""
+    return isinstance(stmt, Op) and not any(map(is_made_once, stmt.outputs))
+
+
+def is_made_once(value: Value) -> bool:
+    """Whether one stage makes a value of a body that is cut: it has a gradient, or is a sum over layers."""
+    return value.type.dtype in FLOATS or BATCH not in value.type.dims

@@ -21,6 +21,13 @@ class Dims:
 
 
 @frozen
+class Size:
+    """The size of a dim: `LAYERS`."""
+
+    dim: str
+
+
+@frozen
 class Group:
     """The group of ranks over some axes: `self.tp`."""
 
@@ -74,7 +81,7 @@ class Quotient:
 Layout = Positions | Experts
 """What a module makes once, of the mesh."""
 
-Argument = Attr | Dims | Group | Shards | Positions | Keyword | RotaryTable | Experts | Quotient
+Argument = Attr | Dims | Size | Group | Shards | Positions | Keyword | RotaryTable | Experts | Quotient
 
 
 @frozen

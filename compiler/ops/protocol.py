@@ -166,6 +166,7 @@ class OpDef:
     linear          groups of operands in each of which the op is jointly linear (they may be partial)
     roles           dims that mean something to the op, by what they mean
     unsharded_dims  dims that no axis may shard
+    as_placed       operands that it takes as they are placed, and that no axis reduces or shards for it
     whole_operands  operands that an axis leaves whole along some dims where it shards those of the others
     permutes        for an op that moves the positions along its dim `over`: where each of so many comes from
     joins           dims that others make up, concatenated: their sizes are the sums of these
@@ -199,6 +200,7 @@ class OpDef:
     linear: tuple[tuple[int, ...], ...] = ()
     roles: RolesOf | None = None
     unsharded_dims: Dims = no_dims
+    as_placed: tuple[int, ...] = ()
     whole_operands: Unsharded = no_operands
     permutes: Permutes | None = None
     joins: Joins = no_sums

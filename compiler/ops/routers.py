@@ -6,8 +6,8 @@ from math import ceil
 from attrs import evolve
 
 from ..config.settings import PADDED
-from ..ir import BATCH, ITEM_BYTES, SEQUENCE, Attr, Op, Program, Type, splits
-from .call import Argument, Call, Dims, Group, Positions, Quotient
+from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, PARTIAL, SEQUENCE, Attr, Kind, Op, Program, Type, splits
+from .call import Argument, Call, Dims, Group, Positions, Quotient, Size
 from .loss import wide
 from .messages import Message
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
@@ -40,6 +40,27 @@ def _scalar(types: Sequence[Type], op: Op) -> list[Shape]:
 
 def _kept(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return list(types[:1])
+
+
+def _begun(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """Placed as the result says: zeros are their own sum."""
+    return [Type("i64", op.names("dims"), op.outputs[0].type.places if op.outputs else ())]
+
+
+def _loaded(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """A sum still to be done over the axes that have parts of the tokens."""
+    load, ids = types
+    if load.axes_in(Kind.PARTIAL) != ids.axes_in(Kind.SHARDED):
+        raise TypingError(f"{op.kind} takes a load that is pending where ids are sharded")
+    return [load]
+
+
+def pending_over_tokens(program: Program, op: Op) -> Op:
+    """A load that begins, over the axes on which its operand's tokens are sharded."""
+    over = (item.partition(":") for item in op.names("work"))
+    places = program.places({axis: PARTIAL for axis, _, dim in over if dim in DATA_DIMS})
+    (load,), attrs = op.outputs, tuple((key, value) for key, value in op.attrs if key != "work")
+    return evolve(op, outputs=(evolve(load, type=evolve(load.type, places=places)),), attrs=attrs)
 
 
 def _choice_saves(it: Local) -> Saved:
@@ -82,6 +103,11 @@ def _choice_call(it: Local) -> Call:
         for key, value in own.items()
     }
     return Call((it.program.size(str(it.op.get("to"))),), told)
+
+
+def _load_call(it: Local) -> Call:
+    """The sizes."""
+    return Call(tuple(map(Size, it.op.names("dims"))))
 
 
 def _balance_call(it: Local) -> Call:
@@ -167,6 +193,28 @@ NO_LOSS = OpDef(
     function="no_loss",
     stem="router_loss",
     saves=lambda it: Saved(),
+)
+
+NO_LOAD = OpDef(
+    "no_load",
+    "A load of zero: how many of the tokens `x` will have chosen each expert in each layer.",
+    operands=takes("x"),
+    attributes=(Attribute("dims", kinds=(tuple,), implied=True),),
+    typing=_begun,
+    as_placed=(0,),
+    function="no_load",
+    call=_load_call,
+    stem="load",
+)
+
+ADD_LOAD = OpDef(
+    "add_load",
+    "The rows of `load` after its first, then how many tokens chose each expert: a row for each layer, in their order.",
+    operands=takes("load", "ids"),
+    typing=_loaded,
+    as_placed=(0,),
+    function="add_load",
+    stem="load",
 )
 
 BALANCE = OpDef(

@@ -36,7 +36,7 @@ from ..ops import OPS
 from ..ops.builder import OpBuilder, retyped
 from ..ops.experts import COUNTS, EXCHANGE, EXCHANGE_BACK, EXCHANGE_PADDED, SORT, with_own_experts
 from ..ops.protocol import is_pending
-from ..ops.routers import with_padding
+from ..ops.routers import NO_LOAD, pending_over_tokens, with_padding
 from ..syntax.diagnostics import Diagnostic, PlanError
 from ..syntax.source import Span
 from .propagate import natural
@@ -70,10 +70,13 @@ def _wanted(program: Program, type: Type, work: Sequence[str], whole: Collection
     return program.places(at)
 
 
-def _wanted_of(program: Program, types: Sequence[Type], op: Op) -> list[Places]:
-    """The placements that an op wants of its operands."""
-    whole = OPS[op.kind].whole_operands(types, op)
-    return [_wanted(program, type, op.names("work"), whole.get(i, ())) for i, type in enumerate(types)]
+def _wanted_of(program: Program, types: Sequence[Type], op: Op) -> list[Places | None]:
+    """The placements that an op wants of its operands; None of those that it takes as they are."""
+    entry, work = OPS[op.kind], op.names("work")
+    whole = entry.whole_operands(types, op)
+    return [
+        None if i in entry.as_placed else _wanted(program, type, work, whole.get(i, ())) for i, type in enumerate(types)
+    ]
 
 
 class _Wants:
@@ -89,7 +92,8 @@ class _Wants:
                 continue
             for name, places in zip(op.inputs, _wanted_of(program, program.operands(op), op), strict=True):
                 source = whole.get(name, name)
-                self._of.setdefault(leaves.get(source, source), []).append(places)
+                if places is not None:
+                    self._of.setdefault(leaves.get(source, source), []).append(places)
 
     def _places(self, name: str) -> list[dict[str, Placement]]:
         return [dict(places) for places in self._of.get(name, [])]
@@ -161,7 +165,7 @@ class _Inserter(OpBuilder):
         if not dim:
             return name
         type = self.types[name]
-        if not type.dims:  # a sum over all layers: ranks add theirs in the end
+        if not type.dims or type.dtype == "i64":  # a sum over tokens: ranks add theirs in the end
             return name
         return self._fetch(name, _wanted(self.program, type, natural(self.program, type.dims)))
 
@@ -177,6 +181,8 @@ class _Inserter(OpBuilder):
                 self._op(part)
         elif op.kind == "add":
             self._sum(op)
+        elif op.kind == NO_LOAD.name:
+            self.append(pending_over_tokens(self.program, op))
         else:
             op = with_own_experts(self._fetched(op, op.inputs), work)
             self._place(evolve(op, attrs=tuple((k, v) for k, v in op.attrs if k != "work")))
@@ -202,7 +208,8 @@ class _Inserter(OpBuilder):
     def _fetched(self, op: Op, operands: Sequence[str]) -> Op:
         """The op with these operands, each placed as the op wants it."""
         wants = _wanted_of(self.program, [self.types[name] for name in operands], op)
-        return evolve(op, inputs=tuple(map(self._fetch, operands, wants)))
+        pairs = zip(operands, wants, strict=True)
+        return evolve(op, inputs=tuple(name if want is None else self._fetch(name, want) for name, want in pairs))
 
     def _fetch(self, name: str, want: Places) -> str:
         """The name of `name` coerced to the placements `want`."""

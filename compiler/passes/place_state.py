@@ -49,7 +49,7 @@ class _Chains(OpBuilder):
         ends: list[Yield] = []
         for end in region.yields:
             type = self.types[end.name]
-            narrow = type.dtype not in wide and type.dims
+            narrow = type.differentiable and type.dtype not in wide and type.dims
             ends.append(evolve(end, name=builder.cast(end.name, min(wide))) if narrow else end)
         results = tuple(Value(it.name, self.types[end.name]) for it, end in zip(region.results, ends, strict=True))
         self.types.update((value.name, value.type) for value in results)

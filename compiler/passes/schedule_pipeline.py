@@ -104,13 +104,13 @@ class _Sums(OpBuilder):
         return evolve(region, body=tuple(self.body), yields=yields)
 
     def _microbatches(self, region: Region) -> Region:
-        """Each rank has the losses of its own stages, and its part of a gradient that several ranks hold."""
-        losses, gradients = region.results[: self.program.losses], region.results[self.program.losses :]
+        """Each rank has what its own stages make, and its part of a gradient that several ranks hold."""
+        made, gradients = region.results[: self.program.made], region.results[self.program.made :]
         packs = (op for op in ops_in(self.program.region.body) if op.kind == "pack")
         params = (zip(op.inputs, self.program.bucket(str(op.get("bucket"))).params, strict=True) for op in packs)
         of = {name: self._pipeline.ranks_of(param) for pairs in params for name, param in pairs}
         shared = {value.name: of.get(value.name, ()) for value in gradients}
-        self._pending = {loss.name: () for loss in losses}
+        self._pending = {value.name: () for value in made}
         self._pending |= {name: ranks for name, ranks in shared.items() if len(ranks) > 1}
         return evolve(region, results=tuple(map(self._marked, region.results)))
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from attrs import evolve
 
 from ..ir import (
-    FLOATS,
     Arg,
     Enter,
     Leave,
@@ -25,6 +24,7 @@ from ..ir import (
     results,
     uses,
 )
+from ..ir.stages import is_made_once
 
 
 def carried(program: Program, pipeline: Pipeline) -> Region:
@@ -41,16 +41,16 @@ def carried(program: Program, pipeline: Pipeline) -> Region:
             made, behind = _carrying(made, through, names)
             called |= behind
         body.append(made)
-        bound += _floats(stmt)
+        bound += _made_once(stmt)
     yields = tuple(evolve(end, name=called.get(end.name, end.name)) for end in region.yields)
     return evolve(region, body=tuple(body), yields=yields)
 
 
-def _floats(stmt: Stmt) -> list[str]:
+def _made_once(stmt: Stmt) -> list[str]:
     """The results of a statement that only the stage that made them has."""
     if isinstance(stmt, Op) and stmt.kind == "leaf":
         return []
-    return [value.name for value in results(stmt) if value.type.dtype in FLOATS]
+    return [value.name for value in results(stmt) if is_made_once(value)]
 
 
 def _carrying(repeat: Region, through: Mapping[str, Value], names: Names) -> tuple[Region, dict[str, str]]:

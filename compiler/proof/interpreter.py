@@ -31,12 +31,18 @@ def nothing(name: str, where: Where, value: Tensor) -> None:
 
 
 METRICS = "loss", "norm", "count", "router loss"
-"""The first results of a step, the last one where routers have a loss."""
+"""The first results of a step, the last one where routers have a loss; then come loads."""
+
+
+def metrics(program: Program, results: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The results of a step by name, as far as they are no parameters."""
+    loads = (f"load {i}" for i in range(program.routes))
+    return dict(zip((*METRICS[: program.losses + 2], *loads), results, strict=False))
 
 
 @frozen
 class Outcome:
-    """Results of a step: by name, the loss, the norm and the count, each gradient and each updated parameter."""
+    """Results of a step: by name, losses, norm, count and loads, each gradient and each updated parameter."""
 
     metrics: dict[str, Tensor]
     gradients: dict[str, Tensor]
@@ -71,9 +77,9 @@ class Interpreter:
         region = self.program.region
         inner = self.body(region.body, env, ())
         results = [inner[end.name] for end in region.yields]
-        metrics: dict[str, Tensor] = dict(zip(METRICS, results[: self.program.losses + 2], strict=False))
-        params = dict(zip((p.name for p in self.program.params), results[len(metrics) :], strict=True))
-        return Outcome(metrics, self._whole(self._gradients), self._whole(params))
+        found = metrics(self.program, results)
+        params = dict(zip((p.name for p in self.program.params), results[len(found) :], strict=True))
+        return Outcome(found, self._whole(self._gradients), self._whole(params))
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """With the parts put together of what ranks share out."""

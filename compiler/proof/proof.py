@@ -236,9 +236,9 @@ def differences(
 
 def on_ranks(program: Program, world: SimulatedMesh, expected: Outcome) -> Outcome:
     """The parts of the single device's results that ranks should hold."""
-    whole, types = Type("", ()), {p.name: p.type for p in program.params}
+    types = {p.name: p.type for p in program.params}
     return Outcome(
-        {name: world.spread(value, whole) for name, value in expected.metrics.items()},
+        {name: world.spread(value, Type("", value.dims)) for name, value in expected.metrics.items()},
         {name: world.spread(value, types[name]) for name, value in expected.gradients.items()},
         {name: world.spread(value, types[name]) for name, value in expected.parameters.items()},
     )

@@ -12,7 +12,7 @@ from attrs import Factory, evolve, field, frozen
 
 from ..ir import BATCH, MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Stmt
 from .inputs import Inputs, everywhere
-from .interpreter import METRICS, Outcome, Watch, Where, differing
+from .interpreter import Outcome, Watch, Where, differing, metrics
 from .prime_field import Field
 from .semantics import MEANINGS, Call
 from .semantics import step as meaning
@@ -33,17 +33,17 @@ class Model:
     setup: tuple[Stmt, ...]
     body: tuple[Stmt, ...]
     inputs: tuple[Arg, ...]
-    losses: tuple[str, ...]
+    results: tuple[str, ...]
 
     @classmethod
     def of(cls, program: Program) -> "Model":
-        """The model's statements, its inputs, and the name of its loss."""
+        """The model's statements, its inputs, and the names of its losses and loads."""
         region = program.region
         if region.kind == "model":
             return cls((), region.body, region.args, tuple(end.name for end in region.yields))
         inner = program.microbatches
         setup = region.body[: region.body.index(inner)]
-        return cls(setup, program.forward.body, inner.args, tuple(end.name for end in inner.yields[: program.losses]))
+        return cls(setup, program.forward.body, inner.args, tuple(end.name for end in inner.yields[: program.made]))
 
 
 @frozen
@@ -87,7 +87,8 @@ class Reference:
         env = self._body(model.body, env | given, ())
         count = meaning.count_valid(inputs["labels"])
         share = meaning.reciprocal(n, count)
-        losses = [env[name] for name in model.losses]
+        loss, *others = (env[name] for name in model.results)
+        losses = loss, *others[: self.program.losses - 1]
         found = self._backward(dict(zip(map(id, losses), (share, n.ratio(1, 1)), strict=False)))
         grads = {name: found.get(id(param)) or self._zero(param) for name, param in params.items()}
         norm = meaning.norm(n, [meaning.squares(n, [grad]) for grad in grads.values()])
@@ -96,8 +97,8 @@ class Reference:
             name: meaning.updated(self.program, n, name, param, grads[name], scale, count)
             for name, param in params.items()
         }
-        results = n.product((), losses[0], share), norm, count, *losses[1:]
-        return Outcome(dict(zip(METRICS, results, strict=False)), grads, updated)
+        results = n.product((), loss, share), norm, count, *others
+        return Outcome(metrics(self.program, results), grads, updated)
 
     # ---- forward
 

@@ -85,9 +85,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Metrics of a step, 0-dim tensors equal on all ranks: mean loss of a token, their number, gradient norm if any.
+    """Metrics of a step, tensors equal on all ranks: mean loss of a token, number of tokens, gradient norm if any.
 
     With a loss scale a norm that is not finite is that of a step that was skipped.  `router_loss`: what routers add.
+    `loads`: of each route, how many of the step's tokens chose each expert in each layer, int64 [layers, experts].
     """
 
     loss: Tensor
@@ -95,3 +96,4 @@ class Metrics:
     norm: Tensor | None = None
     loss_scale: Tensor | None = None
     router_loss: Tensor | None = None
+    loads: tuple[Tensor, ...] = ()

@@ -187,7 +187,8 @@ def observed(
             split = {axis for axes in layout.split.values() for axis in axes}
             watch.same({name: getattr(batch, name)}, mesh.without(split), "inputs")
         metrics = function(*args, **options)
-        values = {name: value for name, value in vars(metrics).items() if value is not None}
+        values = {name: value for name, value in vars(metrics).items() if isinstance(value, Tensor)}
+        values |= {f"load {i}": load for i, load in enumerate(metrics.loads)}
         watch.same(values, mesh.without(()), "metrics")
         return metrics
 

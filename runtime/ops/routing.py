@@ -132,6 +132,21 @@ def no_loss(x: Tensor) -> Tensor:
     return torch.zeros((), dtype=wide(x.dtype), device=x.device)
 
 
+def no_load(x: Tensor, *shape: int) -> Tensor:
+    """Zeros of this shape where x is: in each layer, how many of no tokens chose each expert."""
+    return torch.zeros(shape, dtype=torch.int64, device=x.device)
+
+
+def add_load(load: Tensor, ids: Tensor) -> Tensor:
+    """The rows of `load` [layers, experts] after its first, and then how many tokens chose each expert.
+
+    ids [..., k], of no expert where below 0.  After as many calls as there are rows, each row is that of its call; it
+    may have several dims of layers, or none.
+    """
+    counts = is_chosen(ids, load.shape[-1]).flatten(0, -2).sum(0, keepdim=True)
+    return torch.cat([load.reshape(-1, load.shape[-1])[1:], counts]).view(load.shape)
+
+
 class Losses(NamedTuple):
     """What the routers' losses need of logits, as this module has it in plain torch."""
 

@@ -77,20 +77,23 @@ class Pipeline:
         mesh: Mesh,
         flat_params: FlatParams = NOTHING,
         router_share: float | Tensor | None = None,
+        loads: tuple[Tensor, ...] = (),
     ) -> Any:
         """Forward and backward of all microbatches; the sum of losses, zero on ranks without the last stage.
 
         `share` is the gradient of each part of the loss; with a `router_share`, that of the routers' losses, whose sum
-        is a second result.  Parameters' gradients are added up.  `flat_params` are waited
-        for where their stages begin, and their gradients are reduced where these end.
+        is a second result.  To `loads`, results as well, the last stage adds those of microbatches.  Parameters'
+        gradients are added up.  `flat_params` are waited for where their stages begin, and their gradients are reduced
+        where these end.
         """
         inputs = [*batch.microbatches()]
         routers = () if router_share is None else (torch.zeros_like(share) + router_share,)
         zeros = tuple(map(torch.zeros_like, (share, *routers)))
-        now = Pass(model, inputs, (share, *routers), zeros, Chunks(flat_params, trains=True))
+        sums = (*zeros, *loads)
+        now = Pass(model, inputs, (share, *routers), sums, Chunks(flat_params, trains=True))
         row = self._row(mesh)
         row.go(row.all, now)
-        return zeros if routers else zeros[0]
+        return sums if sums[1:] else sums[0]
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batch: Batch, mesh: Mesh, flat_params: FlatParams = NOTHING) -> Tensor:

@@ -21,7 +21,7 @@ _backward: Callable[..., None] = cast(Any, torch.autograd).backward
 
 @dataclass(eq=False, slots=True)
 class Pass:
-    """State that a step's actions share: `shares` are the losses' gradients, `losses` their sums.
+    """State that a step's actions share: `shares` are the losses' gradients, `sums` those of losses and of loads.
 
     `chunks` are the buckets.
     """
@@ -29,7 +29,7 @@ class Pass:
     model: nn.Module
     inputs: Sequence[tuple[Any, ...]]
     shares: Values
-    losses: Values
+    sums: Values
     chunks: Chunks
 
 
@@ -70,10 +70,10 @@ class Cell:
         y: Tensor | Values = now.model(self._stage, x, *now.inputs[self._microbatch])
         ys = (y,) if isinstance(y, Tensor) else y
         if torch.is_grad_enabled():
-            self._entered, self._graph = xs, self._edges(ys)
+            self._entered, self._graph = xs, self._edges(now, ys)
         self._leave(now, ys)
 
-    def _edges(self, ys: Values) -> Sequence[GradientEdge]:
+    def _edges(self, now: Pass, ys: Values) -> Sequence[GradientEdge]:
         return [get_gradient_edge(y) for y, each in zip(ys, self._leaves, strict=True) if each.gradient]
 
     def _leave(self, now: Pass, ys: Values) -> None:
@@ -101,14 +101,14 @@ class Cell:
 
 
 class LastCell(Cell):
-    """A cell of the last stage, whose outputs are parts of the losses."""
+    """A cell of the last stage, whose outputs are parts of the losses, and loads."""
 
-    def _edges(self, ys: Values) -> Sequence[GradientEdge]:
-        return [*map(get_gradient_edge, ys)]
+    def _edges(self, now: Pass, ys: Values) -> Sequence[GradientEdge]:
+        return [get_gradient_edge(y) for y, _ in zip(ys, now.shares, strict=False)]
 
     def _leave(self, now: Pass, ys: Values) -> None:
-        for loss, y in zip(now.losses, ys, strict=False):  # evaluation takes the first
-            loss += y.detach()
+        for total, y in zip(now.sums, ys, strict=False):  # evaluation takes the first
+            total += y.detach()
 
     def _gradients(self, now: Pass) -> Values:
         return now.shares

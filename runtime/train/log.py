@@ -8,9 +8,11 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,28 +29,34 @@ class _Due:
     step: int
     lr: float
     values: dict[str, Tensor]
+    loads: tuple[Tensor, ...]
     copied: torch.cuda.Event | None
 
     @classmethod
     def of(cls, step: int, metrics: Metrics, lr: float, empty: Tensor) -> "_Due":
         """Begins to copy; `empty` goes with the metrics."""
-        # To memory that is pinned, as torch does it for a copy that is not to block.
-        values = {
-            name: value.to("cpu", non_blocking=True)
-            for name, value in (vars(metrics) | {"empty": empty}).items()
-            if value is not None
-        }
+
+        def copy(value: Tensor) -> Tensor:  # to memory that is pinned, as torch does it for a copy that does not block
+            return value.to("cpu", non_blocking=True)
+
+        scalars = {name: value for name, value in vars(metrics).items() if isinstance(value, Tensor)}
+        values = {name: copy(value) for name, value in (scalars | {"empty": empty}).items()}
+        loads = tuple(map(copy, metrics.loads))
         if not metrics.loss.is_cuda:
-            return cls(step, lr, values, None)
+            return cls(step, lr, values, loads, None)
         copied = torch.cuda.Event()
         copied.record()
-        return cls(step, lr, values, copied)
+        return cls(step, lr, values, loads, copied)
 
     def read(self) -> dict[str, float]:
-        """The metrics by name; waits for their step, and for no later one."""
+        """The metrics of which there is one number, by name; waits for their step, and for no later one."""
         if self.copied is not None:
             self.copied.synchronize()
         return {name: value.item() for name, value in self.values.items()}
+
+    def expert_load(self) -> list[list[int]]:
+        """After `read`: how many of the step's tokens chose each expert, layer by layer."""
+        return [row for load in self.loads for row in cast(Any, load.reshape(-1, load.shape[-1])).tolist()]
 
 
 class Log:
@@ -83,9 +91,9 @@ class Log:
         if self._due is None:
             return
         due, self._due = self._due, None
-        self._finished(due.step, due.read(), due.lr)
+        self._finished(due.step, due.read(), due.lr, due.expert_load())
 
-    def _finished(self, step: int, metrics: dict[str, float], lr: float) -> None:
+    def _finished(self, step: int, metrics: dict[str, float], lr: float, load: list[list[int]]) -> None:
         loss, tokens, scale = metrics["loss"], int(metrics["tokens"]), metrics.get("loss_scale")
         norm = metrics.get("norm", 0.0)
         skipped = not isfinite(norm) and scale is not None and scale >= 1  # below 1 no scale would have helped
@@ -98,12 +106,13 @@ class Log:
         self._say(
             f"step {step:>{len(str(self._steps))}}/{self._steps}  {reached}  lr {lr:.2e}"
             f"{'' if scale is None else f'  scale {scale:g}'}{'  skipped' if skipped else ''}"
-            f"  {speed:,.0f} tokens/s  {self._left(step)} left"
+            f"{_spread(load)}  {speed:,.0f} tokens/s  {self._left(step)} left"
         )
         known = {"loss": loss} if tokens else {}
         known |= {"norm": norm} if tokens and not skipped else {}  # JSON has no infinity
         known |= {} if scale is None else {"loss_scale": scale}
         known |= {"router_loss": metrics["router_loss"]} if "router_loss" in metrics else {}
+        known |= {"expert_load": load} if load else {}
         self._write({"step": step, **known, "lr": lr, "tokens": tokens, "tokens_per_s": speed})
 
     def _say_empty(self, step: int, empty: int) -> None:
@@ -154,11 +163,17 @@ class Log:
         except BrokenPipeError:  # a run goes on though nobody reads its lines: they are in log.jsonl
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-    def _write(self, record: dict[str, float]) -> None:
+    def _write(self, record: Mapping[str, float | list[list[int]]]) -> None:
         assert self._folder is not None, "log: only rank 0 writes"
-        self._last |= record
+        self._last |= {key: value for key, value in record.items() if isinstance(value, int | float)}
         with open(self._folder / "log.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+
+
+def _spread(load: list[list[int]]) -> str:
+    """The least and the most tokens that an expert of any layer has, by its layer's mean; "" for no experts."""
+    shares = [count * len(row) / sum(row) for row in load if any(row) for count in row]
+    return f"  load {min(shares):.2f} to {max(shares):.2f}" if shares else ""
 
 
 def _duration(seconds: float) -> str:

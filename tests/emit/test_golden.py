@@ -131,7 +131,12 @@ def _demand_written_by_hand(text: str) -> None:
 def test_a_line_that_no_person_writes_is_found() -> None:
     lines = [
         *("import os", "try:", "eps=1e-05", "theta=500000.0", "peak = x", "z, t = x", "y, y_2 = x", "logits_max_2 = x"),
-        *("        loss = token_loss(x)", "        x = f(x)\n        return x", "turns=True", 'shard={0: ("tp",)}'),
+        *(
+            "        loss = token_loss(x)\n        return loss",
+            "        x = f(x)\n        return x",
+            "turns=True",
+            'shard={0: ("tp",)}',
+        ),
         *("HFWeight(x)", "rows=(", "weight(mesh, 64, x)", "x.unflatten(-1, (2, 16))", "f(mesh) for _ in range(2))"),
         *("e * 33.94112549695428", "scale=0.0625", 'StageInput("x", (64, 4, 64), torch.float32)', "weight_ = x + 1.0"),
         *("attention(q, k, v, seq=0)", "attention(q, k, v, seq=1, causal=False)"),

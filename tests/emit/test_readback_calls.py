@@ -82,7 +82,7 @@ KINDS = {
     "gather": ("attention", "coerce"),
     "routed": (
         *("top", "balance", "router_z", "limit_capacity", "sort_by_expert", "dispatch", "exchange", "exchange_back"),
-        *("grouped_contract", "combine"),
+        *("grouped_contract", "combine", "no_load", "add_load"),
     ),
     "padded rows": ("coerce", "exchange_padded", "grouped_contract", "sort_by_expert"),
     "ring": ("ring_attention",),

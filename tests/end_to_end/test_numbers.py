@@ -103,6 +103,7 @@ def assert_steps_equal(emitted: Sequence[Step], expected: Sequence[Step]) -> Non
         at = f"step {number}: "
         assert got.loss == pytest.approx(want.loss, rel=1e-10, abs=0), at
         assert got.router_loss == pytest.approx(want.router_loss, rel=1e-10, abs=0), at
+        assert [load.tolist() for load in got.loads] == [load.tolist() for load in want.loads], at
         assert got.gradients.keys() == want.gradients.keys()
         for name, gradient in want.gradients.items():
             _close(f"{at}gradient of {name}", got.gradients[name], gradient)

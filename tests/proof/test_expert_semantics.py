@@ -134,3 +134,18 @@ def test_values_and_gradients_are_torchs(name: str) -> None:
     expected = torch.autograd.grad(want, wanted, torch.from_numpy(np.asarray(dy)))
     for grad, due in zip([each for each in made if each], expected, strict=True):
         assert np.allclose(grad.array[0, 0], due.numpy(), rtol=1e-12, atol=1e-14)
+
+
+def test_a_load_has_the_layers_before_and_the_counts_of_this_one() -> None:
+    """By brute force; of choices that a capacity has dropped, -1, none counts."""
+    program = frame({"tp": 1}, {**SIZES, "layers": 3})
+    ids, before = IDS_OF_TOKENS.copy(), RNG.integers(0, 9, (3, 6))
+    ids[0, 2, 1] = -1
+    load = Value("y", Type("i64", ("layers", "scored")))
+    op = Op("add_load", ("x0", "x1"), (load,), (), span=program.region.span)
+    args = [Tensor(("layers", "scored"), Reals(1).constant(before[None, None]).array), Tensor(IDS, ids[None, None])]
+    types = [load.type, Type("i64", IDS)]
+    call = Call(program, SimulatedMesh.of(program), Reals(1), op, args, types)
+    (found,) = MEANINGS["add_load"].value(call)
+    counts = [sum(int(expert == each) for each in ids.flat) for expert in range(6)]
+    assert found.array[0, 0].tolist() == [*before[1:].tolist(), counts]

@@ -493,8 +493,8 @@ which is of all others that have gradients."""
 
 OF_ROUTES = {
     *("top", "balance", "router_z", "dispatch", "combine", "grouped_contract"),
-    *("no_loss", "limit_capacity", "sort_by_expert", "exchange_counts", "exchange", "exchange_back"),
-    "exchange_padded",
+    *("no_loss", "no_load", "add_load", "limit_capacity", "sort_by_expert"),
+    *("exchange_counts", "exchange", "exchange_back", "exchange_padded"),
 }
 """Ops of experts: the first line's are held to torch in `test_expert_semantics`, what moves rows by plans alone."""
 

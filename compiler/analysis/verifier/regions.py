@@ -51,7 +51,7 @@ class Regions(Checker):
         assert len(inner) == 1, "a step has one region of all microbatches"
         blocks = [stmt.kind for stmt in inner[0].body]
         assert blocks == ["forward", "backward"], "microbatches are one forward and one backward"
-        assert self.program.losses in (1, 2), "a step yields loss, norm, count, the routers' loss and its parameters"
+        assert self.program.losses in (1, 2), "a step yields losses, norm, count, loads and its parameters"
 
     def region(self, region: Region, outer: dict[str, Type]) -> dict[str, Type]:
         """Checks a region; returns the names that stay visible after it."""

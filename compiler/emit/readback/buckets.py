@@ -192,6 +192,6 @@ class Buckets:
         params = [param.name for param in self.program.params if param.name not in gone]
         of = {
             name: value.name
-            for name, value in zip(params, self.program.microbatches.results[self.program.losses :], strict=False)
+            for name, value in zip(params, self.program.microbatches.results[self.program.made :], strict=False)
         }
         return tuple(of[name] for name in bucket.params)

@@ -13,7 +13,7 @@ from attrs import define, frozen
 
 from ...ir import PRECISIONS, Op, Program, Type
 from ...ops import OPS, roles
-from ...ops.call import Argument, Dims, Experts, Group, Keyword, Layout, Positions, Quotient, RotaryTable, Shards
+from ...ops.call import Argument, Dims, Experts, Group, Keyword, Layout, Positions, Quotient, RotaryTable, Shards, Size
 from ...ops.saved_tensors import Local
 from ..imports import function_of
 from ..naming import DTYPES
@@ -231,6 +231,8 @@ class _Reader:
         match wanted:
             case Dims(names):
                 return [first[i] for i in _indices(said, len(first))] == [self._stored(name) for name in names]
+            case Size(dim):
+                return _same(said, self.it.program.size(dim))
             case Group(axes):
                 return said is self._group(axes)
             case Positions() | Experts():

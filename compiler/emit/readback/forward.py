@@ -89,7 +89,7 @@ class Forward:
         demand(last, same, f"returns {', '.join(map(str, given))}, not {', '.join(map(str, wanted))}")
 
     def _yields(self) -> list[str]:
-        return [end.name for end in self._region.yields[: self._program.losses]]
+        return [end.name for end in self._region.yields[: self._program.made]]
 
     def term(self, name: str) -> object:
         """The term of a value of the IR."""

@@ -36,9 +36,9 @@ class Microbatches:
     def _microbatches(self, region: Region) -> None:
         if self._buckets.are_moved():
             self._flats()
-        losses = self._run() if self._program.pipeline else self._loop()
-        self._values |= zip((value.name for value in region.results), losses, strict=False)
-        for value in region.results[self._program.losses :]:
+        sums = self._run() if self._program.pipeline else self._loop()
+        self._values |= zip((value.name for value in region.results), sums, strict=False)
+        for value in region.results[self._program.made :]:
             if bucket := self._buckets.of(value):
                 gradients = self._container("state.gradients()") if self._trains else None
                 self._values[value.name] = self._machine.terms("getitem", gradients, bucket.name)
@@ -81,11 +81,14 @@ class Microbatches:
         scales = [seed.outputs[0].name for seed in others if seed.kind != "one"]
         shares = {f"share{i}": self._values[name] for i, name in enumerate(scales)}
         given += [f"router_share={''.join(shares) or 1.0}" for _ in others]
-        result = self._spec(f"PIPELINE.run({', '.join(given)})", seed=seed, mesh=mesh, **chunks, **shares)
-        return self._machine.parts(self._node, result, 2) if others else [result]
+        first, count = self._program.losses, self._program.made
+        loads = tuple(self._values[f"zero {at}"] for at in range(first, count))
+        given += ["loads=loads"] if loads else []
+        result = self._spec(f"PIPELINE.run({', '.join(given)})", seed=seed, mesh=mesh, loads=loads, **chunks, **shares)
+        return self._machine.parts(self._node, result, count) if count > 1 else [result]
 
     def _loop(self) -> Sequence[object]:
-        """Forward, and in training backward, of each microbatch, and the sums of losses."""
+        """Forward, and in training backward, of each microbatch, and the sums of losses and loads."""
         machine, loop = self._machine, next((each for each in self._found if isinstance(each, Loop)), None)
         if loop is None:
             raise wrong(self._node, "runs no microbatches")
@@ -94,11 +97,11 @@ class Microbatches:
         outer, machine.log = [*machine.log, loop], []
         each = machine.terms("each", all_, loop.symbol)
         inputs = {name: machine.terms("item", each, i, len(known)) for i, name in enumerate(known)}
-        part, count = self._model(loop, inputs), self._program.losses
+        part, count, losses = self._model(loop, inputs), self._program.made, self._program.losses
         if self._trains:
             parts = [part] if count == 1 else machine.parts(loop.node, part, count)
-            self._begin_backward(parts)
-            parts = [self._spec("part.detach()", part=part) for part in parts]
+            self._begin_backward(parts[:losses])
+            parts = [*(self._spec("part.detach()", part=part) for part in parts[:losses]), *parts[losses:]]
         else:
             parts = [part] if count == 1 else [self._spec("part[0]", part=part)]
         names = self._sums(loop, outer)
@@ -108,7 +111,7 @@ class Microbatches:
         ]
         compare(loop.node, loop.log, machine.log, ORDERED)
         for name, end in zip(names, ends, strict=True):
-            demand(loop.node, loop.end[name] is end, f"`{name}` is not the sum of losses")
+            demand(loop.node, loop.end[name] is end, f"`{name}` is not the sum of those of microbatches")
         machine.log = outer
         return [loop.after[name] for name in names]
 
@@ -122,14 +125,14 @@ class Microbatches:
         self._spec(f"({' + '.join(terms)}).backward()", **names)
 
     def _sums(self, loop: Loop, before: Log) -> list[str]:
-        """The names of the sums of losses, each of which begins as a zero of its own."""
+        """The names of the sums of losses and loads, each of which begins as a zero of its own."""
         found = [
             next((name for name, begin in loop.begin.items() if begin is zero), None)
-            for zero in (self._values[f"zero {i}"] for i in range(self._program.losses if self._trains else 1))
+            for zero in (self._values[f"zero {i}"] for i in range(self._program.made if self._trains else 1))
         ]
         if None in found:
             demand_known(self._found[: self._found.index(loop)], before)
-            raise wrong(loop.node, "the sum of losses does not begin as a zero of the loss' kind")
+            raise wrong(loop.node, "a sum over microbatches does not begin as a zero of its kind")
         return [name for name in found if name is not None]
 
     def _model(self, loop: Loop, inputs: dict[str, Term]) -> object:

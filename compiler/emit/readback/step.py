@@ -27,7 +27,9 @@ class Step(Microbatches):
         self._types = program.types
         self._scale = next((op.outputs[0].name for op in program.ops if op.kind == "loss_scale"), "")
         metrics = ("loss", "norm", "tokens", "router_loss")[: 2 + program.losses]
-        self._returns = {key: end.name for key, end in zip(metrics, program.region.yields, strict=False)}
+        ends = [end.name for end in program.region.yields]
+        self._returns: dict[str, str] = dict(zip(metrics, ends, strict=False))
+        self._loads = ends[len(metrics) :][: program.routes] if self._trains else []
         if not self._trains:
             self._returns = {key: name for key, name in self._returns.items() if key in ("loss", "tokens")}
         elif self._scale:
@@ -53,7 +55,8 @@ class Step(Microbatches):
                 self._microbatches(stmt)
             elif stmt in self._ops:
                 self._do(stmt)
-        wanted = self._spec(f"Metrics({', '.join(f'{key}={key}' for key in self._returns)})", **self._metrics())
+        fields = ", ".join([*(f"{key}={key}" for key in self._returns), *["loads=loads"][: len(self._loads)]])
+        wanted = self._spec(f"Metrics({fields})", **self._metrics(), loads=tuple(map(self._values.get, self._loads)))
         compare(self._node, self._found, machine.log, ORDERED)
         demand(self._node.body[-1], result is wanted, f"returns {result}, not {wanted}")
         self._compare_sides()
@@ -109,6 +112,15 @@ class Step(Microbatches):
             self._values["zero 0"] = loss = self._spec("torch.zeros_like(x)", x=self._values[result])
             if self._trains and self._program.losses > 1:
                 self._values["zero 1"] = self._spec("torch.zeros_like(x)", x=loss)
+        if op.kind == "reciprocal" and self._trains:
+            self._begin_loads(self._values[op.inputs[0]])
+
+    def _begin_loads(self, num_tokens: object) -> None:
+        """A zero of each load, where the number of tokens is."""
+        first, last = self._program.losses, self._program.made
+        for at, end in enumerate(self._region.yields[first:last], start=first):
+            sizes = ", ".join(str(self._program.size(dim)) for dim in self._types[end.name].dims)
+            self._values[f"zero {at}"] = self._spec(f"no_load(x, {sizes})", x=num_tokens)
 
     def _text(self, op: Op) -> str:
         """The expression of an op of operands `a0`, `a1`, …; "" where another line does it."""

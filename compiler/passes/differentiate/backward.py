@@ -128,7 +128,7 @@ class Backward(OpBuilder):
     def _repeat(self, region: Region) -> Region:
         if not any(result.name in self._parts for result in region.results):
             return region
-        incoming = [self.total_or_zero(result.name) for result in region.results]
+        incoming = [self.total_or_zero(result.name) for result in region.results if result.type.differentiable]
         inner = _RepeatBackward(self, region)
         forward = inner.write_region(incoming)
         self.body.append(inner.region)
@@ -211,10 +211,11 @@ class _RepeatBackward(Backward):
         forward = self._forward
         self._inside |= {v.name for repeat in regions_in(forward.body) for v in repeat.results}
         args = [Arg(self.value(grad, self.type(grad)), grad, Enter.CARRY) for grad in incoming]
-        for end, arg in zip(forward.yields, args, strict=True):
+        ends = [end for end in forward.yields if self.type(end.name).differentiable]
+        for end, arg in zip(ends, args, strict=True):
             self.add(end.name, arg.value.name)
         body = self.of(forward.body)
-        carried = [arg for arg in forward.args if arg.enter is Enter.CARRY]
+        carried = [arg for arg in forward.args if arg.enter is Enter.CARRY and arg.value.type.differentiable]
         found = [(arg.source, Yield(self.total_or_zero(arg.value.name), Leave.LAST)) for arg in carried]
         found += [self._captured(name, args) for name in list(self._parts) if name not in self._own]
         found += self._sliced()

@@ -39,7 +39,7 @@ class TrainingStep(OpBuilder):
         self._loss_scale = ""  # of a program that has one
 
     def region(self) -> Region:
-        """The step, which yields loss, gradient norm, count of valid tokens, a router's loss and the new parameters."""
+        """The step: it yields loss, gradient norm, count of labels, a routers' loss, loads and the new parameters."""
         inputs = [self.value(arg.value.name, arg.value.type.stacked(MICROBATCHES)) for arg in self._model.args]
         self.body += self._leaves
         labels = next(value.name for value in inputs if base(value.name) == "labels")
@@ -47,9 +47,9 @@ class TrainingStep(OpBuilder):
         count = self.reduced(counted)
         loss_type = self.types[self._model.yields[0].name]
         inv_num_tokens = self.write("reciprocal", [count], "inv_num_tokens", dtype=loss_type.dtype)
-        losses, grads = self._microbatches(inputs, self._scaled(inv_num_tokens))
-        mean = self.write("mul", [self.reduced(losses[0]), inv_num_tokens], losses[0])
-        others = [self.reduced(name) for name in losses[1:]]
+        (loss, *others), grads = self._microbatches(inputs, self._scaled(inv_num_tokens))
+        mean = self.write("mul", [self.reduced(loss), inv_num_tokens], loss)
+        others = [self.reduced(name) for name in others]
         norm, updated = self._update(grads, count)
         ends = tuple(Yield(name, Leave.LAST) for name in (mean, norm, count, *others, *updated))
         args = tuple(Arg(value, value.name, Enter.EACH) for value in inputs)
@@ -63,9 +63,9 @@ class TrainingStep(OpBuilder):
         return self.write("mul", [inv_num_tokens, self._loss_scale], "seed")
 
     def _microbatches(self, inputs: list[Value], seed: str) -> tuple[list[str], list[str]]:
-        """Writes the region of all microbatches; returns the sums of losses and of the leaves' gradients."""
-        losses = [end.name for end in self._model.yields]
-        back = Backward(self)
+        """Writes the region of all microbatches; returns the sums of losses and loads, and of the leaves' gradients."""
+        made = [end.name for end in self._model.yields]
+        losses, back = made[: self.program.losses], Backward(self)
         for loss, gradient in zip(losses, (seed, *(self._one(name) for name in losses[1:])), strict=True):
             axes = self.types[loss].axes_in(Kind.PARTIAL)
             back.add(loss, back.coerce(gradient, Step(axes, INVARIANT, REPLICATED)))
@@ -76,12 +76,12 @@ class TrainingStep(OpBuilder):
             Region("forward", forward, span=self.span),
             Region("backward", tuple(back.body), span=self.span),
         )
-        ends = tuple(Yield(name, Leave.SUM) for name in (*losses, *grads))
+        ends = tuple(Yield(name, Leave.SUM) for name in (*made, *grads))
         results = tuple(self.value(end.name, self.types[end.name]) for end in ends)
         args = tuple(Arg(a.value, value.name, Enter.EACH) for a, value in zip(self._model.args, inputs, strict=True))
         self.body.append(Region("microbatches", blocks, args, ends, results, MICROBATCHES, span=self.span))
         names = [value.name for value in results]
-        return names[: len(losses)], names[len(losses) :]
+        return names[: len(made)], names[len(made) :]
 
     def _one(self, loss: str) -> str:
         """The gradient of a loss that counts as it is: one, times the loss scale in fp16."""

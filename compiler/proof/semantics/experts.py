@@ -96,6 +96,18 @@ def _capacity(c: Call) -> list[Tensor]:
     return [c.world.coerced(kept, axes, REPLICATED, sharded(SEQUENCE), c.numbers) if axes else kept]
 
 
+def _add_load(c: Call) -> list[Tensor]:
+    """The rows of the load after its first, and then how many tokens chose each expert; as numbers, which add up."""
+    (load, ids), size = c.args, c.world.dims[c.args[0].dims[-1]]
+    hot = ids.array[..., None] == np.arange(size)
+    counts = hot.sum(axis=tuple(range(ids.lead, hot.ndim - 1)))[..., None, :]
+    rows = load.array.reshape(*load.array.shape[: load.lead], -1, size)[..., 1:, :]
+    lead = np.broadcast_shapes(rows.shape[:-2], counts.shape[:-2])
+    parts = (np.broadcast_to(part, (*lead, *part.shape[-2:])) for part in (rows, c.numbers.constant(counts).array))
+    whole = np.concatenate([*parts], axis=-2)
+    return [Tensor(load.dims, whole.reshape(*lead, *load.array.shape[load.lead :]))]
+
+
 class _Balance:
     """by · Σ f · P, where f is experts / (k · length) times how many tokens of a sequence chose an expert."""
 
@@ -248,6 +260,8 @@ def _sum_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 MEANINGS = {
     "top": Semantics(_top, lambda c, grads: [_Choice(c).gradient(grads[0])]),
     "no_loss": Semantics(lambda c: [zero(c, c.op.outputs[0].type)], lambda c, grads: [None]),
+    "no_load": Semantics(lambda c: [zero(c, c.op.outputs[0].type)], lambda c, grads: [None]),
+    "add_load": Semantics(_add_load, lambda c, grads: [None, None]),
     "balance": Semantics(lambda c: [_Balance(c).value()], lambda c, grads: [_Balance(c).gradient(grads[0]), None]),
     "router_z": Semantics(_router_z, _router_z_gradients),
     "limit_capacity": Semantics(_capacity, lambda c, grads: [None]),

@@ -50,6 +50,7 @@ class RankStep:
     gradients: dict[str, Part]
     parameters: dict[str, Part]
     router_loss: float
+    loads: tuple[Tensor, ...]
 
 
 def compiled(case: Case, folder: Path) -> ModuleType:
@@ -129,7 +130,8 @@ def _step(module: ModuleType, model: torch.nn.Module, state: Any, batch: Batch, 
     metrics = module.train_step(model, state, batch, lr)
     of_routers = 0.0 if metrics.router_loss is None else float(metrics.router_loss)
     shown = float(metrics.loss), float(metrics.norm), int(metrics.tokens)
-    return RankStep(*shown, gradients, _parameters(state), of_routers)
+    loads = tuple(row for load in metrics.loads for row in load)
+    return RankStep(*shown, gradients, _parameters(state), of_routers, loads)
 
 
 def _gradient(state: Any, box: Box) -> Part:
@@ -210,8 +212,10 @@ def _joined(steps: tuple[RankStep, ...], like: Tensors) -> Step:
     first = steps[0]
     assert len({(s.loss, s.norm, s.tokens, s.router_loss) for s in steps}) == 1, "metrics differ"
     wholes = (joined([s.gradients for s in steps]), joined([s.parameters for s in steps]))
+    for each in steps:
+        assert all(map(torch.equal, each.loads, first.loads)), "loads differ"
     gradients, parameters = ({name: x.view_as(like[name]) for name, x in each.items()} for each in wholes)
-    return Step(first.loss, first.norm, gradients, parameters, first.router_loss)
+    return Step(first.loss, first.norm, gradients, parameters, first.router_loss, first.loads)
 
 
 def joined(ranks: list[dict[str, Part]]) -> Tensors:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
-Loss = Callable[..., Tensor | tuple[Tensor, Tensor]]
-"""The sum of token losses, of parameters, tokens, labels and what else a model is given; then what routers add."""
+Loss = Callable[..., "Tensor | tuple[Tensor, Routed]"]
+"""The sum of token losses, of parameters, tokens, labels and what else a model is given; and what routers did."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,20 @@ class Step:
     gradients: Tensors
     parameters: Tensors
     router_loss: float = 0.0
+    loads: tuple[Tensor, ...] = ()  # of each layer's experts, in tokens
+
+
+@dataclass(frozen=True)
+class Routed:
+    """What the routers of some tokens have added to the loss, and how many tokens chose each expert, layer by layer."""
+
+    losses: list[Tensor]
+    loads: list[Tensor]
+
+    @property
+    def loss(self) -> Tensor:
+        """The sum."""
+        return torch.stack([torch.zeros((), dtype=torch.float64), *self.losses]).sum()
 
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
@@ -172,19 +186,19 @@ def loss(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
     return losses(config, p, tokens, labels)[0]
 
 
-def losses(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """That, and the sum of routers' losses."""
-    x, of_routers = p["wte"][tokens], [torch.zeros((), dtype=torch.float64)]
+def losses(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Routed]:
+    """That, and what routers did."""
+    x, routed = p["wte"][tokens], Routed([], [])
     for i in range(config.layers):
-        x = _layer(config, {k.split(".")[2]: v for k, v in p.items() if k.startswith(f"layers.{i}.")}, x, of_routers)
+        x = _layer(config, {k.split(".")[2]: v for k, v in p.items() if k.startswith(f"layers.{i}.")}, x, routed)
     logits = _norm(x, p["norm"], config.eps) @ p["wte" if config.tied else "head"][: config.classes].T
     picked, normaliser = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1), logits.logsumexp(-1)
     aimed = (1 - config.smoothing) * picked + config.smoothing * logits.mean(-1)
     total = ((normaliser - aimed + config.z_loss * normaliser.pow(2)) * (labels >= 0)).sum()
-    return total, torch.stack(of_routers).sum()
+    return total, routed
 
 
-def _layer(c: Config, p: Tensors, x: Tensor, of_routers: list[Tensor]) -> Tensor:
+def _layer(c: Config, p: Tensors, x: Tensor, routed: Routed) -> Tensor:
     if c.every:
         return _layer_of_every(c, p, x)
     a = _norm(x, p["norm1"], c.eps)
@@ -194,7 +208,7 @@ def _layer(c: Config, p: Tensors, x: Tensor, of_routers: list[Tensor]) -> Tensor
     m = _norm(x, p["norm2"], c.eps)
     if c.route is None:
         return x + _mlp(p, m)
-    return x + _experts(c.route, p, m, of_routers) + (_mlp(p, m) if c.route.shared else 0)
+    return x + _experts(c.route, p, m, routed) + (_mlp(p, m) if c.route.shared else 0)
 
 
 def _layer_of_every(c: Config, p: Tensors, x: Tensor) -> Tensor:
@@ -227,19 +241,20 @@ def _mlp(p: Tensors, x: Tensor) -> Tensor:
     return (gate * gate.sigmoid() * (x @ p["w_up"].T)) @ p["w_down"].T
 
 
-def _experts(route: Route, p: Tensors, x: Tensor, losses: list[Tensor]) -> Tensor:
+def _experts(route: Route, p: Tensors, x: Tensor, routed: Routed) -> Tensor:
     """Each expert on all tokens, times its gate, which is 0 where it is not chosen (Shazeer et al. 2017)."""
     logits = x @ p["router"].T
     scores = logits.softmax(-1) if route.score == "softmax" else logits.sigmoid()
     by_group = scores.detach().unflatten(-1, (route.groups, -1))
     best = _largest(by_group.topk(2).values.sum(-1), route.among)  # DeepSeek-AI 2024, section 2.1.2
     chosen = _largest(by_group.masked_fill(~best.unsqueeze(-1), -1).flatten(-2), route.k)
+    routed.loads.append(chosen.sum((0, 1)))
     gates = scores * chosen
     gates = route.scale * (gates / gates.sum(-1, keepdim=True) if route.normalise else gates)
     if route.balance or route.z:
         f = chosen.double().mean(1) * route.experts / route.k  # DeepSeek-AI 2024, section 2.1.2: of each sequence
         balance = (f * (scores / scores.sum(-1, keepdim=True)).mean(1)).sum(-1).mean()
-        losses.append(route.balance * balance + route.z * logits.logsumexp(-1).pow(2).mean())  # Zoph et al. 2022
+        routed.losses.append(route.balance * balance + route.z * logits.logsumexp(-1).pow(2).mean())  # Zoph et al. 2022
     if route.capacity:
         gates = gates * (chosen.cumsum(1) <= ceil(route.capacity * x.shape[1] * route.k / route.experts))
 
@@ -311,15 +326,15 @@ def train(
         labels = batch[1]
         leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
         made = model(leaves, *batch)
-        total, of_routers = made if isinstance(made, tuple) else (made, torch.zeros(()))
+        total, routed = made if isinstance(made, tuple) else (made, Routed([], []))
         mean = total / max(1, int((labels >= 0).sum()))
-        (mean + of_routers).backward()
+        (mean + routed.loss).backward()
         gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
         norm = sum(float(g.pow(2).sum()) for g in gradients.values()) ** 0.5
         if (labels >= 0).any():
             factor = min(1.0, training.clip / (norm + 1e-6)) if training.clip else 1.0
             parameters = optimizer.step(parameters, {name: g * factor for name, g in gradients.items()}, lr)
-        steps.append(Step(mean.item(), norm, gradients, parameters, of_routers.item()))
+        steps.append(Step(mean.item(), norm, gradients, parameters, routed.loss.item(), (*routed.loads,)))
     return steps
 
 

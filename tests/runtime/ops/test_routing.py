@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from helpers.forked_ranks import run_ranks
-from scalec.runtime import Mesh, Positions, all_reduce_, balance, limit_capacity, router_z, top_k
+from scalec.runtime import (
+    Mesh,
+    Positions,
+    add_load,
+    all_reduce_,
+    balance,
+    limit_capacity,
+    no_load,
+    router_z,
+    top_k,
+)
 
 CHOICES: list[dict[str, Any]] = [
     {"k": 1},
@@ -174,3 +184,16 @@ def _over_ranks(axes: dict[str, int], seq_axes: tuple[str, ...], zigzag: tuple[s
 @pytest.mark.parametrize("case", SHARDED, ids=str)
 def test_a_sequence_over_ranks_has_the_same_capacity_and_balance(case: Any) -> None:
     run_ranks(prod(case[0].values()), _over_ranks, *case)
+
+
+@pytest.mark.parametrize("shape", [(3, EXPERTS), (3, 1, EXPERTS), (EXPERTS,)], ids=str)
+def test_a_load_has_a_row_of_counts_for_each_layer(shape: tuple[int, ...]) -> None:
+    layers = [torch.randint(-1, EXPERTS, (2, 5, 2), generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    layers = layers[: prod(shape[:-1])]
+    load = no_load(layers[0], *shape)
+    for ids in layers:
+        ids[..., 1] = torch.where(ids[..., 1] == ids[..., 0], -1, ids[..., 1])  # a token chooses an expert once
+        load = add_load(load, ids)
+    want = [[int((ids == expert).sum()) for expert in range(EXPERTS)] for ids in layers]
+    assert load.dtype == torch.int64
+    assert load.view(-1, EXPERTS).tolist() == want

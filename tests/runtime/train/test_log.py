@@ -1,5 +1,6 @@
 """When a step's line is written: on the CPU at once, on a GPU behind the step that the device was given meanwhile."""
 
+import json
 import os
 import sys
 from io import BytesIO, TextIOWrapper
@@ -29,6 +30,15 @@ def test_a_line_is_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
     log.step(1, _metrics("cpu"), 0.1)
     log.settle()
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_line_has_the_worst_loads_of_all_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layers, other = torch.tensor([[4, 4, 4, 4], [2, 10, 0, 4]]), torch.tensor([3, 5])
+    metrics = Metrics(torch.tensor(2.0), torch.tensor(4), loads=(layers, other))
+    Log(tmp_path, 0, 3, 4).step(1, metrics, 0.1)
+    assert "  load 0.00 to 2.50  " in capsys.readouterr().out
+    (record,) = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
+    assert record["expert_load"] == [[4, 4, 4, 4], [2, 10, 0, 4], [3, 5]]
 
 
 @pytest.mark.gpu
