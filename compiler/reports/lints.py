@@ -164,7 +164,8 @@ def _room_of_nothing(program: Program) -> Iterator[Diagnostic]:
     """A `room`, although the experts of all ranks get the same rows."""
     if program.train.room is not None and not loads(program):
         message = "`room` has no effect: no rank's experts get more rows than another's"
-        why = "experts lie over no ranks" if program.choices else "the model has no `route`"
+        padded = "rows are padded" if program.train.experts == PADDED else "experts lie over no ranks"
+        why = padded if program.choices else "the model has no `route`"
         yield Diagnostic("W0912", message, program.train.spans["room"], why, help="leave it out")
 
 
@@ -172,5 +173,5 @@ def _nothing_padded(program: Program) -> Iterator[Diagnostic]:
     """Padded rows of experts, although no tokens are routed."""
     train = program.train
     if train.experts == PADDED and not program.choices:
-        message = "`experts` has no effect: the model has no route"
-        yield Diagnostic("W0912", message, train.spans["experts"], help="leave it out")
+        message = "`experts` has no effect: there are no rows to pad"
+        yield Diagnostic("W0912", message, train.spans["experts"], "the model has no `route`", help="leave it out")

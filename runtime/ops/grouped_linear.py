@@ -86,8 +86,10 @@ def grouped_linear(x: Tensor, weight: Tensor, held: Groups | None = None, backen
     return cast(Any, _GroupedLinear).apply(x, weight, held, backend)
 
 
-def grouped_bias(x: Tensor, bias: Tensor, held: Groups) -> Tensor:
-    """x + bias[e] for the rows of each expert e of `held`.  x [rows, o], bias [experts, o].  Saves nothing."""
+def grouped_bias(x: Tensor, bias: Tensor, held: Groups | None = None) -> Tensor:
+    """x + bias[e] for the rows of each expert e, as in `grouped_linear`.  bias [experts, o].  Saves nothing."""
+    if held is None:
+        return x + bias.unsqueeze(1)
     return cast(Any, _GroupedBias).apply(x, bias, held)
 
 

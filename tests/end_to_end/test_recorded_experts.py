@@ -18,6 +18,9 @@ CASES = (
     Case(dp=2, tp=2, sp=True, model="sigmoid", experts="dp, tp", gathered="regather", recompute="every(2, layers)"),
     Case(dp=2, tp=2, model="one", experts="dp", inner=True, recompute="full"),
     Case(tp=2, model="two", experts="tp", microbatches=2),
+    Case(
+        dp=2, tp=2, sp=True, model="capacity", experts="dp", inner=True, bounded=True, recompute="selective(dispatch)"
+    ),
     Case(cp=2, tp=2, sp=True, how="as zigzag", model="capacity", experts="cp, tp", recompute="full"),
     Case(dp=2, cp=2, how="as zigzag via ring", model="capacity", experts="dp, cp", recompute="selective(dispatch)"),
     Case(pp=2, ep=2, model="two", experts="ep", schedule="zb_h1", microbatches=3, recompute="selective(dispatch)"),

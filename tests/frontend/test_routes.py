@@ -90,7 +90,7 @@ AROUND = {  # what is written instead of what, outside of the body
         "over dp, tp  batch over dp  vocab over tp",
         "over dp  batch over dp  vocab over tp  chosen over tp",
     ),
-    "steps = 30": ("steps = 30  compile = on",),
+    "steps = 30": ("steps = 30  compile = on", "steps = 30  experts = padded"),
 }
 INSIDE = (
     # values of all tokens

@@ -77,6 +77,9 @@ CASES = {
     "experts with losses": replace(ONE, model="losses"),
     "experts of parts of a sequence, with losses": replace(SP, model="losses", experts="dp, tp"),
     "experts of a capacity": Case(dp=2, cp=2, how="as zigzag", model="capacity", experts="dp, cp"),
+    "experts, padded": replace(SP, model="roomy", experts="dp, tp", bounded=True),
+    "experts, padded, split within": replace(SP, model="capacity", experts="dp", inner=True, bounded=True),
+    "experts, padded, again": Case(tp=2, model="roomy", experts="tp", bounded=True, recompute="selective(dispatch)"),
 }
 
 DROPS = """model drops(tokens[batch, seq], labels[batch, seq], documents[batch, seq]) {

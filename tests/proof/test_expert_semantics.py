@@ -109,6 +109,22 @@ CASES: dict[str, tuple[str, list[tuple[tuple[str, ...], Any]], tuple[str, ...], 
 }
 
 
+@pytest.mark.parametrize(("padded", "rows"), [(0, 10), (5, 10), (2, 4), (1, 2)])
+def test_rows_past_the_padded_ones_are_no_rows(padded: int, rows: int) -> None:
+    """The first ones of each expert are, for each of two sequences as many."""
+    program = frame({"tp": 1}, SIZES)
+    dims = tuple(evolve(dim, chosen="chosen", padded=padded) if dim.name == "experts" else dim for dim in program.dims)
+    program, result = evolve(program, dims=dims), Value("order", Type("i64", ORDER))
+    op = Op("sort_by_expert", ("ids",), (result,), (("to", "experts"),), span=program.region.span)
+    ids = np.where(IDS_OF_TOKENS == 3, 0, IDS_OF_TOKENS)  # some of which chose the first expert twice
+    call = Call(program, SimulatedMesh.of(program), Reals(1), op, [Tensor(IDS, ids[None, None])], [Type("i64", IDS)])
+    (found,) = MEANINGS["sort_by_expert"].value(call)
+    wanted = np.zeros((6, 20), dtype=int)
+    for expert in range(6):
+        wanted[expert, np.flatnonzero(ids == expert)[:rows]] = 1
+    assert (found.array[0, 0] == wanted.reshape(6, 2, 5, 2)).all()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_torchs(name: str) -> None:
     kind, operands, dims, attrs, formula = CASES[name]

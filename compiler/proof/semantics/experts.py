@@ -7,7 +7,7 @@ from math import ceil
 
 import numpy as np
 
-from ...ir import INVARIANT, PARTIAL, REPLICATED, SEQUENCE, Placement, Type, sharded
+from ...ir import BATCH, INVARIANT, PARTIAL, REPLICATED, SEQUENCE, Placement, Type, sharded
 from ...ops.experts import moves
 from ..tensors import Array, Dims, Tensor
 from .call import Call, Semantics
@@ -172,10 +172,11 @@ def _order(c: Call) -> list[Tensor]:
     (ids,), result = c.args, c.op.outputs[0].type
     index = Tensor(result.dims[:1], c.world.indices(result, result.dims[0]))
     order = (ids.onto(result.dims) == index.onto(result.dims)).astype(int)
-    if not c.program.is_ragged(result):
-        *_, padded = c.program.local_shape(result)
+    if padded := c.program.dim(result.dims[0]).padded:
+        sequences = order.shape[result.dims.index(BATCH) - len(result.dims)]  # of all microbatches, where these are one
+        rows = sequences * padded // c.program.degree(result.axes_of(SEQUENCE))
         by_expert = order.reshape(*order.shape[: 1 - len(result.dims)], -1)
-        order *= (np.cumsum(by_expert, axis=-1) <= padded).reshape(order.shape)
+        order *= (np.cumsum(by_expert, axis=-1) <= rows).reshape(order.shape)
     return [Tensor(result.dims, order)]
 
 

@@ -1,5 +1,7 @@
 """Rows of experts against indexing, where choices lack rows too."""
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -14,26 +16,33 @@ TILES = (Tile(rows=1, warps=4), Tile(rows=4, warps=4, columns=16), Tile(rows=2, 
 EXPERTS = 12
 
 
-def order_of(tokens: int, k: int, device: str, least: int = 0) -> Order:
-    """Of random choices; of experts below `least` there are no rows."""
+def order_of(tokens: int, k: int, device: str, least: int = 0, padded: int = 0) -> Order:
+    """Of random choices; of experts below `least` there are no rows, or padded ones alone."""
     draws = torch.rand(tokens, EXPERTS, generator=torch.Generator().manual_seed(tokens + k))
     ids = draws.argsort(-1)[:, :k]
-    return sort_by_expert(ids.masked_fill(ids < least, -1).to(device), Experts(Mesh({}, device), EXPERTS))
-
-
-def _check(tokens: int, k: int, width: int, least: int, tile: Tile, precision: Precision, device: str) -> None:
-    order = order_of(tokens, k, device, least)
-    x = randn(tokens, width, precision=precision, device=device)
-    rows = randn(order.total, width, precision=precision, device=device, seed=1)
-    gates = randn(tokens, k, precision=precision, device=device, seed=2)
-    places = order.rows.cpu()
-    chosen = torch.nn.functional.one_hot(places + 1, order.total + 1)[..., 1:].double()
-    check_against(
-        lambda x: Dispatch({width: tile})(x, order), lambda x: torch.einsum("tkr,th->rh", chosen, x), [x], precision
+    return sort_by_expert(
+        ids.masked_fill(ids < least, -1).to(device), Experts(Mesh({}, device), EXPERTS), padded=padded
     )
 
+
+def _check(
+    tokens: int, k: int, width: int, least: int, tile: Tile, precision: Precision, device: str, padded: int = 0
+) -> None:
+    order = order_of(tokens, k, device, least, padded)
+    total = prod(order.shape)
+    x = randn(tokens, width, precision=precision, device=device)
+    rows = randn(*order.shape, width, precision=precision, device=device, seed=1)
+    gates = randn(tokens, k, precision=precision, device=device, seed=2)
+    places = order.rows.cpu()
+    chosen = torch.nn.functional.one_hot(places + 1, total + 1)[..., 1:].double()
+
+    def taken(x: Tensor) -> Tensor:
+        return torch.einsum("tkr,th->rh", chosen, x).view(rows.shape)
+
+    check_against(lambda x: Dispatch({width: tile})(x, order), taken, [x], precision)
+
     def combined(rows: Tensor, gates: Tensor) -> Tensor:
-        return torch.einsum("tkr,tk,rh->th", chosen, gates, rows)
+        return torch.einsum("tkr,tk,rh->th", chosen, gates, rows.reshape(total, width))
 
     check_against(lambda rows, gates: Combine({width: tile})(rows, gates, order), combined, [rows, gates], precision)
 
@@ -48,6 +57,19 @@ def case_choices_without_rows(device: str) -> None:
     for precision in PRECISIONS[device]:
         for least in (4, EXPERTS):
             _check(6, 3, 24, least, TILES[1], precision, device)
+
+
+def case_padded(device: str) -> None:
+    """Rows and their gradients are zero where no token chose the expert, whatever memory held before."""
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")  # so that memory that nothing has written holds NaN
+    try:
+        for precision in PRECISIONS[device]:
+            for number, (tokens, k, width) in enumerate(SIZES[:-1]):
+                _check(tokens, k, width, 0, TILES[number % 3], precision, device, padded=tokens + number % 2)
+            _check(6, 3, 24, 4, TILES[1], precision, device, padded=6)
+    finally:
+        torch.set_deterministic_debug_mode(before)
 
 
 def case_gates_in_float32(device: str) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from helpers.kernels.compiled import recorded
 from helpers.kernels.programs import pretended
-from scalec.runtime import Experts, Mesh
+from scalec.runtime import Experts, Mesh, all_to_all
 from scalec.runtime.kernels import (
     Balance,
     Combine,
@@ -67,6 +67,27 @@ def test_a_route_starts_each_kernel_once_forward_and_once_backward() -> None:
     with pretended(4, 1):
         assert _started(exchanged=True) == (expected + moved, 24)
         assert _started(exchanged=False) == (expected, 6)
+
+
+def test_padded_rows_are_multiplied_and_exchanged_by_torch() -> None:
+    """Each expert has 5 rows of each of 4 ranks: the sizes of all is known without what is chosen."""
+    with pretended(4, 1):
+        mesh = Mesh({"ep": 4}, "meta")
+        x = torch.empty(2, 6, WIDTH, device="meta", requires_grad=True)
+        weight = torch.empty(2, WIDTH, WIDTH, device="meta", requires_grad=True)
+        with recorded() as launches:
+            ids = torch.empty(2, 6, 2, device="meta", dtype=torch.int64)
+            order = SortByExpert({COUNT: CHUNK})(ids, Experts(mesh, COUNT, "ep", tokens=["ep"]), padded=5)
+            rows = all_to_all(Dispatch({WIDTH: TILE})(x, order), mesh.axis("ep"), dim_from=1, dim_to=0)
+            assert rows.shape == (2, 20, WIDTH)
+            rows = GroupedLinear({WIDTH: Products(BLOCK, BLOCK)})(rows, weight)
+            back = all_to_all(rows, mesh.axis("ep"), dim_from=0, dim_to=1)
+            Combine({WIDTH: TILE})(back, torch.empty(2, 6, 2, device="meta"), order).sum().backward()
+    assert x.grad is not None
+    assert weight.grad is not None
+    names = Counter(launch.kernel.__name__ for launch in launches)
+    kernels = ("sort_count_kernel", "sort_place_kernel", "taken_kernel", "spread_kernel")
+    assert names == Counter(kernels) + Counter(summed_kernel=2)
 
 
 @pytest.mark.gpu

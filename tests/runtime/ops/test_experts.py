@@ -14,12 +14,14 @@ from torch.nn.functional import silu
 
 from helpers import bigram
 from helpers.forked_ranks import run_ranks
+from helpers.host_reads import host_reads
 from helpers.kernels.saved_tensors import saved_by
 from scalec.runtime import (
     Experts,
     Mesh,
     RunError,
     all_reduce_,
+    all_to_all,
     combine,
     dispatch,
     exchange,
@@ -72,9 +74,18 @@ def _dense(x: Tensor, gates: Tensor, ids: Tensor, weights: list[Tensor]) -> Tens
     return torch.einsum("...e,...ef,ehf->...h", each[..., :-1], inner, down)
 
 
-def _experts(y: Tensor, held: Groups, gate: Tensor, up: Tensor, bias: Tensor, down: Tensor) -> Tensor:
+def _experts(y: Tensor, held: Groups | None, gate: Tensor, up: Tensor, bias: Tensor, down: Tensor) -> Tensor:
     inner = silu(grouped_linear(y, gate, held)) * grouped_bias(grouped_linear(y, up, held), bias, held)
     return grouped_linear(inner, down, held)
+
+
+def _padded(x: Tensor, gates: Tensor, ids: Tensor, experts: Experts, exchanged: bool, *weights: Tensor) -> Tensor:
+    """Each expert has as many rows as there are tokens."""
+    order, axis = sort_by_expert(ids, experts, padded=ids.shape[:-1].numel()), experts.axis
+    if not exchanged:
+        return combine(_experts(dispatch(x, order), None, *weights), gates, order)
+    y = _experts(all_to_all(dispatch(x, order), axis, dim_from=1, dim_to=0), None, *weights)
+    return combine(all_to_all(y, axis, dim_from=0, dim_to=1), gates, order)
 
 
 def _route(x: Tensor, gates: Tensor, ids: Tensor, experts: Experts, exchanged: bool, *weights: Tensor) -> Tensor:
@@ -120,7 +131,7 @@ def _ids(shape: tuple[int, ...], k: int, count: int, kind: str, seed: int) -> Te
     return torch.full_like(ids, -1) if kind == "none" else ids
 
 
-def _check(layout: Layout, case: Case, again: bool) -> None:
+def _check(layout: Layout, case: Case, again: bool, padded: bool) -> None:
     axes, over, tokens = layout
     shape, k, kind = case
     mesh, count = Mesh(axes), 12
@@ -137,8 +148,11 @@ def _check(layout: Layout, case: Case, again: bool) -> None:
     x, gate = (it.detach().clone().requires_grad_() for it in (xs[mine], gates[mine]))
     held = [weight.detach()[_mine(mesh, over, count)].clone().requires_grad_() for weight in whole]
     partial = mesh.axis(*(name for name in over if name in COPIES))
-    actual = recomputed(_route, x, gate, ids[mine], experts, bool(tokens), *held, enabled=again)
-    found = torch.autograd.grad(actual, [x, gate, *held], slopes[mine])
+    route = _padded if padded else _route
+    with host_reads() as reads:
+        actual = recomputed(route, x, gate, ids[mine], experts, bool(tokens), *held, enabled=again)
+        found = torch.autograd.grad(actual, [x, gate, *held], slopes[mine])
+    assert len(reads) == (not padded), f"the host waits for {reads}"
     for one, other in zip(found[:2], expected[:2], strict=True):
         torch.testing.assert_close(all_reduce_(one.clone(), partial), other, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(all_reduce_(actual.detach().clone(), partial), dense[mine], atol=1e-12, rtol=1e-12)
@@ -149,11 +163,11 @@ def _check(layout: Layout, case: Case, again: bool) -> None:
 
 
 def _check_all(layout: Layout) -> None:
-    for case, again in product(CASES, (False, True)):
+    for case, again, padded in product(CASES, (False, True), (False, True)):
         try:
-            _check(layout, case, again)
+            _check(layout, case, again, padded)
         except Exception as error:
-            raise AssertionError(f"{layout}, {case}, again {again}: {error}") from error
+            raise AssertionError(f"{layout}, {case}, again {again}, padded {padded}: {error}") from error
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
