@@ -205,6 +205,12 @@ def _choice(kernels: Any, size: int, tile: Any) -> Call:
     return _both(kernels.TopK({size: tile}), [logits], min(8, size // 4), normalise=True)
 
 
+def _balance(kernels: Any, size: int, tile: Any) -> Call:
+    ids = torch.rand(2, TOKENS // 2, size, device=DEVICE).argsort(-1)[..., : min(8, size // 4)]
+    logits = torch.randn(2, TOKENS // 2, size, device=DEVICE, requires_grad=True)
+    return _both(kernels.Balance({size: tile}), [logits], ids, 0.01)
+
+
 def _sorted(kernels: Any, size: int, tile: Any) -> Call:
     from scalec.runtime import Experts, Mesh
 
@@ -323,6 +329,7 @@ SUBJECTS = {
     "CrossEntropy": Subject(VOCABULARIES, partial(_loss, "CrossEntropy"), [_columns]),
     "LogitSoftmaxStats": Subject(VOCABULARIES, partial(_loss, "LogitSoftmaxStats"), [_columns]),
     "TopK": Subject((8, 64, 128, 256), _choice, [_rows]),
+    "Balance": Subject((8, 64, 128, 256), _balance, [_rows]),
     "SortByExpert": Subject((8, 64, 128, 256), _sorted, [_chunks]),
     "Combine": Subject(HIDDEN[2:], _routed, [_columns]),
     "GroupedLinear": Subject(
@@ -335,6 +342,7 @@ ALIKE = {
     "CrossEntropy": ["LinearCrossEntropy"],
     "LogitSoftmaxStats": ["LinearSoftmaxStats"],
     "Combine": ["Dispatch"],
+    "Balance": ["RouterZ"],
 }
 """Classes that start the same kernels on operands of the same size, or are timed together."""
 

@@ -15,7 +15,7 @@ from helpers.kernels.programs import compiled, emitted, pretended, step
 from scalec.compiler.analysis.kernel_tiles import kernels_of
 from scalec.compiler.syntax.limits import load
 from scalec.runtime.comm.experts import Held
-from scalec.runtime.kernels import Attention
+from scalec.runtime.kernels import Attention, RingAttention
 
 PLANS = sorted((Path(__file__).parents[3] / "plans").glob("*.scale"))
 GPUS = {80: "a100_80gb", 90: "h100_sxm", 100: "b200"}
@@ -51,7 +51,7 @@ def _watch(module: ModuleType, function: str, started: list[Launch]) -> None:
         before = len(started)
         result = op(*operands, **options)
         in_order = any(isinstance(it, Held) and it.arranged is None for it in (*operands, result))
-        assert len(started) > before or isinstance(op, Attention) or in_order, f"{op} starts no kernel"
+        assert len(started) > before or isinstance(op, Attention | RingAttention) or in_order, f"{op} starts no kernel"
         return result
 
     setattr(module, function, watched)

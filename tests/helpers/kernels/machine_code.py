@@ -20,7 +20,7 @@ from helpers.kernels.launches import GPUS, distinct
 PRODUCTS = {"forward_kernel", "keys_kernel", "queries_kernel", "grouped_rows_kernel", "grouped_weight_kernel"}
 """The kernels that multiply matrices."""
 
-COMPARES = {"top_k_forward", "top_k_backward"}
+COMPARES = {"top_k_forward", "top_k_backward", "router_sums_kernel"}
 """The kernels that go over what they have read as often as experts are chosen."""
 
 LATENCY = 1000
