@@ -1,5 +1,7 @@
 """A program of experts whose kernels all run, two steps on two ranks: what comes is that of one process in float64."""
 
+import pytest
+
 from helpers.kernels.interpreted_program import outcome
 
 ROUTES = {
@@ -7,22 +9,26 @@ ROUTES = {
     "top_k_backward",
     "router_sums_kernel",
     "router_sums_backward",
-    "router_z_forward",
-    "router_z_backward",
     "sort_count_kernel",
     "sort_place_kernel",
-    "grouped_places_kernel",
-    "regrouped_kernel",
     "taken_kernel",
     "summed_kernel",
     "spread_kernel",
+}
+"""The kernels of a route between ranks, and of its balance."""
+RAGGED = {
+    "router_z_forward",
+    "router_z_backward",
+    "grouped_places_kernel",
+    "regrouped_kernel",
     "grouped_rows_kernel",
     "grouped_weight_kernel",
 }
-"""The kernels of a route between ranks with several experts each, and of its losses."""
+"""Those where experts, of which a rank has several, have unequal numbers of rows; and of a second loss."""
 
 
-def test_a_program_of_experts_with_kernels_is_right() -> None:
-    started, failure = outcome()
+@pytest.mark.parametrize(("case", "others"), [("ragged", RAGGED), ("padded", set[str]())])
+def test_a_program_of_experts_with_kernels_is_right(case: str, others: set[str]) -> None:
+    started, failure = outcome(case)
     assert not failure, failure
-    assert {*started} >= ROUTES
+    assert {*started} >= ROUTES | others
