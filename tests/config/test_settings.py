@@ -312,6 +312,7 @@ def test_show() -> None:
           compile = off
           gathered = save
           recompute = none
+          experts = dropless
         }
         """
     )

@@ -78,7 +78,7 @@ def shardings(draw: st.DrawFn, sizes: dict[str, int], ffn: str) -> str:
     """
     of = {role: [axis for axis in sizes if ROLES[axis] == role] for role in ("batch", "seq", "weights")}
     sequence, parted = draw(st.booleans()), draw(st.integers(0, 4)) == 0
-    tokens = [*of["batch"], *of["seq"], *(of["weights"] if sequence else [])]
+    tokens = [*of["batch"], *of["seq"], *(of["weights"] if sequence and not parted else [])]
     over = draw(st.lists(st.sampled_from(tokens), unique=True)) if tokens else []
     if not over and of["weights"] and not parted:
         over = of["weights"]
@@ -97,8 +97,8 @@ def plans(draw: st.DrawFn) -> str:
     """Texts of random plans."""
     sizes = draw(meshes())
     layer = draw(st.sampled_from([*LAYERS]))
-    k = draw(st.sampled_from((1, 2, 3)))
-    routed = ROUTED.format(k=k, settings=draw(choices()))
+    k, settings = draw(st.sampled_from((1, 2, 3))), draw(choices())
+    routed = ROUTED.format(k=k, settings=settings)
     body = ATTENTION.format(window=draw(st.sampled_from(("", "", ", window=5"))))
     body += "\n    " + LAYERS[layer].format(routed=routed, dense=DENSE, k=k)
     data = [axis for axis in sizes if ROLES[axis] in ("batch", "seq")]
@@ -130,7 +130,8 @@ train {{
   seq = 16  global_batch = {batch}  microbatch = 2  steps = 1
   precision = {draw(st.sampled_from(("fp64", "bf16", "fp16")))}
   gathered = {draw(st.sampled_from(("save", "regather")))}
-  recompute = {draw(st.sampled_from(RECOMPUTE))}  kernels = {draw(st.sampled_from(("torch", "triton")))}
+  recompute = {draw(st.sampled_from(RECOMPUTE))}
+  kernels = {draw(st.sampled_from(("torch", "triton")))}
   optimizer adamw {{ lr = 1e-3  clip = {draw(st.sampled_from(("0.0", "0.1")))} }}
   data text {{ files = [python_stdlib] }}
 }}
@@ -139,8 +140,10 @@ train {{
 
 @st.composite
 def meshes(draw: st.DrawFn) -> dict[str, int]:
-    """Three to five axes of two or four ranks in any order, but for those that cut the sequence: cp, uly, tp."""
+    """Three to five axes of two or four ranks in any order, but for those that cut the sequence; of two stages."""
     names: Sequence[str] = draw(st.lists(st.sampled_from([*ROLES]), min_size=3, max_size=5, unique=True))
     places = [at for at, axis in enumerate(names) if axis in SEQUENCE]
     order = dict(zip(places, sorted((names[at] for at in places), key=SEQUENCE.index), strict=True))
-    return {order.get(at, axis): draw(st.sampled_from((2, 2, 4))) for at, axis in enumerate(names)}
+    return {
+        order.get(at, axis): 2 if axis == "pp" else draw(st.sampled_from((2, 2, 4))) for at, axis in enumerate(names)
+    }
