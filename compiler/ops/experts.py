@@ -157,17 +157,17 @@ def _held_bytes(program: Program, op: Op) -> int:
 
 
 def _grouped_work(it: Local) -> Work:
-    """Of each expert an equal share of the rows."""
-    (x, w, order), over = it.types, it.op.names("over")
-    experts, made = order.dims[0], it.op.outputs[0].type
-    rows, each = it.program.local_shape(order)[0], it.program.local_size(order, experts)
-    inner, outer = ([dim for dim in type.dims if dim not in order.dims] for type in (x, w))
-    if it.program.experts_of(made):
-        k = prod(it.program.local_size(w, dim) for dim in over)
-        n = prod(it.program.local_size(w, dim) for dim in outer if dim not in over)
-        return Work(made.dtype, (Product(rows // each, n, k, each),))
-    m, n = (prod(it.program.local_size(type, dim) for dim in dims) for type, dims in ((x, inner), (w, outer)))
-    return Work(made.dtype, (Product(m, n, rows // each, each),))
+    """Of each expert an equal share of the rows, or all that it has room for."""
+    (x, w), made, program = it.types[:2], it.op.outputs[0].type, it.program
+
+    def width(type: Type) -> int:
+        return prod(program.local_size(type, dim) for dim in type.dims[1:] if dim not in DATA_DIMS)
+
+    experts = program.local_size(made, made.dims[0])
+    rows = program.elements(x) // width(x) // experts
+    if program.experts_of(made):
+        return Work(made.dtype, (Product(rows, width(made), width(x), experts),))
+    return Work(made.dtype, (Product(width(x), width(w), rows, experts),))
 
 
 # ---- messages and calls

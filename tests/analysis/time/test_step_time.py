@@ -145,9 +145,17 @@ train {
 """
 
 
-def test_experts_do_what_their_rows_ask_for() -> None:
-    found = operations(compile_plan(Source("tiny.scale", EXPERTS))) * 4
-    assert found == 6 * SEQ * BATCH * (2 * (2 * 2 * 64 * 32 + 64 * 8) + 64 * 128)
+@pytest.mark.parametrize("capacity", [0, 2])
+def test_experts_do_what_their_rows_ask_for(capacity: int) -> None:
+    """Those that tokens chose, or as many as a capacity of twice the equal share leaves room for."""
+    text = (
+        EXPERTS.replace("hidden -> experts], 2)", f"hidden -> experts], 2, capacity={capacity})")
+        if capacity
+        else EXPERTS
+    )
+    text = text.replace("steps = 1", "steps = 1  experts = padded") if capacity else text
+    found = operations(compile_plan(Source("tiny.scale", text))) * 4
+    assert found == 6 * SEQ * BATCH * (2 * (2 * 2 * 64 * 32 * (capacity or 1) + 64 * 8) + 64 * 128)
 
 
 # ---- laws
