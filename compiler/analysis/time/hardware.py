@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from ...config.settings import Cluster
 from ...ir import Program
@@ -41,7 +41,7 @@ class Hardware:
     attention: float
     link: float
     network: float
-    ranks_per_node: int
+    ranks_per_node: int = 1
     link_latency: float = 5e-6
     network_latency: float = 17e-6
     kernel: float = 3e-6
@@ -53,8 +53,14 @@ class Hardware:
 
 def hardware(program: Program) -> Hardware | None:
     """The hardware of a plan's cluster, by data sheets; None where these do not know its GPU."""
-    found = _gpus().get(program.cluster.gpu)
-    return Hardware(program.cluster.gpu, **found, ranks_per_node=ranks_per_node(program)) if found else None
+    found = named(program.cluster.gpu)
+    return evolve(found, ranks_per_node=ranks_per_node(program)) if found else None
+
+
+def named(gpu: str) -> Hardware | None:
+    """A GPU by its data sheet, alone on its node; None where there is none of that name."""
+    found = _gpus().get(gpu)
+    return Hardware(gpu, **found) if found else None
 
 
 def ranks_per_node(program: Program) -> int:
