@@ -33,6 +33,7 @@ APART = {
     "formatter": ("compiler/syntax/formatter",),
     "import from Hugging Face": ("compiler/frontend/hf_import",),
     "command line": ("compiler/cli", "compiler/__init__.py"),
+    "time": ("compiler/analysis/time", "compiler/reports/time.py"),
     "memory account": ("compiler/analysis/memory", "compiler/schedules/activation_memory.py"),
     "reports": ("compiler/reports",),
     "read-back": ("compiler/emit/readback",),
@@ -46,7 +47,7 @@ APART = {
     "runtime: recorder, sanitizer, profiler": ("runtime/debug",),
     "runtime: Triton kernels": ("runtime/kernels",),
 }
-LIMITS = {"core": 31_300, "all": 50_000}
+LIMITS = {"core": 31_300, "all": 54_000}
 """The most lines that there may be.  An issue that adds to the product raises them by its budget."""
 GOALS = {"core": 16_000, "all": 36_000}
 """The limits to reach."""
