@@ -39,7 +39,10 @@ def _scalar(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _kept(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    return list(types[:1])
+    (ids,) = types
+    if ids.axes_of(ids.dims[-1]):
+        raise TypingError(f"{op.kind} counts all choices of a token")
+    return [ids]
 
 
 def _begun(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
