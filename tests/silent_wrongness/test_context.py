@@ -1,10 +1,21 @@
-"""A sequence over ranks: rows 31, 35 to 45, 49 and 89 to 95."""
+"""A sequence over ranks: rows 31, 35 to 45, 49, 88 to 93 and 95."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from attrs import evolve
+from torch import Tensor
 
+from helpers.oracle import harness
+from helpers.oracle.plans import Case
 from helpers.planted_defects import CONTEXT, PARTS, TEXTS, Defect, refusal
+from helpers.planted_runs import first_step, right_step, wrong_gradients
 from helpers.small_plans import LLAMA, Plan
+from scalec.runtime.ops import plain_attention
+from scalec.runtime.ops import ring_attention as ring
 
 ZIGZAG = 'zigzag=("cp",))'
 LABELS = '"labels": Input(("seq", "batch"), {"seq": ("cp",), "batch": ("dp",)}, zigzag=("cp",))'
@@ -76,6 +87,26 @@ def test_row_41_balanced_chunks_are_taken_for_causal_ones(plan: str) -> None:
     assert "nothing in the IR does" in Defect(plan, text={"causal=False, ": ""}).emission()
 
 
+def test_row_42_parts_of_a_ring_are_rounded_at_each_hop() -> None:
+    """To bfloat16, as what goes around was (TransformerEngine PR #716, #821; ring-flash-attention#22): eight hops are
+    further off than twice one call.  Here the runtime's merge, of the keys of each."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 64, 2, 16, generator=draw).bfloat16().float() for _ in range(3))
+    how = plain_attention.Setting(1, 0.25, -1, -1, 0.0)
+    exact, _ = plain_attention.forward(*(x.double() for x in (q, k, v)), None, None, how, dtype=torch.float64)
+    once = (exact.bfloat16() - exact).abs().max()
+
+    def off(rounds: bool) -> float:
+        out, lse = torch.zeros_like(q), q.new_full((1, 2, 64), -torch.inf)
+        for keys, values in zip(k.split(8, 1), v.split(8, 1), strict=True):
+            ring._merge(out, lse, *plain_attention.forward(q, keys, values, None, None, how, dtype=torch.float32), 1)
+            out = out.bfloat16().float() if rounds else out
+        return float((out.bfloat16() - exact).abs().max() / once)
+
+    assert off(rounds=False) < 1.01
+    assert off(rounds=True) > 2
+
+
 def test_row_43_the_loss_counts_the_axis_of_the_sequence() -> None:
     """Divided by a rank's own count, or by the axis once more (Megatron#673, #906; transformers PR #48167)."""
     count = "= coerce(num_tokens) <axes=[dp, cp], from=P, to=I>"
@@ -103,6 +134,29 @@ def test_row_49_gradients_are_not_reduced_over_the_sequence() -> None:
     assert Defect("gathered", ir={reduced: reduced.replace("dp, cp", "dp")}).types()
     text = 'all_reduce_(gradients["params"], dp_cp)'
     assert Defect("gathered", text={text: text.replace("dp_cp", 'mesh.axis("dp")')}).emission()
+
+
+def test_row_88_backward_of_a_ring_has_the_keys_of_its_first_hop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss is right (diffusers#14265, #14274; TransformerEngine#1557), gradients are not."""
+    case = Case(cp=2, how="as zigzag via ring")
+    backward, around = ring._Ring.backward, ring._Ring._around
+
+    def of_first(self: Any, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in around(self, k, v):
+            yield k, v
+
+    def wrong_backward(self: Any, *given: Any) -> tuple[Tensor, ...]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ring._Ring, "_around", of_first)
+            return backward(self, *given)
+
+    monkeypatch.setattr(ring._Ring, "backward", wrong_backward)
+    got, right = first_step(case, harness.compiled(case, tmp_path)), right_step(case)
+    assert got.loss == pytest.approx(right.loss, rel=1e-12)
+    assert {"layers.1.wq", "layers.1.wk", "layers.1.wv"} <= wrong_gradients(got, right)
+    assert not {"head", "norm", "layers.1.w_up"} & wrong_gradients(got, right)
 
 
 def test_row_89_keys_are_gathered_along_another_dim() -> None:
