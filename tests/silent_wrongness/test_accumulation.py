@@ -1,4 +1,5 @@
-"""Gradients that are accumulated over microbatches, and what they are divided by: rows 1 to 5, 11 and 15.
+"""Gradients that are accumulated over microbatches, and what they are divided by: rows 1 to 5, 11 and 15; and what
+microbatches are given: rows 104 and 105.
 
 The rows about pipelines are about how a schedule and accumulation share the division: with stages, as the last tests
 show, it is done once too, in the seed of every microbatch's backward.
@@ -100,6 +101,41 @@ def test_row_11_one_parameters_gradient_is_twice_as_large(plan: str) -> None:
     defect = Defect(plan, ir={made: twice, "stack d_w_up,": "stack d_w_up.9,"})
     assert defect.types() == ""
     assert defect.values() == results_of("w_up")
+
+
+def of_microbatches(plan: str, name: str, type: str, fault: str) -> dict[str, str]:
+    """An input of the step, which microbatches have after a fault."""
+    each = f"{name}: {type.replace('microbatches, ', '')} = each {name}."
+    number = "2" if name == "draws" else "1"
+    made = f"{name}.9: {type} = {fault}({name}.{number})"
+    return {
+        "  loss.1: f64[]{dp: P},": f"  {made} !tiny.scale:1\n  loss.1: f64[]{{dp: P}},",
+        f"{each}{number}": f"{each}9",
+    }
+
+
+def test_row_104_every_microbatch_drops_what_the_first_does() -> None:
+    """Generators began anew: no thread found.  Every type fits."""
+    defect = Defect(
+        "dropout",
+        ir=of_microbatches("dropout", "draws", "i64[microbatches, batch@dp]", "alike"),
+        text={"model(tokens, labels, draws)": "model(tokens, labels, batch.draws[0])"},
+    )
+    assert {"loss", "gradient of wte"} <= defect.values()
+    assert "gives the model other inputs" in defect.emission()
+
+
+@pytest.mark.parametrize(
+    ("plan", "given"),
+    [("llama", "model(tokens, labels)"), ("stages", "PIPELINE.run(model, batch,")],
+)
+def test_row_105_labels_are_those_of_another_microbatch(plan: str, given: str) -> None:
+    """Losses compared outputs of one batch with labels of the next (DeepSpeed#5729)."""
+    others = "Batch(batch.tokens, batch.labels.roll(1, 0)),"
+    rolled = given.replace("labels)", "labels.roll(1, 1))").replace("batch,", others)
+    assert Defect(plan, text={given: rolled}).emission()
+    moved = of_microbatches("llama", "labels", "i64[microbatches, seq, batch@dp]", "behind")
+    assert {"loss", "gradient of wte"} <= Defect("llama", ir=moved).values()
 
 
 def test_row_15_a_mean_of_microbatches_means() -> None:

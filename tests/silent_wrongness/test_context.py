@@ -93,13 +93,13 @@ def test_row_42_parts_of_a_ring_are_rounded_at_each_hop() -> None:
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 64, 2, 16, generator=draw).bfloat16().float() for _ in range(3))
     how = plain_attention.Setting(1, 0.25, -1, -1, 0.0)
-    exact, _ = plain_attention.forward(*(x.double() for x in (q, k, v)), None, None, how, dtype=torch.float64)
+    exact, _ = plain_attention.forward(q.double(), k.double(), v.double(), None, None, how)
     once = (exact.bfloat16() - exact).abs().max()
 
     def off(rounds: bool) -> float:
         out, lse = torch.zeros_like(q), q.new_full((1, 2, 64), -torch.inf)
         for keys, values in zip(k.split(8, 1), v.split(8, 1), strict=True):
-            ring._merge(out, lse, *plain_attention.forward(q, keys, values, None, None, how, dtype=torch.float32), 1)
+            ring._merge(out, lse, *plain_attention.forward(q, keys, values, None, None, how), 1)
             out = out.bfloat16().float() if rounds else out
         return float((out.bfloat16() - exact).abs().max() / once)
 

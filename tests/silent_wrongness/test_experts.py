@@ -6,6 +6,10 @@ Rows of what runs are in `test_routes`; others need a feature that is not there 
 import pytest
 
 from helpers.planted_defects import TEXTS, Defect, parameters, refusal, results_of
+from scalec.compiler.analysis.memory import account
+from scalec.compiler.ir import Program
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.syntax.source import Source
 
 MADE = "g_layers_matrices.1: f64[flat_layers_matrices@ep] = coerce(g_layers_matrices) <axes=[dp], from=P, to=I>"
 REDUCED = 'all_reduce_(gradients["layers.matrices"], dp)'
@@ -143,6 +147,20 @@ def test_row_63_rows_are_exchanged_by_the_counts_of_another_rank() -> None:
     )
     assert {"loss", "gradient of wte"} | OF_EXPERTS <= defect.values()
     assert "nothing in the IR does `exchange(dispatch(m, order), order)`" in defect.emission()
+
+
+def test_row_64_rows_are_accounted_for_as_if_ranks_shared_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divided by the ranks of experts, though each brings its own tokens (Megatron PR #6782): what `combine` reads of
+    4 tokens with 2 experts each and 4 numbers of 8 bytes, in 2 layers."""
+
+    def read_by_combine() -> int:
+        program = compile_plan(Source("tiny.scale", TEXTS["experts"]))
+        return sum(kept.total for kept in account(program).kept if kept.op.kind == "combine")
+
+    assert read_by_combine() == 4 * 2 * 4 * 8 * 2
+    rows = Program._rows
+    monkeypatch.setattr(Program, "_rows", lambda self, type: rows(self, type) // self.axis("ep").size)
+    assert read_by_combine() != 4 * 2 * 4 * 8 * 2
 
 
 def test_row_67_a_balance_is_of_a_ranks_microbatch() -> None:

@@ -1,16 +1,18 @@
-"""Memory of messages between stages: row 32."""
+"""Memory of messages between stages: row 32; and their order: row 106."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from helpers.forked_ranks import run_ranks
 from helpers.late_process_group import Link
 from helpers.staged_model import SHARE, Model, data, pipeline, schedules, whole
-from scalec.compiler.schedules.actions import Schedule
+from scalec.compiler.schedules.actions import Schedule, Work
+from scalec.compiler.schedules.check import problems
 from scalec.runtime import Axis, Mesh, StageInput
 from scalec.runtime.comm import p2p
 from scalec.runtime.comm.p2p import Slot
@@ -80,6 +82,16 @@ def _replaced(name: str, function: Any) -> None:
 def schedule() -> Schedule:
     """All forwards first, so that many values are in memory at once."""
     return next(schedule for name, schedule in schedules(2, [3]) if name == "gpipe")
+
+
+def test_row_106_a_message_is_taken_for_that_of_another_microbatch(schedule: Schedule) -> None:
+    """Two messages between two ranks passed each other (Megatron#1450): the rows' own check, at every compile."""
+    assert problems(schedule) == []
+    row = [*schedule.rows[0]]
+    first, second = [at for at, action in enumerate(row) if action.work is Work.SEND_FORWARD][:2]
+    row.insert(second, row.pop(first))
+    (found,) = problems(evolve(schedule, rows=(tuple(row), *schedule.rows[1:])))
+    assert found.why == f"`1RECV_F0` gets `0SEND_F1` (cell {second - 1}) of rank 0"
 
 
 def _right(schedule: Schedule, ranks: list[Gradients | str]) -> bool:

@@ -1,6 +1,8 @@
-"""The gradient's norm, clipping by it, and the decision to update at all: rows 6 to 9, 29 and 33."""
+"""The gradient's norm, clipping by it, and the decision to update at all: rows 6 to 9, 29, 33 and 96."""
 
-from helpers.planted_defects import Defect, parameters
+import pytest
+
+from helpers.planted_defects import Defect, Edits, parameters
 
 REDUCED = 'all_reduce_(sum_squares(gradients["matrices"]), tp)'
 WHOLE = "grad_norm_sq.2: f64[] = sum_squares(g_vectors.1)"
@@ -137,3 +139,27 @@ def test_row_33_each_rank_decides_by_itself_whether_to_update() -> None:
     assert defect.values(labels="silent rank") == updated("norm1", "norm2", "norm")
     assert defect.values(labels="all") == set()
     assert "nothing in the IR does `count_valid(batch.labels)`" in defect.emission()
+
+
+@pytest.mark.parametrize(
+    ("ir", "text"),
+    [
+        (
+            {
+                "clip_scale(grad_norm)": "clip_scale(grad_norm.9)",
+                "  scale: f32[] =": "  grad_norm.9: f32[] = grad_norm(grad_norm_sq.1, grad_norm_sq.2) !tiny.scale:1\n"
+                "  scale: f32[] =",
+            },
+            {".sqrt() / scale\n": ".sqrt()\n"},
+        ),
+        ({"update(g_matrices.1, scale.1,": "update(g_matrices.1, scale,"}, {"0.5) / scale": "0.5)"}),
+    ],
+    ids=["norm", "gradients"],
+)
+def test_row_96_gradients_are_clipped_with_their_loss_scale(ir: Edits, text: Edits) -> None:
+    """Before it was taken out of them, or instead (lightning#9599, returnn#1590).  Every type fits."""
+    defect = Defect("fp16", ir=ir, text=text)
+    assert defect.types() == ""
+    assert "updated wte" in defect.values()
+    assert not {"loss", "norm", "gradient of wte"} & defect.values()
+    assert "nothing in the IR does" in defect.emission()

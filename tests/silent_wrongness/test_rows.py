@@ -11,16 +11,14 @@ import pytest
 
 from helpers.planted_defects import TEXTS, edited, refusal
 
-ROWS = range(1, 96)
+ROWS = range(1, 109)
 WAITS = {
     19: "biases of routers",
-    42: "the ring's own tests, in bfloat16",
     46: "attention sinks",
     47: "padding within a sequence",
     48: "sends and receives of a ring: rotations are collectives",
     57: "biases of routers",
     59: "biases of routers",
-    **dict.fromkeys((64, 68, 81, 82, 84, 88, 94), "not planted yet"),
 }
 """Rows of which nothing can be expressed today.  Of others a part waits, as their tests say."""
 

@@ -1,4 +1,5 @@
-"""What outlives a step, and what comes before one: rows 68, 81, 84 and 97 to 107.
+"""What outlives a step, and what comes before one: rows 68, 81, 82, 84, 94, 97 to 103, 107
+and 108.
 
 State, checkpoints, data, initial values and kernels: nothing that the proof evaluates.  Each is planted in the runtime,
 in one process where that shows it.
@@ -24,6 +25,7 @@ from helpers.late_process_group import Link
 from helpers.layered_model import F64, ZERO, data, furthest, plain, shared
 from helpers.oracle import harness, reference
 from helpers.oracle.plans import Case
+from helpers.planted_defects import Defect
 from helpers.planted_runs import LR, first_step, planted, right_step, wrong_gradients
 from helpers.ranks_alone import mesh_at
 from helpers.small_state import made, update, whole
@@ -130,8 +132,8 @@ def _reduced_too_late(defect: bool) -> float:
     """How far a step of two ranks on a late network is from the plain model's."""
     if defect:
 
-        def finish(reduction: Any) -> None:
-            reduction.keep(reduction.shard)
+        def finish(self: Any) -> None:
+            self.keep(self.shard)
 
         grad_reduction._Reduction.finish = finish
     ours, theirs = (
@@ -163,6 +165,24 @@ def test_row_97_gradients_of_the_last_step_are_added(tmp_path: Path, monkeypatch
     monkeypatch.setattr(bucket_memory.Memory, "zero", lambda self: None)
     _, got = harness.run(case, module, start, batches, LR)
     assert wrong_gradients(got, right) == {*right.gradients}
+
+
+def test_row_107_weights_of_other_ranks_are_those_of_the_step_before() -> None:
+    """They were gathered before what is gathered was written (DeepSpeed#5059)."""
+    gathered = "w_matrices.3: bf16[flat_matrices@tp]{dp: R} = coerce(w_matrices.2)"
+    defect = Defect(
+        "shared optimizer state",
+        ir={gathered: gathered.replace("coerce", "unseen")},
+        text={'    all_gather_(weights["matrices"], dp)': '    weights["matrices"]'},
+    )
+    assert {"loss", "gradient of wte"} <= defect.values()
+    assert "does nothing" in defect.emission()
+
+
+def test_row_108_the_learning_rate_follows_another_count_of_steps() -> None:
+    """Schedules advanced with each microbatch, or by each process (accelerate#963, lightning#1476)."""
+    for old, new in (("steps=1,", "steps=2,"), ("state.update(lr,", "state.update(lr / 2,")):
+        assert Defect("llama", text={old: new}).emission()
 
 
 def test_row_98_what_should_not_decays(tmp_path: Path) -> None:
