@@ -13,7 +13,7 @@ from helpers.readback_plans import compiled
 from scalec.compiler.emit.readback import check
 from scalec.compiler.ir import Program
 
-PLANS = ("zero 3, nested", "stages, two repeats")
+PLANS = ("zero 3, nested", "stages, two repeats", "experts")
 PARTS = 3
 """A case tries every third mutant."""
 

@@ -57,6 +57,17 @@ UNLIKE = f"""{START} s = silu(x)
   repeat layers {{ {ATTENTION} x = x + s }} y = (x * s) @ w_wide[hidden -> ffn]
   repeat blocks {{ y = y * tanh(y * gate[ffn]) }} z = y @ w_narrow[ffn -> hidden] x = silu(z)
   repeat rest {{ x = x + z * tanh(x) }} {LOSS}"""
+ROUTED = f"""{START}
+  repeat layers {{
+    {ATTENTION}
+    m = rmsnorm(x, norm2[hidden], 1e-5)
+    route m to experts by top(
+        m @ router[hidden -> experts], 3, score=sigmoid, normalise=on, scale=2.5, balance=0.1, z=0.01, capacity=1.5) {{
+      m = (silu(m @ w_gate[hidden -> ffn]) * (m @ w_up[hidden -> ffn])) @ w_down[ffn -> hidden]
+    }}
+    x = x + m
+  }}
+  {LOSS}"""
 WHOLE = f"{START} repeat blocks {{ {MLP} }} x = dropout(x, 0.1) repeat layers {{ {ATTENTION} }} {LOSS}"
 
 FUSED = LLAMA.replace(", labels)", ", labels, smoothing=0.1, z=0.01)").replace("silu(", "gelu(")
@@ -174,6 +185,17 @@ SMALL = {
     "stages, captured": staged(CAPTURED, "1f1b", options="recompute = selective(silu, attention)"),
     "stages without layers": staged(LLAMA, f"{CHUNKS}  stages = [2, 1, 1, 0]", options="recompute = full"),
     "stages, tied on all ranks": staged(f"{START} {LAYERS} {TIED}", "1f1b", options=FP16),
+    "experts": plan(
+        ROUTED,
+        mesh="dp = 2  cp = 2  tp = 2",
+        shard="experts over cp, tp  batch over dp  seq over cp as zigzag  vocab, heads, kv_heads over tp  seq over tp",
+        options="recompute = selective(dispatch)",
+    ).replace("rest = 2", "experts = 8"),
+    "experts of the same tokens": plan(
+        ROUTED,
+        shard="experts over tp  batch over dp  vocab, heads, kv_heads over tp",
+        options="recompute = full",
+    ).replace("rest = 2", "experts = 8"),
     "stages mixed": plan(state='zero 3 over dp  group norms { params = ["norm*"]  zero 1 over dp }'),
 }
 

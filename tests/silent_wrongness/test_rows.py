@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers.planted_defects import TEXTS, edited, refusal
+from helpers.planted_defects import TEXTS, Defect, edited, lowered, refusal
+from scalec.compiler.emit.readback import check as read_back
+from scalec.compiler.emit.train_py import train_py
+from scalec.compiler.syntax.source import Source
 
 ROWS = range(1, 109)
 WAITS = {
@@ -32,7 +35,8 @@ LATER = {
 
 
 FOLDER = Path(__file__).parent
-TESTS = re.findall(r"(?m)^def (test_row_(\d+)_\w+)", "\n".join(path.read_text() for path in FOLDER.glob("test_*.py")))
+SOURCES = "\n".join(path.read_text() for path in sorted(FOLDER.glob("test_*.py")))
+TESTS = re.findall(r"(?m)^def (test_row_(\d+)_\w+)", SOURCES)
 
 
 def _table() -> dict[int, str]:
@@ -47,6 +51,17 @@ def test_every_row_is_planted_or_waits() -> None:
     planted = {int(row) for _, row in TESTS}
     assert planted | {*WAITS} == {*ROWS}
     assert not planted & {*WAITS}
+
+
+PLANTED = re.findall(r'Defect\(\s*"([^"]+)"', SOURCES)
+
+
+@pytest.mark.parametrize("plan", dict.fromkeys(PLANTED))
+def test_without_a_defect_types_fit_and_the_text_is_the_program(plan: str) -> None:
+    """So that it is the defect that is refused; values without one are in each of the other files."""
+    assert Defect(plan).types() == ""
+    program = lowered(plan)
+    read_back(train_py(program, Source("tiny.scale", TEXTS[plan])), program)
 
 
 def test_the_documentation_has_every_row_and_its_tests() -> None:
