@@ -83,7 +83,7 @@ def _evaluate(forwards: "_Rows", region: Region, results: Env) -> None:
     except RowsError as error:
         raise RowsError(f"in evaluation, {error}") from None
     stages, numbers = forwards.stages, forwards.machine.numbers
-    for end, value in zip(stages[-1].losses, region.results, strict=False):
+    for end, value in zip(stages[-1].lasts, region.results, strict=False):
         loss = result(stages, forwards.sums, end, value.type)
         if differing(numbers, loss, results[value.name]):
             raise LossError("in evaluation, the loss is not that of the step")

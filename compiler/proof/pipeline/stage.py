@@ -146,26 +146,26 @@ class Staged:
         return self._makes(Work.FORWARD) | self._makes(Work.BACKWARD)
 
     def _makes(self, work: Work) -> set[str]:
-        """The results that an action makes; losses are the last stage's, also those that it is handed."""
-        part, losses = self.parts[work], {end.name for end in self.losses}
+        """The results that an action makes; losses and loads are the last stage's, also those that it is handed."""
+        part, lasts = self.parts[work], {end.name for end in self.lasts}
         is_last = work is Work.FORWARD and not part.outputs
-        return {*part.made} - losses | (losses if is_last else set[str]())
+        return {*part.made} - lasts | (lasts if is_last else set[str]())
 
     @property
-    def losses(self) -> tuple[Yield, ...]:
-        """The results that are losses."""
-        return self.region.yields[: self.machine.program.losses]
+    def lasts(self) -> tuple[Yield, ...]:
+        """The results that only the last stage makes: losses and loads."""
+        return self.region.yields[: self.machine.program.made]
 
 
 def result(stages: Sequence[Staged], sums: Sums, end: Yield, type: Type) -> Tensor:
-    """A result of the microbatches on each rank; where a rank has no part, 0 for the loss, else noise."""
+    """A result of the microbatches on each rank; where a rank has no part, 0 for losses and loads, else noise."""
     machine, dim = stages[0].machine, stages[0].region.dim
-    is_loss = end in stages[-1].losses
+    is_last = end in stages[-1].lasts
     makers = [k for k, stage in enumerate(stages) if end.name in stage.makes]
     parts = {k: machine.left(end.leave, dim, [*sums[k, end.name].values()]) for k in makers if (k, end.name) in sums}
 
     def put_together() -> Tensor:
-        found = _nothing(machine, end.name, type, is_loss)
+        found = _nothing(machine, end.name, type, is_last)
         for k in makers:
             found[stages[k].place(type)] = 0
         for k, part in parts.items():
@@ -176,11 +176,11 @@ def result(stages: Sequence[Staged], sums: Sums, end: Yield, type: Type) -> Tens
     return machine.made(("of all ranks", end.name, *parts), [*parts.values()], put_together)
 
 
-def _nothing(machine: Interpreter, name: str, type: Type, is_loss: bool) -> Array:
+def _nothing(machine: Interpreter, name: str, type: Type, is_last: bool) -> Array:
     """Outputs of ranks that compute nothing, to be written to."""
     world, n = machine.world, machine.numbers
     shape = world.shape(type)
     zero = n.constant(np.zeros((*(1,) * (1 + len(world.axes)), *shape), int), type.dims)
-    noisy = zero.array if is_loss else noise(zero, name, n)
+    noisy = zero.array if is_last else noise(zero, name, n)
     trials = len(n.random((), name))
     return np.broadcast_to(noisy, (trials, *world.lead, *shape)).copy()
