@@ -141,6 +141,30 @@ def _held(it: Local) -> Saved:
     return Saved(operands=(1,))
 
 
+def _summed_bytes(it: Local) -> int:
+    """Plain torch: rows of two choices of each token in the type of the sum, and a sum wider than the result."""
+    tokens = it.op.outputs[0].type if it.op.outputs else it.types[0]  # of combine, and of the gradient of dispatch
+    return 0 if it.launched else it.program.elements(tokens) * it.wide * (2 + it.is_narrow)
+
+
+def _spread_bytes(it: Local) -> int:
+    """Plain torch: of each row its token's gradient and products of it, in the element type of a sum.
+
+    A product of two element types converts an operand first, on the CPU in memory.
+    """
+    if it.launched or not it.is_narrow:
+        return 0 if it.launched else it.bytes()
+    return 3 * it.widened() - it.bytes() if it.device == "cpu" else 2 * it.widened()
+
+
+def _regrouped_bytes(it: Local) -> int:
+    """Rows in the order of ranks, where a rank has several experts."""
+    back = it.op.kind == EXCHANGE_BACK.name
+    rows = it.types[0] if back else it.op.outputs[0].type
+    several = it.program.local_size(rows, rows.dims[0]) > 1
+    return it.program.elements(rows) * it.item * several
+
+
 def _order_bytes(program: Program, op: Op) -> int:
     """Of each choice its row, of each row its choice, and the number of rows of each expert."""
     (ids,), (order,) = program.operands(op), op.outputs
@@ -255,7 +279,7 @@ DISPATCH = OpDef(
     operands=takes("x", "order"),
     linear=((0,),),
     roles=_roles,
-    vjp=Vjp(wrt=(0,), unread=(0,)),
+    vjp=Vjp(wrt=(0,), unread=(0,), workspace=_summed_bytes),
     function="dispatch",
 )
 
@@ -272,6 +296,7 @@ EXCHANGE, EXCHANGE_BACK = (
         function=name,
         call=_nothing,
         saves=_held,
+        workspace=_regrouped_bytes,
     )
     for name, doc in (
         ("exchange", "Rows to the ranks of their experts, over several axes at once."),
@@ -316,6 +341,7 @@ COMBINE = OpDef(
     operands=takes("rows", "gates", "order"),
     linear=((0,), (1,)),
     roles=_roles,
-    vjp=Vjp(wrt=(0, 1)),
+    vjp=Vjp(wrt=(0, 1), workspace=_spread_bytes),
     function="combine",
+    workspace=_summed_bytes,
 )

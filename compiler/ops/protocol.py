@@ -13,7 +13,7 @@ from ..ir import INVARIANT, PARTIAL, REPLICATED, Attr, Kind, Op, Placement, Prog
 from .call import CallOf, with_attributes
 from .messages import Communicates
 from .roles import RolesOf
-from .saved_tensors import Bytes, Local, Saved, Saves, Views, copied, no_bytes
+from .saved_tensors import Bytes, Local, Saved, Saves, Views, copied, no_bytes, results
 from .work import WorkOf, moved
 
 
@@ -90,7 +90,6 @@ class Vjp:
     workspace: Bytes = no_bytes
     delayed: bool = False
     communicates: Communicates | None = None
-    decides: bool = False
     work: WorkOf = moved
 
 
@@ -187,6 +186,7 @@ class OpDef:
     communicates    the messages that each rank sends, in order
     work            what a rank computes, by default its operands read and its results written
     decides         whether its results are decisions, or come of one: backward reads and never recomputes them
+    decision        what of a decision is kept where the layer is recomputed
     user_visible    whether a plan may call it by its name
     plan_name       the name by which a plan calls it, where that is not its own
     """
@@ -221,6 +221,7 @@ class OpDef:
     communicates: Communicates | None = None
     work: WorkOf = moved
     decides: bool = False
+    decision: Saves = results
     user_visible: bool = False
     plan_name: str = Factory(lambda self: self.name, takes_self=True)
 

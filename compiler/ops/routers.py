@@ -1,7 +1,7 @@
 """The router of a mixture of experts: the choice of each token's experts, its capacity, and its losses."""
 
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, prod
 
 from attrs import evolve
 
@@ -75,6 +75,12 @@ def _balance_saves(it: Local) -> Saved:
     dtype, logits = it.op.outputs[0].type.dtype, it.types[0]
     each = it.program.local_size(logits, BATCH) * it.program.size(logits.dims[-1]) * ITEM_BYTES[dtype]
     return Saved(operands=(0,), others=(("shares of experts", each),))
+
+
+def _balance_decision(it: Local) -> Saved:
+    """The counts that ranks have summed, where they share sequences: the loss is made of them once more."""
+    sizes = (prod(each.shape) * ITEM_BYTES[each.dtype] for each in _counts_of_sequences(it))
+    return Saved(others=tuple(("counts of choices", size) for size in sizes))
 
 
 def _z_saves(it: Local) -> Saved:
@@ -230,6 +236,7 @@ BALANCE = OpDef(
     vjp=Vjp(wrt=(0,)),
     communicates=_counts_of_sequences,
     decides=True,
+    decision=_balance_decision,
     function="balance",
     call=_balance_call,
     stem="router_loss",

@@ -94,6 +94,11 @@ def result(it: Local) -> Saved:
     return Saved(results=(0,))
 
 
+def results(it: Local) -> Saved:
+    """All results."""
+    return Saved(results=tuple(range(len(it.op.outputs))))
+
+
 def factors(it: Local) -> Saved:
     """Each factor of a product that another factor's gradient needs."""
     return Saved(operands=tuple(i for i in (0, 1) if it.wanted[1 - i]))

@@ -7,9 +7,9 @@ the time and count apart.
 import ast
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import accumulate, islice
 from math import prod
@@ -76,19 +76,14 @@ def _measure(module: ModuleType, rows: int) -> Measured:
 @contextmanager
 def _even_loads(seen: "_Seen", module: ModuleType) -> Iterator[None]:
     """Routes give ranks as many rows each.  What they decide is seen: it is kept, but not by autograd."""
-    ranks = _ranks(module)
-
-    def even(made: Any) -> Any:
-        """Ids of all experts in turn, of one rank after the other."""
-        if not isinstance(made, tuple):
-            return made
-        gates, ids = cast(tuple[Tensor, Tensor], made)
-        choice, each = torch.arange(ids.numel()).view_as(ids), module.EXPERTS // ranks
-        return gates, choice % ranks * each + choice // ranks % each
 
     def decided(make: Callable[[], Any]) -> Any:
-        made = recompute.decided(lambda: even(make()))
-        for each in _kept(made):
+        made = recompute.decided(lambda: _chosen(make(), module))
+        if isinstance(made, Tensor):  # ids within a capacity, or counts of choices
+            if recompute._deciding.get() is not recompute._make:
+                seen.counted(made, AGAIN)
+            return made
+        for each in made if isinstance(made, tuple) else vars(made).values():
             if isinstance(each, Tensor):
                 seen.counted(each, DECISIONS[type(made)])
         return made
@@ -97,11 +92,50 @@ def _even_loads(seen: "_Seen", module: ModuleType) -> Iterator[None]:
         yield
 
 
-def _kept(made: Any) -> Iterable[Any]:
-    """What is kept of a decision: not the ids within a capacity, or counts of choices."""
-    if isinstance(made, Tensor):
-        return ()
-    return cast(tuple[Any, ...], made) if isinstance(made, tuple) else vars(made).values()
+def _chosen(made: Any, module: ModuleType, to_first: bool = False) -> Any:
+    """Of a router's choice other ids: of all experts in turn, of one rank after the other, or of the first experts."""
+    if not isinstance(made, tuple):
+        return made
+    gates, ids = cast(tuple[Tensor, Tensor], made)
+    if to_first:
+        return gates, torch.arange(ids.shape[-1]).expand_as(ids).contiguous()
+    ranks = _ranks(module)
+    choice, each = torch.arange(ids.numel()).view_as(ids), module.EXPERTS // ranks
+    return gates, choice % ranks * each + choice // ranks % each
+
+
+@contextmanager
+def _loads(module: ModuleType, to_first: bool) -> Iterator[None]:
+    """Routes give ranks as many rows each, or all to the first experts; ranks that are not there chose as this one."""
+
+    def decided(make: Callable[[], Any]) -> Any:
+        return recompute.decided(lambda: _chosen(make(), module, to_first))
+
+    def counted(order: experts.Order, *backend: Any) -> experts.Held:
+        axis = order.experts.axis
+        if axis.size > 1 and dist.get_backend() == "fake":
+            order.experts.axis = replace(axis, group=_Alike(axis))
+        return count(order, *backend)
+
+    count = experts._counted
+    with patch.object(routing, "decided", decided), patch.object(experts, "_counted", counted):
+        yield
+
+
+class _Alike:
+    """A group without a network, in which all ranks count as many rows as this one."""
+
+    def __init__(self, axis: Any) -> None:
+        self._axis, self._group = axis, axis.group
+
+    def alltoall_base(self, came: Tensor, sent: Tensor, *sizes: list[int]) -> Any:
+        work = self._group.alltoall_base(came, sent, *sizes)
+        if not any(sizes):
+            came.copy_(sent.view(self._axis.size, -1)[self._axis.rank].repeat(self._axis.size))
+        return work
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
 
 
 DECISIONS: dict[type, str] = {tuple: "top", experts.Order: "dispatch", experts.Held: "exchange"}
@@ -162,24 +196,34 @@ def peaks(module: ModuleType, rows: int) -> list[int]:
     return [run_ranks(1, _peak, module, rows, rank)[0] for rank in range(0, _ranks(module), inside)]
 
 
-def peak(module: ModuleType, rows: int) -> int:
+def peak(module: ModuleType, rows: int, to_first: bool = False) -> int:
     """The most that a rank of a program allocates at once in a step, beside what is there before it.
 
-    The network is not there: gloo copies what it sends, and how long it holds that differs from run to run.
+    The network is not there: gloo copies what it sends, and how long it holds that differs from run to run.  Routes
+    give ranks as many rows each, or, `to_first`, all to the first experts, which are of this rank.
     """
-    (found,) = run_ranks(1, _peak, module, rows)
+    (found,) = run_ranks(1, _peak, module, rows, 0, to_first)
     return found
 
 
-def _peak(module: ModuleType, rows: int, rank: int = 0) -> int:
+def peaks_of_ranks(module: ModuleType, rows: int, to_first: bool) -> list[int]:
+    """The same of all ranks, with the network: what gloo holds for a moment counts too."""
+    return run_ranks(_ranks(module), _measured_peak, module, rows, to_first)
+
+
+def _peak(module: ModuleType, rows: int, rank: int = 0, to_first: bool = False) -> int:
     dist.destroy_process_group()
     debug.set_debug_level(debug.DebugLevel.OFF)  # else gloo would compare what ranks do
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=_ranks(module))
+    return _measured_peak(module, rows, to_first)
+
+
+def _measured_peak(module: ModuleType, rows: int, to_first: bool) -> int:
     mesh = Mesh(module.PLAN.mesh)
     model, state = module.build(mesh)
     state.initialise(0)
     batch = _batch(module.PLAN, rows)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    with _loads(module, to_first), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         module.train_step(model, state, batch, 0.1)
     events: Any = found.profiler and found.profiler.kineto_results
     changes = sorted((e.start_ns(), e.nbytes()) for e in events.events() if e.name() == "[memory]")

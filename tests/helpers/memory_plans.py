@@ -76,6 +76,13 @@ CASES = {
     "experts, fused": replace(SP, model="two", experts="dp, tp", kernels="triton"),
     "experts with losses": replace(ONE, model="losses"),
     "experts of parts of a sequence, with losses": replace(SP, model="losses", experts="dp, tp"),
+    "experts with losses, layers again": replace(ONE, model="losses", recompute="full"),
+    "experts of parts of a sequence, with losses, layers again": replace(
+        SP, model="losses", experts="dp, tp", recompute="full"
+    ),
+    "experts of a capacity, layers again": Case(
+        dp=2, cp=2, how="as zigzag", model="capacity", experts="dp, cp", recompute="full"
+    ),
     "experts of a capacity": Case(dp=2, cp=2, how="as zigzag", model="capacity", experts="dp, cp"),
     "experts, padded": replace(SP, model="roomy", experts="dp, tp", bounded=True),
     "experts, padded, split within": replace(SP, model="capacity", experts="dp", inner=True, bounded=True),

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 
 from attrs import frozen
 
-from ...ir import BATCH, Leave, Op, Region, Stmt, results, walk
+from ...ir import BATCH, FLOATS, Leave, Op, Region, Stmt, results, walk
 from ...ops import VJPS
 from ...ops.fused_loss import LINEAR_CROSS_ENTROPY
 from .aliasing import Storages, carried
@@ -113,15 +113,18 @@ class Releases:
         return found
 
     def _op(self, op: Op, backward: Sequence[Stmt]) -> tuple[int, Iterable[str]]:
-        around = {self._storages.root(name) for name in (*op.inputs, *(value.name for value in op.outputs))}
-        mine = [
-            i
-            for i, stmt in enumerate(backward)
-            if isinstance(stmt, Op) and _line(stmt) == _line(op) and around & {*map(self._storages.origin, stmt.inputs)}
-        ]
+        around = [*op.inputs, *(value.name for value in op.outputs)]
+        numbers = [name for name in around if self._storages.types[name].dtype in FLOATS]  # others serve many ops
+        mine = self._reading(numbers, op, backward) or self._reading(around, op, backward)
         second = self._storages.second
         again = {second[name] for name in self._keeper.values(op) if name in second}
         return max(mine, default=len(backward) - 1), {*self._keeper.saved(op), *self._keeper.others(op), *again}
+
+    def _reading(self, names: Iterable[str], op: Op, backward: Sequence[Stmt]) -> list[int]:
+        """The ops of an op's line of the plan that read any of these values in backward."""
+        roots = {*map(self._storages.root, names)}
+        ops = ((i, it) for i, it in enumerate(backward) if isinstance(it, Op) and _line(it) == _line(op))
+        return [i for i, it in ops if roots & {*map(self._storages.origin, it.inputs)}]
 
     def _region(self, region: Region, backward: Sequence[Stmt]) -> tuple[int, Iterable[str]]:
         """What a repeat keeps of its surroundings."""

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from ...ir import Op, Region, Stmt, results
 from ...ops import OPS
 from ...ops.saved_tensors import Device, Local, Saved
-from ..recompute import is_recomputed, recomputes_layers
+from ..recompute import is_recomputed, recomputes_layers, recomputes_region
 from ..stage_program import RECEIVED
 from .aliasing import Storages, carried
 
@@ -80,6 +80,7 @@ class Keeper:
         weights = storages.state | storages.gathered
         self._wanted = {name for name in storages.types if storages.root(name) in weights} | {*storages.received}
         self.layers: dict[str, SavedByLayer] = {}
+        self._decisions: dict[str, Saved] = {}  # by first result, in layers that are recomputed
         self._by_layer = True  # whether what backward does again layer by layer is not kept
         self.all = self._body(storages.forward.body)
 
@@ -106,6 +107,8 @@ class Keeper:
         storages = self._storages
         again = self._is_made_again(op.outputs[0].name) or is_recomputed(storages.program, op)
         saved = Saved(operands=tuple(range(len(op.inputs)))) if again else self._by_itself(op)
+        if self._by_layer and op.outputs[0].name in self._decisions:
+            saved = self._decisions[op.outputs[0].name]
         roots = dict.fromkeys(storages.root(it) for name in _values(op, saved) for it in self._made_of(name))
         own = [root for root in roots if not storages.held(root)]
         found = {root: Kept(op, root.split(RECEIVED)[0], storages.bytes(root)) for root in own}
@@ -121,16 +124,19 @@ class Keeper:
 
     def _by_itself(self, op: Op) -> Saved:
         """The tensors that an op saves if it is not recomputed."""
+        local = self._local(op)
+        return OPS[op.kind].saved(local) if any(local.wanted) else Saved()
+
+    def _local(self, op: Op) -> Local:
         types = tuple(self._storages.types[name] for name in op.inputs)
         wanted = tuple(name in self._wanted for name in op.inputs)
-        if not any(wanted):
-            return Saved()
-        return OPS[op.kind].saved(Local(self._storages.program, op, types, wanted, self._device))
+        return Local(self._storages.program, op, types, wanted, self._device)
 
     def _made_of(self, name: str) -> list[str]:
-        """A value, or its operands where backward recomputes it."""
+        """A value, or its operands where backward recomputes it; nothing of a decision that keeps another tensor."""
         if not self._is_made_again(name):
-            return [name]
+            decision = self._decisions.get(name) if self._by_layer else None
+            return [] if decision and not decision.results else [name]
         return [it for source in self._storages.made_again[name] for it in self._made_of(source)]
 
     def _is_made_again(self, name: str) -> bool:
@@ -141,6 +147,9 @@ class Keeper:
         storages, layers = self._storages, self._storages.program.size(region.dim)
         self._wanted |= {arg.value.name for arg in region.args if arg.value.type.differentiable}
         self._wanted |= {result.name for result in region.results if result.type.differentiable}
+        if recomputes_region(storages.program, region):
+            ops = [op for op in region.body if isinstance(op, Op) and OPS[op.kind].decides]
+            self._decisions |= {op.outputs[0].name: OPS[op.kind].decision(self._local(op)) for op in ops}
         inner = self._body(region.body)
         sources, chains = {arg.value.name: storages.root(arg.source) for arg in region.args}, dict[str, Kept]()
         for arg, end, result in carried(region):

@@ -11,7 +11,9 @@ import pytest
 
 from helpers.measured_memory import AGAIN, measure
 from helpers.memory_plans import PLANS, compiled, texts
-from scalec.compiler.analysis.memory import Account, account
+from scalec.compiler.analysis.expert_loads import with_load
+from scalec.compiler.analysis.memory import Account
+from scalec.compiler.analysis.memory.account import accounts_of
 from scalec.compiler.analysis.memory.aliasing import Storages
 from scalec.compiler.ir import SEQUENCE, walk
 from scalec.compiler.ops import OPS
@@ -27,7 +29,7 @@ SLICES = {"fused, every op, fp32", "fused, every op, bf16"}
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_account_is_what_is_held(name: str, tmp_path: Path) -> None:
     module, program = compiled(TEXTS[name], tmp_path)
-    it, ranks = account(program), measure(module, module.PLAN.global_batch)
+    (it,), ranks = accounts_of(with_load(program, 1)), measure(module, module.PLAN.global_batch)
     if any(claim.dim == SEQUENCE and claim.axis == "cp" for claim in program.claims):
         kinds = {
             kind for rank in ranks for kind in rank.kept
