@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import __version__
-from . import compile, schedule, verify
+from . import compile, loads, schedule, verify
 from .fmt import fmt, import_
 
 
@@ -78,6 +78,15 @@ COMMANDS = (
         "weight gradients of backward, `comm` for a message between ranks.  By default they are estimated costs,\n"
         "relative to the most expensive forward, and messages take no time.",
         "scalec schedule plans/tiny_pipeline.scale --times f=1,b=1,w=1,comm=0.1",
+    ),
+    Command(
+        "loads",
+        loads.loads,
+        "draw the loads of experts in a run",
+        "Draws which experts the tokens of a run chose, from its log: the least and the most load of each layer at\n"
+        "some steps; or writes a picture of all experts over all logged steps.  A load is an expert's part of the\n"
+        "choices of its layer, in equal shares: 1 where all experts are chosen as often.",
+        "scalec loads runs/08_experts --svg loads.svg",
     ),
     Command(
         "verify",
@@ -160,6 +169,10 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("files", type=_path, nargs="+", metavar="FILE", help=help)
         help = "write nothing; name the plans that would change and exit with status 1"
         parser.add_argument("--check", action="store_true", help=help)
+        return
+    if command == "loads":
+        parser.add_argument("run", type=_path, metavar="RUN", help="the folder of a run, or its log.jsonl")
+        parser.add_argument("--svg", type=_path, metavar="FILE", help="write a picture")
         return
     text = "a plan (.scale), or IR text that `scalec ir` printed"
     if command == "verify":

@@ -31,6 +31,8 @@ _WITHIN = (0.001, 1000)
 
 def schedule(options: Namespace) -> None:
     """`scalec schedule`."""
+    from ..reports.schedule.picture import MARK
+
     given = times(options.times)
     program = _program(options.plan)
     picture = _picture(program, options.unit, given)
@@ -41,9 +43,9 @@ def schedule(options: Namespace) -> None:
     _check_apart(paths)
     texts = {form: _writers()[form](picture) for form in paths}
     for form, path in paths.items():
-        _check(path, texts[form], form)
+        check_replaceable(path, texts[form], form, MARK)
     for form, path in paths.items():
-        _write(path, texts[form], form)
+        replace(path, texts[form], form)
     print("wrote " + " and ".join(map(str, paths.values())))
 
 
@@ -133,10 +135,11 @@ def _writers() -> "dict[str, Callable[[Picture], str]]":
     return {"csv": lambda picture: csv(picture.schedule), "svg": svg, "html": html, "trace": trace}
 
 
-def _check(path: Path, text: str, form: str) -> None:
-    """Only what scalec wrote is replaced.  Rows have no room to say so, and are there to be edited: they never are."""
-    from ..reports.schedule.picture import MARK
+def check_replaceable(path: Path, text: str, form: str, mark: str) -> None:
+    """Only files with the mark are replaced.  Rows have no room for it, and are there to be edited: they never are.
 
+    Raises UsageError; `form` is the option that names the file.
+    """
     try:
         if not (path.exists() or path.is_symlink()):
             return
@@ -145,12 +148,13 @@ def _check(path: Path, text: str, form: str) -> None:
         content = path.read_bytes()
     except OSError as error:
         raise cannot_write(path, error, f"; choose another file with --{form}") from error
-    if content != text.encode() and MARK.encode() not in content[:1000]:
+    if content != text.encode() and mark.encode() not in content[:1000]:
         why = "has other rows" if form == "csv" else "was not written by scalec"
         raise UsageError(f"`{path}` {why}: move it away, or choose another file with --{form}")
 
 
-def _write(path: Path, text: str, form: str) -> None:
+def replace(path: Path, text: str, form: str) -> None:
+    """Writes a file, all of it or nothing.  Raises UsageError."""
     draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         with draft.open("xb") as file:
