@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from .. import __version__
 from ..analysis.certificate import Proof, header, trust_words, trusted
 from ..analysis.kernel_tiles import Used, kernels_of, tiles_file
-from ..analysis.memory import account, accounts
+from ..analysis.memory import Account, account, accounts, at_loads
 from ..analysis.vocabulary import vocabulary
 from ..config.units import counted
 from ..ir import BATCH, MICROBATCHES, SEQUENCE, Arg, Program, base
@@ -159,12 +159,20 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
 
 
 def _account(program: Program) -> list[str]:
-    """The peak memory of tensors, of each rank of a pipeline's axis, and the reserve left to CUDA."""
-    pipeline, first = program.pipeline, account(program)
-    ranks = tuple(it.total for it in accounts(program)) if pipeline else (first.total,)
+    """The peak memory of tensors, of each rank of a pipeline's axis, and the reserve left to CUDA.
+
+    Where loads of experts differ: with equal ones, and the most.
+    """
+    pipeline, first, loads = program.pipeline, account(program), [it for _, it in at_loads(program)]
     reserve = [f"reserve={first.reserve}"] if first.reserve else []
-    totals = literal(ranks) if len(ranks) < 8 else exploded("", [*map(str, ranks)], 8)
-    return [literal(first.device), totals, *reserve, *([f"axis={literal(pipeline.axis)}"] if pipeline else [])]
+    axis = [f"axis={literal(pipeline.axis)}"] if pipeline else []
+    most = [f"most={_totals(loads[-1])}"] if loads else []
+    return [literal(first.device), _totals(loads[0] if loads else accounts(program)), *reserve, *axis, *most]
+
+
+def _totals(accounts: Sequence[Account]) -> str:
+    ranks = tuple(it.total for it in accounts)
+    return literal(ranks) if len(ranks) < 8 else exploded("", [*map(str, ranks)], 8)
 
 
 def _input(arg: Arg, program: Program) -> str:

@@ -53,12 +53,18 @@ class Account:
 
     ranks    of each rank along `axis`, that of a pipeline; without one, of all ranks alike
     reserve  what the compiler leaves besides to CUDA and its libraries
+    most     the same where tokens choose as many of a rank's experts as they can; `ranks` is of equal loads then
     """
 
     device: str
     ranks: tuple[int, ...]
     reserve: int = 0
     axis: str = ""
+    most: tuple[int, ...] = ()
+
+    def at(self, place: int) -> tuple[int, int]:
+        """The least and the most of a rank at a place along the axis."""
+        return self.ranks[place], (self.most or self.ranks)[place]
 
 
 @dataclass(frozen=True, kw_only=True)

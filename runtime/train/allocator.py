@@ -21,9 +21,10 @@ class Peak:
     allocated: int
     reserved: int
 
-    def differs(self, account: int, reserve: int) -> bool:
-        """Whether it is further from the account than may be explained."""
-        return abs(self.allocated - account) > NEAR * account + reserve
+    def differs(self, account: tuple[int, int], reserve: int) -> bool:
+        """Whether it is further from the account, the least and the most, than may be explained."""
+        least, most = account
+        return not (1 - NEAR) * least - reserve <= self.allocated <= (1 + NEAR) * most + reserve
 
 
 def expand_segments(environment: MutableMapping[str, str]) -> None:
@@ -50,9 +51,11 @@ def peak(device: torch.device) -> Peak | None:
     return Peak(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
 
 
-def line(account: int, of: Account, found: Peak | None) -> str:
+def line(account: tuple[int, int], of: Account, found: Peak | None) -> str:
     """The line that compares both."""
-    said = f"the account for {of.device} says {_amount(account)}"
+    least, most = account
+    said = f"the account for {of.device} says {_amount(least)}"
+    said += f" to {_amount(most)}, as experts are chosen" if most > least else ""
     if found is None:
         return f"memory: {said}; torch knows no peak of a CPU's memory"
     held = f"memory: tensors took {_amount(found.allocated)}, the allocator {_amount(found.reserved)}; {said}"

@@ -133,13 +133,15 @@ class Log:
         self._say(f"step {step:>{len(str(self._steps))}}/{self._steps}  validation loss {loss:.4f}")
         self._write({"step": step, "validation": loss})
 
-    def memory(self, step: int, account: int, of: Account, found: Peak | None) -> None:
-        """The memory that a step took of a GPU, beside the compiler's count for this rank."""
+    def memory(self, step: int, account: tuple[int, int], of: Account, found: Peak | None) -> None:
+        """The memory that a step took of a GPU, beside the least and the most that the compiler counts."""
         if self._folder is None:
             return
         self._say(line(account, of, found))
         measured = {} if found is None else vars(found)
-        self._write({"step": step, "account": account, "reserve": of.reserve, **measured})
+        least, most = account
+        worst = {"account_at_worst": most} if most > least else {}
+        self._write({"step": step, "account": least, **worst, "reserve": of.reserve, **measured})
 
     def say(self, line: str) -> None:
         """A line on the terminal."""

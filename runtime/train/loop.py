@@ -249,7 +249,7 @@ class _Run:
             return done % every == 0 or done == self.options.steps
 
         if done == self.start.first + 1 and (of := self.plan.account):
-            account = of.ranks[self.mesh.rank(of.axis) if of.axis else 0]
+            account = of.at(self.mesh.rank(of.axis) if of.axis else 0)
             self.log.memory(done, account, of, allocator.peak(self.mesh.device))
         self.log.settle()  # the step before this one
         self.log.step(done, metrics, lr, due(self.options.log_every))

@@ -9,7 +9,7 @@ from json import dumps
 from math import prod
 
 from ... import __version__
-from ...analysis.memory import account, accounts
+from ...analysis.memory import accounts, at_loads
 from ...analysis.vocabulary import tables, vocabulary
 from ...config.hf_names import HFWeight
 from ...ir import SEQUENCE, Param, Program, base
@@ -59,10 +59,12 @@ def _plan(program: Program) -> dict[str, str]:
 
 
 def _account(program: Program) -> str:
-    """The account of all ranks along a pipeline's axis; without one, of one rank for all."""
-    found = accounts(program) if program.pipeline else [account(program)]
+    """The account of all ranks along a pipeline's axis; without one, of one rank for all; with experts, two of each."""
+    loads = [it for _, it in at_loads(program)] or [accounts(program)]
+    found, worst = loads[0], loads[-1]
     options = f", reserve={found[0].reserve}" if found[0].reserve else ""
     options += f", axis={program.pipeline.axis!r}" if program.pipeline else ""
+    options += f", most={tuple(it.total for it in worst)!r}" if worst is not found else ""
     return f"Account({found[0].device!r}, {tuple(it.total for it in found)!r}{options})"
 
 
