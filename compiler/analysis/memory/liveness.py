@@ -114,11 +114,15 @@ class Releases:
 
     def _op(self, op: Op, backward: Sequence[Stmt]) -> tuple[int, Iterable[str]]:
         around = [*op.inputs, *(value.name for value in op.outputs)]
-        numbers = [name for name in around if self._storages.types[name].dtype in FLOATS]  # others serve many ops
-        mine = self._reading(numbers, op, backward) or self._reading(around, op, backward)
+        own = [name for name in around if not self._is_order(name)]  # which all ops of a route read
+        mine = self._reading(own, op, backward) or self._reading(around, op, backward)
         second = self._storages.second
         again = {second[name] for name in self._keeper.values(op) if name in second}
         return max(mine, default=len(backward) - 1), {*self._keeper.saved(op), *self._keeper.others(op), *again}
+
+    def _is_order(self, name: str) -> bool:
+        type = self._storages.types[name]
+        return type.dtype not in FLOATS and bool(self._storages.program.experts_of(type))
 
     def _reading(self, names: Iterable[str], op: Op, backward: Sequence[Stmt]) -> list[int]:
         """The ops of an op's line of the plan that read any of these values in backward."""
