@@ -171,7 +171,7 @@ def _measure_stages(module: ModuleType, rows: int) -> MeasuredStages:
         enters = [each for each in module.PIPELINE._stage_inputs if each.at(stage - 1)] if stage else []
         given = [torch.zeros(each.shape, dtype=each.dtype, requires_grad=True) for each in enters]
         x = tuple(given) if len(given) > 1 else given[0] if given else None
-        with saved_tensors_hooks(seen.packed, lambda tensor: tensor):
+        with saved_tensors_hooks(seen.packed, lambda tensor: tensor), _even_loads(seen, module):
             model(stage, x, *next(iter(batch.microbatches())))
         for each in given:
             seen.counted(each, "entering")
@@ -190,10 +190,10 @@ def _sizes(model: nn.Module, state: TrainState, batch: Batch) -> Iterator[int]:
     return (sum(_storages(held).values()) for held in (_buffers(state), model.buffers(), _inputs(batch)))
 
 
-def peaks(module: ModuleType, rows: int) -> list[int]:
+def peaks(module: ModuleType, rows: int, to_first: bool = False) -> list[int]:
     """The most that each rank along the first axis allocates at once, as `peak` says."""
     inside = _ranks(module) // next(iter(module.PLAN.mesh.values()))
-    return [run_ranks(1, _peak, module, rows, rank)[0] for rank in range(0, _ranks(module), inside)]
+    return [run_ranks(1, _peak, module, rows, rank, to_first)[0] for rank in range(0, _ranks(module), inside)]
 
 
 def peak(module: ModuleType, rows: int, to_first: bool = False) -> int:

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from ...ir import BATCH, FLOATS, Leave, Op, Region, Stmt, results, walk
 from ...ops import VJPS
+from ...ops.experts import GROUPED
 from ...ops.fused_loss import LINEAR_CROSS_ENTROPY
 from .aliasing import Storages, carried
 from .saved_activations import Keeper, bound
@@ -169,4 +170,4 @@ def is_put_off(stmt: Stmt) -> bool:
     """Whether an op makes a weight's gradient in the part of backward for which no other stage waits."""
     if isinstance(stmt, Region):
         return False
-    return VJPS.delayed(stmt) or (stmt.kind == "contract" and BATCH in stmt.names("over"))
+    return VJPS.delayed(stmt) or (stmt.kind in ("contract", GROUPED.name) and BATCH in stmt.names("over"))

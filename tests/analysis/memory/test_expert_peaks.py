@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.measured_memory import peak, peaks_of_ranks
+from helpers.measured_memory import peak, peaks, peaks_of_ranks
 from helpers.memory_plans import compiled
 from scalec.compiler.analysis.expert_loads import with_load
 from scalec.compiler.analysis.memory.account import accounts_of
@@ -80,3 +80,15 @@ def test_ranks_that_exchange(load: str, tmp_path: Path) -> None:
     first, second = peaks_of_ranks(module, module.PLAN.global_batch, to_first=load != "even")
     assert max(first, second) == pytest.approx(accounted(program, load), rel=0.03)
     assert (second < first / 3) == (load != "even")
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "interleaved_1f1b(chunks=2)"])
+def test_ranks_of_a_pipeline(schedule: str, load: str, tmp_path: Path) -> None:
+    """Each has the first experts of its layers."""
+    plan = text("an axis", layers=4).replace("mesh { dp = 2 }", "mesh { pp = 2  dp = 2 }")
+    plan = plan.replace("shard {", f"pipeline {{ schedule = {schedule} }}\nshard {{ layers over pp")
+    module, program = compiled(plan.replace("global_batch = 4", "global_batch = 16"), tmp_path)
+    counted = [it.peak.bytes for it in accounts_of(with_load(program, LOADS[load]))]
+    assert peaks(module, 16, to_first=load != "even") == pytest.approx(counted, rel=0.03)

@@ -10,7 +10,9 @@ from helpers.memory_plans import compiled
 from helpers.oracle.plans import Case, plan_text
 from helpers.proof_pipelines import piped
 from helpers.uneven_stages import unlike
+from scalec.compiler.analysis.expert_loads import with_load
 from scalec.compiler.analysis.memory import account, accounts
+from scalec.compiler.analysis.memory.account import accounts_of
 from scalec.compiler.analysis.memory.pipeline_peak import stages_of
 from scalec.compiler.schedules.registry import SCHEDULES
 
@@ -34,6 +36,8 @@ CASES = {
     "some layers again": replace(SP, recompute="every(2, layers)", schedule="zbv"),
     "ops again": replace(SP, recompute="selective(attention, silu)", gathered="regather"),
     "every op": replace(SP, model="every", kv=4),
+    "experts": Case(pp=2, ep=2, model="two", experts="ep", microbatches=2, layers=4, schedule="zb_h1"),
+    "experts with losses": replace(SP, model="losses", experts="tp", recompute="full", layers=4),
     "fused": replace(SP, kernels="triton", precision="bf16"),
     "fused, vocabulary whole": replace(SP, kernels="triton", vocab=False, model="tied", schedule="zb_h1"),
 }
@@ -48,7 +52,8 @@ TEXTS = {name: plan_text(case) for name, case in CASES.items()} | BIASED | {"cut
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_account_is_what_ranks_hold(name: str, tmp_path: Path) -> None:
     module, program = compiled(TEXTS[name], tmp_path)
-    of_stages, of_ranks = stages_of(program), accounts(program)
+    program = with_load(program, 1)
+    of_stages, of_ranks = stages_of(program), accounts_of(program)
     measured = measure_stages(module, module.PLAN.global_batch)
     inside = len(measured) // len(of_ranks)
     for number, rank in enumerate(measured):
