@@ -11,6 +11,7 @@ from attrs import evolve, field, frozen
 from ...analysis.stage_program import StageBlock
 from ...ir import Arg, Enter, Leave, Op, Region, Stmt, Type, Value, Yield, ancestors, results, uses
 from ...ops import VJPS
+from ...ops.experts import GROUPED
 
 
 @frozen
@@ -105,7 +106,7 @@ def _with(region: Region, args: Sequence[Arg], body: Sequence[Stmt], ends: Seque
 
 
 def _is_put_off(op: Op) -> bool:
-    return op.kind == "contract" or VJPS.delayed(op)
+    return op.kind in ("contract", GROUPED.name) or VJPS.delayed(op)
 
 
 def _made(stmt: Stmt) -> list[str]:
