@@ -69,7 +69,8 @@ def _measure(module: ModuleType, rows: int) -> Measured:
     flat_params = [state.flat_params(1)] if "flat_params" in signature(model.forward).parameters else []
     with saved_tensors_hooks(seen.packed, lambda tensor: tensor), _even_loads(seen, module):
         made = model(*next(iter(batch.microbatches())), *flat_params)
-    (made[0] + made[1] if isinstance(made, tuple) else made).backward()
+    losses: list[Tensor] = [each for each in (made if isinstance(made, tuple) else (made,)) if each.requires_grad]
+    sum(losses[1:], losses[0]).backward()
     return Measured(dict(seen.bytes), *_sizes(model, state, batch))
 
 
@@ -169,7 +170,8 @@ def _measure_stages(module: ModuleType, rows: int) -> MeasuredStages:
     for stage in module.PIPELINE.stages(mesh):
         seen = _Seen({*_always(model, state, batch)}, Path(str(module.__file__)))
         enters = [each for each in module.PIPELINE._stage_inputs if each.at(stage - 1)] if stage else []
-        given = [torch.zeros(each.shape, dtype=each.dtype, requires_grad=True) for each in enters]
+        zeros = [torch.zeros(each.shape, dtype=each.dtype) for each in enters]
+        given = [each.requires_grad_(each.is_floating_point()) for each in zeros]
         x = tuple(given) if len(given) > 1 else given[0] if given else None
         with saved_tensors_hooks(seen.packed, lambda tensor: tensor), _even_loads(seen, module):
             model(stage, x, *next(iter(batch.microbatches())))
