@@ -9,7 +9,7 @@ from ..ops.fused import CONTRACTS
 
 def leaves(program: Program) -> dict[str, str]:
     """The parameters and the values that are one as the model uses it, in the step or in a layer, by parameter."""
-    of = {param.name: param.name for param in program.params}
+    of = {param.name: param.name for param in program.stored}
     for op in program.ops:
         if op.kind == "unpack":
             params = program.bucket(str(op.get("bucket"))).params

@@ -10,7 +10,7 @@ from .. import __version__
 from ..analysis.param_uses import leaves
 from ..analysis.vocabulary import tables
 from ..config.hf_names import HFWeight
-from ..ir import PRECISIONS, SEQUENCE, Param, Program
+from ..ir import PRECISIONS, SEQUENCE, Buffer, Param, Program
 from .naming import DTYPES
 
 
@@ -31,7 +31,7 @@ def names_file(program: Program, patterns: dict[str, str]) -> dict[str, str]:
 def _repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:
     """How often each repeat around a parameter is repeated, by what the parameters' names have before its `*`."""
     found: dict[str, int] = {}
-    for param in program.params:
+    for param in program.stored:
         parts = patterns[param.name].split(".*")
         for depth, dim in enumerate(param.type.dims[: param.stacked], start=1):
             found[".*".join(parts[:depth])] = program.size(dim)
@@ -39,7 +39,7 @@ def _repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:
 
 
 def _entry(each: HFWeight, program: Program) -> dict[str, object]:
-    params = {param.name: param for param in program.params}
+    params = {param.name: param for param in program.stored}
     part_of = {other.part: params[other.param] for other in program.names if other.tensor == each.tensor}
     shapes = [_shape_of(part_of[part], program) for part in sorted(part_of)]
     whole, own = (sum(shape[0] for shape in shapes), *shapes[0][1:]), params[each.param]
@@ -50,6 +50,8 @@ def _entry(each: HFWeight, program: Program) -> dict[str, object]:
         entry["start"] = sum(shape[0] for shape in shapes[: each.part])
     if each.transposed:
         entry["transposed"] = True
+    if isinstance(own, Buffer):
+        entry["wide"] = True
     if each.interleaved:  # by heads, whose rows are the last dim that no product sums over
         last = each.skipped + each.interleaved
         entry["interleaved"] = each.skipped, last, program.valid(own.type.dims[-own.inner - 1])

@@ -10,7 +10,7 @@ from attrs import Factory, define, field, frozen
 
 from ..analysis.bucket_layout import stored_as_matrix
 from ..analysis.param_uses import leaves
-from ..ir import Attr, Bucket, Op, Param, Program, Type
+from ..ir import Attr, Bucket, Buffer, Op, Param, Program, Type
 from ..ops import roles
 from ..ops.call import Layout
 from .constants import product, size_names
@@ -96,7 +96,7 @@ class Frame:
 
     def param(self, leaf: str) -> Param:
         """The parameter that a value is."""
-        return next(param for param in self.program.params if param.name == self.leaves[leaf])
+        return next(param for param in self.program.stored if param.name == self.leaves[leaf])
 
     def declare(self, module: Module, prefix: str, param: Param) -> str:
         """Declares a parameter in `module` and returns its attribute."""
@@ -128,6 +128,9 @@ def weight_lines(attribute: str, param: Param, program: Program, names: Mapping[
     type = param.type
     for dim in type.dims[: param.stacked]:
         type = type.inside(dim)
+    if isinstance(param, Buffer):
+        zeros = f"torch.zeros({', '.join(product(names, program, (dim,)) for dim in type.dims)}, device=mesh.device)"
+        return [f"self.register_buffer({literal(attribute)}, {zeros})  # {matrix_shape(type, 0, program)}"]
     groups = _groups(param, type)
     sizes = [product(names, program, group) for group in groups]
     split = {i: type.axes_of(group[0]) for i, group in enumerate(groups) if type.axes_of(group[0])}

@@ -144,7 +144,8 @@ class StagedBody(Body):
     def _needed(self) -> dict[str, tuple[int, ...]]:
         """The stages that need an attribute, if not all do."""
         by_param = dict(self._pipeline.param_stages)
-        held = self._held | {name: by_param[param.name] for name, param in self._module.weights.items()}
+        weights = {name: by_param[param.name] for name, param in self._module.weights.items() if param.name in by_param}
+        held = self._held | weights
         return {name: by for name, by in held.items() if len(by) < len(self._pipeline.layers)}
 
     # ---- repeats

@@ -285,12 +285,22 @@ class _Step:
     def _if_finite(self, op: Op) -> None:
         self.text[op.outputs[0].name] = "num_tokens == 0, overflow=~grad_norm.isfinite()"
 
+    def _balanced(self, op: Op) -> None:
+        """All biases of a route's routers, by its load."""
+        bias, load, count = op.inputs
+        given = [literal(self._patterns[bias]), self.text[load], f"rate={literal(op.get('rate'))}", self._skip(count)]
+        self.train.lines.append(f"state.balance({', '.join(given)})")
+
+    def _skip(self, count: str) -> str:
+        """When a step changes nothing."""
+        said = self.text[count]
+        return f"skip={'num_tokens == 0' if said == 'num_tokens' else said}"
+
     def _update(self, op: Op) -> None:
         """All buckets' updates are one call, which scales too."""
-        scale, count = (self.text[name] for name in op.inputs[1:3])
+        scale = self.text[op.inputs[1]]
         scale = f"scale={scale}, " if scale else ""
-        skip = "num_tokens == 0" if count == "num_tokens" else count
-        line = f"state.update(lr, {scale}skip={skip})"
+        line = f"state.update(lr, {scale}{self._skip(op.inputs[2])})"
         if self.train.lines[-1] != line:
             self.train.lines.append(line)
 

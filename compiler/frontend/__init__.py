@@ -81,7 +81,7 @@ def _program(
     )
     ops = user_ops(document.ops, document.source)
     built = build(divided.model, frame, scope, ops, *element_types(train))
-    program = with_padding(evolve(frame, region=built.region, params=built.params))
+    program = with_padding(evolve(frame, region=built.region, params=built.params, buffers=built.buffers))
     program = pipelined(program, settings.pipeline, sections["pipeline"].head, claims_of_parts(laid, divided.dims))
     check_patterns(sections["state"], program, found)
     if "names" in document.sections:

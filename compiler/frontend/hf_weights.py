@@ -24,7 +24,7 @@ def stored(
             help = did_you_mean(each.param, copies)
             found.error("E0201", f"there is no parameter `{each.param}`", each.span, help=help)
     names = {each.param: each for each in names_of_parts(written, copies)}
-    known = {param.name: param for param in program.params}
+    known = {param.name: param for param in program.stored}
     for each in names.values():
         _fits(each, known[each.param], program, found)
         if each.interleaved:

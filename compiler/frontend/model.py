@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from attrs import frozen
 
-from ..ir import BATCH, FLOATS, Arg, Enter, Leave, Param, Program, Region, Type, Yield, defs
+from ..ir import BATCH, FLOATS, Arg, Buffer, Enter, Leave, Param, Program, Region, Type, Yield, defs
 from ..ops import roles
 from ..syntax import tree
 from ..syntax.diagnostics import wrong
@@ -21,10 +21,11 @@ from .user_ops import UserOp
 
 @frozen
 class Built:
-    """The model's region and its parameters."""
+    """The model's region, its parameters and its routers' biases."""
 
     region: Region
     params: tuple[Param, ...]
+    buffers: tuple[Buffer, ...]
 
 
 def build(
@@ -49,7 +50,8 @@ def build(
     body = (*parameters.leaves.values(), *builder.body)
     ends = tuple(Yield(result, Leave.LAST) for result in results)
     region = Region("model", body, (*args, *draws.inputs), ends, span=model.span)
-    return Built(region, tuple(initialised(model, parameters.all, parameters.roles, numbers)))
+    params = tuple(initialised(model, parameters.all, parameters.roles, numbers))
+    return Built(region, params, (*parameters.buffers.values(),))
 
 
 def _written(frame: Program) -> Iterator[str]:

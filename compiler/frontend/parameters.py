@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import evolve
 
-from ..ir import BATCH, SEQUENCE, Arg, Enter, Init, Op, Param, Stmt, Type, Value
+from ..ir import BATCH, SEQUENCE, Arg, Buffer, Enter, Init, Op, Param, Stmt, Type, Value
 from ..ops.dropout import DRAWS, FORK
 from ..syntax import tree
 from ..syntax.diagnostics import Note, wrong
@@ -71,6 +71,7 @@ class Parameters:
         """`dtype` is that of activations, `stored` that of the parameters' state of record."""
         self._scope, self._builder, self._dtype, self._stored = scope, builder, dtype, stored
         self.all: dict[str, Param] = {}
+        self.buffers: dict[str, Buffer] = {}
         self.leaves: dict[str, Op] = {}
         self.roles: dict[str, str] = {}  # how a parameter begins by its first use, if that says so
         self.repeats: list[OpenRepeat] = []
@@ -99,6 +100,21 @@ class Parameters:
             repeat.holds[name] = slice.name
             leaf = slice
         return leaf.name
+
+    def declare_biases(self, use: tree.ParamUse, rate: float, route: int) -> str:
+        """The biases by which a router chooses: those of one layer, where a repeat is around."""
+        self._check(use)
+        name, stack = use.name.name, tuple(repeat.dim for repeat in self.repeats)
+        self._scope.declared[name] = use.name
+        own = (self.twins.get(dim.name, dim.name) for dim in use.outs)
+        type = Type("f32", (*stack, *own))
+        self.buffers[name] = Buffer(name, type, len(stack), 0, Init("zeros"), rate=rate, route=route, span=use.span)
+        self._builder.types[name] = type
+        for repeat in self.repeats:
+            slice = self._builder.value(name, self._builder.types[name].inside(repeat.dim))
+            repeat.slices.append(Arg(slice, name, Enter.EACH))
+            name = slice.name
+        return name
 
     def use(self, param: Param, span: Span) -> str:
         """The value of a parameter declared before: its slice in the repeat that declared it."""

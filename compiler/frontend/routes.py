@@ -27,7 +27,8 @@ FACTORS = tuple(
     Attribute(name, default=0.0, range=(lambda value: value >= 0, "0 or above"))
     for name in ("capacity", "balance", "z")
 )
-CALL = evolve(TOP, attributes=(CHOICES, *TOP.attributes, *FACTORS))
+RATE = Attribute("rate", default=0.0, range=(lambda value: value > 0, "above 0"))
+CALL = evolve(TOP, operands=TOP.operands[:1], attributes=(CHOICES, *TOP.attributes, RATE, *FACTORS))
 """`top` as plans write it: in the IR the number of choices is the size of a dim, and losses and capacity are ops."""
 
 PLACES = [each.name for each in (*CALL.operands, *CALL.attributes) if not each.implied]
@@ -189,20 +190,22 @@ class Routes:
         """Gates, and the order of rows; logits are made in float32, whatever the model computes in."""
         program, experts = self._builder.program, item.dim.name
         scored = next(dim.name for dim in program.dims if dim.twin == experts)
+        call, biases = _without_biases(item.by)
         with self._expressions.of_logits({experts: scored}):
-            operands, given = self._expressions.arguments(item.by, CALL)
+            operands, given = self._expressions.arguments(call, CALL)
+            biases = self._biases(item, biases, dict(given).get(RATE.name))
         logits = self._builder.types[operands[0]]
         if logits.dims != (*value.dims[:-1], scored):
             found, wanted = (f"[{', '.join(dims)}]" for dims in (logits.dims, (*value.dims[:-1], experts)))
             label = f"has {found.replace(scored, experts)}, not {wanted}"
             message = f"`{TOP.name}` takes logits of the tokens of `{item.value}`, one for each expert"
             raise wrong("E0307", message, item.by.span, label)
-        said = dict(given)
+        said = {key: value for key, value in given if key != RATE.name}
         factors = {each.name: _factor(item, each, float(str(said.pop(each.name, 0)))) for each in FACTORS}
         attrs = tuple((key, value) for key, value in said.items() if key != CHOICES.name)
         self._check_groups(item, dict(attrs))
         chosen = (*attrs, ("to", program.dim(experts).chosen))
-        gates, ids = self._builder.several(TOP.name, operands, chosen, item.by.span, ("gates", "ids"))
+        gates, ids = self._builder.several(TOP.name, (*operands, *biases), chosen, item.by.span, ("gates", "ids"))
         self._losses(item, operands[0], ids, dict(attrs), factors)
         self._check_bounded(item, factors["capacity"])
         load = self._loads[id(item)]
@@ -213,6 +216,25 @@ class Routes:
             limits = (("capacity", capacity), ("experts", experts))
             ids = self._builder.op(CAPACITY.name, (ids,), limits, item.by.span, "ids")
         return gates, self._builder.op(SORT.name, (ids,), (("to", experts),), item.by.span, SORT.stem)
+
+    def _biases(self, item: tree.Route, given: tree.Expr | None, rate: object) -> tuple[str, ...]:
+        """The biases of a route's experts, which choose and are moved by the load."""
+        if given is None and rate is None:
+            return ()
+        one, other = ("rate", "bias") if given is None else ("bias", "rate")
+        example = f"`bias=router_bias[{item.dim}], rate=0.001`"
+        if given is None or rate is None:
+            message = f"`{TOP.name}` has `{one}` and no `{other}`"
+            raise wrong("E0606", message, item.by.span, "the one moves the other", f"write {example}")
+        if not isinstance(given, tree.ParamUse):
+            message = "biases are declared where they are used, and are of one route"
+            raise wrong("E0220", message, given.span, "not biases", f"write {example}")
+        if [*map(str, given.outs), *map(str, given.ins)] != [item.dim.name]:
+            dims = ", ".join(map(str, (*given.outs, *given.ins)))
+            label = f"has [{dims}], not [{item.dim}]"
+            raise wrong("E0307", "each expert has one bias", given.span, label, f"write {example}")
+        moved = _factor(item, RATE, float(str(rate)))
+        return (self._parameters.declare_biases(given, moved, [*self._loads].index(id(item))),)
 
     def _losses(
         self, item: tree.Route, logits: str, ids: str, attrs: Mapping[str, Attr], factors: Mapping[str, float]
@@ -251,6 +273,12 @@ class Routes:
             raise _impossible(item, f"{among} of {groups} groups cannot be chosen from")
         if count > (left := size // groups * among):
             raise _impossible(item, f"{among} of {groups} groups have {left} experts: {count} cannot be chosen")
+
+
+def _without_biases(call: tree.Call) -> tuple[tree.Call, tree.Expr | None]:
+    """A call without its argument `bias`, and that."""
+    given = next((each.value for each in call.kwargs if each.key.name == "bias"), None)
+    return evolve(call, kwargs=tuple(each for each in call.kwargs if each.key.name != "bias")), given
 
 
 def _factor(item: tree.Route, of: Attribute, value: float) -> float:

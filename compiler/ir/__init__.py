@@ -5,7 +5,7 @@ Non-goals: behaviour.  Ops are described in `ops`, placements coerced in `placem
 """
 
 from ..schedules.actions import once
-from .program import STATES, Axis, Bucket, Claim, Dim, Init, Param, Pipeline, Program, StateAxes
+from .program import STATES, Axis, Bucket, Buffer, Claim, Dim, Init, Param, Pipeline, Program, StateAxes
 from .regions import Arg, Enter, Leave, Op, Region, Stmt, Yield
 from .types import (
     BATCH,
@@ -62,6 +62,7 @@ __all__ = [
     "Attr",
     "Axis",
     "Bucket",
+    "Buffer",
     "Claim",
     "Dim",
     "Enter",

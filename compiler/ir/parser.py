@@ -28,6 +28,7 @@ from . import (
     Attr,
     Axis,
     Bucket,
+    Buffer,
     Claim,
     Dim,
     Enter,
@@ -48,7 +49,7 @@ from . import (
     sharded,
 )
 
-FIELDS = ("axes", "dims", "claims", "params", "buckets", "state")
+FIELDS = ("axes", "dims", "claims", "params", "buffers", "buckets", "state")
 """The fields of a program whose entries have a line each."""
 
 Parts = list[Any]
@@ -136,6 +137,10 @@ class _Builder(Transformer[Token, Program]):
 
     def param(self, value: Value, init: Init, stacked: Token, inner: Token, span: Span) -> Header:
         return "params", Param(value.name, value.type, self._count(stacked), self._count(inner), init, span=span)
+
+    def buffer(self, value: Value, rate: Token, route: Token, stacked: Token, span: Span) -> Header:
+        known = value.name, value.type, self._count(stacked), 0, Init("zeros")
+        return "buffers", Buffer(*known, rate=float(self.number(rate)), route=self._count(route), span=span)
 
     def init(self, kind: Token, *args: Token | None) -> Init:
         return Init(str(kind), tuple(float(self.number(arg)) for arg in args if arg))

@@ -12,7 +12,23 @@ from ..config.hf_names import show_names
 from ..config.schema import show
 from ..config.settings import Flow
 from ..syntax.source import Span
-from . import Attr, Bucket, Claim, Dim, Kind, Op, Param, Pipeline, Placement, Program, Region, StateAxes, Type, Value
+from . import (
+    Attr,
+    Bucket,
+    Buffer,
+    Claim,
+    Dim,
+    Kind,
+    Op,
+    Param,
+    Pipeline,
+    Placement,
+    Program,
+    Region,
+    StateAxes,
+    Type,
+    Value,
+)
 
 
 def print_ir(program: Program) -> str:
@@ -29,6 +45,7 @@ def print_ir(program: Program) -> str:
         *(f"dim {d.name} = {d.size}{_more(d)} {_location(d.span)}" for d in program.dims),
         *map(_claim, program.claims),
         *map(_param, program.params),
+        *map(_buffer, program.buffers),
         *map(_state, program.state),
         *map(_bucket, program.buckets),
         *(_pipeline(program.pipeline) if program.pipeline else ()),
@@ -85,6 +102,11 @@ def _param(param: Param) -> str:
     init = f"{param.init.kind}({_join(param.init.args)})"
     dims = f"stacked {param.stacked} inner {param.inner}"
     return f"param {param.name}: {print_type(param.type)} ~ {init} {dims} {_location(param.span)}"
+
+
+def _buffer(it: Buffer) -> str:
+    facts = f"rate {it.rate!r} route {it.route} stacked {it.stacked}"
+    return f"buffer {it.name}: {print_type(it.type)} {facts} {_location(it.span)}"
 
 
 def print_type(type: Type) -> str:

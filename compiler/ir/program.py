@@ -92,6 +92,17 @@ class Param:
 
 
 @frozen
+class Buffer(Param):
+    """State without a gradient, float32 and zero at first, that all ranks hold alike: the biases of a router.
+
+    Each step moves each by `rate`, as the load number `route` says.
+    """
+
+    rate: float = 0.0
+    route: int = 0
+
+
+@frozen
 class Bucket:
     """Parameters whose gradients are reduced as one flat buffer; `type` is that of the buffer's gradient of record.
 
@@ -200,11 +211,17 @@ class Program(Known):
     pipeline: Pipeline | None = None
     loads: tuple[tuple[str, Fraction], ...] = ()
     """How many equal shares of rows a rank's experts get, by dim of experts; one where nothing is said."""
+    buffers: tuple[Buffer, ...] = ()
 
     @cached_property
     def types(self) -> Mapping[str, Type]:
         """The type of every parameter and value, by name."""
-        return {p.name: p.type for p in self.params} | {v.name: v.type for v in values(self.region)}
+        return {p.name: p.type for p in self.stored} | {v.name: v.type for v in values(self.region)}
+
+    @property
+    def stored(self) -> tuple[Param, ...]:
+        """Parameters and buffers: what a step makes anew, and checkpoints and files of weights hold."""
+        return *self.params, *self.buffers
 
     @cached_property
     def ops(self) -> tuple[Op, ...]:
@@ -237,7 +254,7 @@ class Program(Known):
     @cached_property
     def losses(self) -> int:
         """How many losses there are: the sum over tokens, and perhaps that of the routers, which counts as it is."""
-        others = 0 if self.region.kind == "model" else 2 + len(self.params)
+        others = 0 if self.region.kind == "model" else 2 + len(self.stored)
         return len(self.region.yields) - self.routes - others
 
     @cached_property

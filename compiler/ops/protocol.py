@@ -165,7 +165,7 @@ class OpDef:
     linear          groups of operands in each of which the op is jointly linear (they may be partial)
     roles           dims that mean something to the op, by what they mean
     unsharded_dims  dims that no axis may shard
-    as_placed       operands that it takes as they are placed, and that no axis reduces or shards for it
+    as_placed       operands that it takes as they are placed; by the generic rule, invariant and without a gradient
     whole_operands  operands that an axis leaves whole along some dims where it shards those of the others
     permutes        for an op that moves the positions along its dim `over`: where each of so many comes from
     joins           dims that others make up, concatenated: their sizes are the sums of these
@@ -278,6 +278,9 @@ class OpDef:
         """The rule of one mesh axis: all invariant, or linear in what is partial, or sharded alike, or replicated."""
         places = [type.at(axis) for type in types]
         split = {place.dim for place in places} - {""}
+        self._require(
+            all(places[i] == INVARIANT for i in self.as_placed if i < len(types)), axis, types, "shares state"
+        )
         if not split and all(type.at(axis) == INVARIANT for type in types if type.dtype != "i64"):
             return [INVARIANT] * len(shapes)
         partial = tuple(i for i, place in enumerate(places) if place == PARTIAL)
@@ -290,6 +293,8 @@ class OpDef:
             return [PARTIAL] * len(shapes)
         whole = self.whole_operands(types, op)
         for i, type in enumerate(types):
+            if i in self.as_placed:
+                continue
             held = [sharded(dim) for dim in type.dims if dim in split - whole.get(i, frozenset())] or _replicated(type)
             self._require(type.at(axis) in held, axis, types, "needs its operands sharded alike")
         if not split:

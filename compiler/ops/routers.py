@@ -7,7 +7,7 @@ from attrs import evolve
 
 from ..config.settings import PADDED
 from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, PARTIAL, SEQUENCE, Attr, Kind, Op, Program, Type, splits
-from .call import Argument, Call, Dims, Group, Positions, Quotient, Size
+from .call import Argument, Call, Dims, Group, Keyword, Positions, Quotient, Size
 from .loss import wide
 from .messages import Message
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
@@ -23,7 +23,9 @@ ON = Attribute("normalise", ("off", "on"), "off")
 
 def _chosen(types: Sequence[Type], op: Op) -> list[Shape]:
     """Of each token a gate and an expert for each choice."""
-    (logits,) = types
+    logits, *biases = types
+    if any(each.dims != logits.dims[-1:] for each in biases):
+        raise TypingError(f"{op.kind} takes a bias of each expert")
     if len(logits.dims) < 2:
         raise TypingError(f"{op.kind} takes logits [.., experts]")
     dims = (*logits.dims[:-1], str(op.get("to")))
@@ -67,7 +69,7 @@ def pending_over_tokens(program: Program, op: Op) -> Op:
 
 
 def _choice_saves(it: Local) -> Saved:
-    return Saved(operands=tuple(range(len(it.types))), results=(0, 1))
+    return Saved(operands=(0,), results=(0, 1))
 
 
 def _balance_saves(it: Local) -> Saved:
@@ -111,7 +113,8 @@ def _choice_call(it: Local) -> Call:
         "from_groups" if key == "from" else key: value == "on" if key == ON.name else value
         for key, value in own.items()
     }
-    return Call((it.program.size(str(it.op.get("to"))),), told)
+    biases = {"bias": Keyword(1)} if len(it.op.inputs) > 1 else {}
+    return Call((it.program.size(str(it.op.get("to"))),), {**told, **biases})
 
 
 def _load_call(it: Local) -> Call:
@@ -173,9 +176,9 @@ def _over(axes: tuple[str, ...]) -> dict[str, Argument]:
 
 TOP = OpDef(
     "top",
-    "The `to` best experts of each token by their scores, and their scores as gates; ties go to the lower index.",
+    "The `to` best experts of each token by scores and biases, their scores as gates; ties go to the lower index.",
     _chosen,
-    operands=(Operand("logits"),),
+    operands=(Operand("logits"), Operand("bias", optional=True)),
     attributes=(
         SCORE,
         ON,
@@ -185,6 +188,7 @@ TOP = OpDef(
         TO,
     ),
     unsharded_dims=_logits_whole,
+    as_placed=(1,),
     vjp=Vjp(wrt=(0,)),
     decides=True,
     function="top_k",

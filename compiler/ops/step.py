@@ -157,6 +157,14 @@ def _updated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return list(types[3:])
 
 
+def _balanced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """The biases, by a load of all ranks: a row for each of theirs."""
+    bias, load, _ = types
+    if any(type.places for type in types) or [*map(program.size, bias.dims)] != [*map(program.size, load.dims)]:
+        raise TypingError("balanced takes biases and a load of as many rows, and a count, that are reduced")
+    return [bias]
+
+
 def _nothing(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return []
 
@@ -301,6 +309,15 @@ IF_FINITE = OpDef(
     "The count, or 0 where the norm is not finite: some gradient is more than float16 holds.",
     operands=takes("count", "norm"),
     typing=_counted,
+)
+
+BALANCED = OpDef(
+    "balanced",
+    "bias + rate · sign(mean of its row of the load − load), which evens loads out (Wang et al. 2024); "
+    "nothing where count is 0.",
+    operands=takes("bias", "load", "count"),
+    attributes=(Attribute("rate"),),
+    typing=_balanced,
 )
 
 UPDATE = OpDef(

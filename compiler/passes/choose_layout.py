@@ -17,7 +17,7 @@ def choose_layout(program: Program) -> Program:
     args = tuple(
         evolve(arg, value=evolve(arg.value, type=_moved_first(arg.value.type, moved))) for arg in program.region.args
     )
-    given = {p.name: p.type for p in program.params} | {arg.value.name: arg.value.type for arg in args}
+    given = {p.name: p.type for p in program.stored} | {arg.value.name: arg.value.type for arg in args}
     try:
         region = _retype(program, evolve(program.region, args=args), given)
     except TypingError:  # an op has that dim among its last: better copies than another order

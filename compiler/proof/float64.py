@@ -57,6 +57,10 @@ def _elementwise(formula: Formula) -> Callable[..., Array]:
     return apply
 
 
+def _balanced(bias: Array, load: Array, mean: Array, rate: float) -> Array:
+    return bias + rate * np.sign(mean - load)
+
+
 FUNCTIONS: dict[str, Callable[..., Array]] = {
     **{entry.name: _elementwise(entry.value) for entry in POINTWISE},
     **{f"{entry.name} slope": _elementwise(entry.slope) for entry in POINTWISE},
@@ -70,6 +74,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "clip": _clip,
     "kept": _kept,
     "update": _descended,
+    "balance": _balanced,
 }
 """Each nonlinear function of numbers and constants; the update is gradient descent."""
 

@@ -26,7 +26,7 @@ class Inputs:
 
     def on(self, program: Program, world: SimulatedMesh, numbers: Numbers) -> dict[str, Tensor]:
         """The parts of parameters and inputs on each rank."""
-        held = {p.name: (self.params[p.name], p.type) for p in program.params}
+        held = {p.name: (self.params[p.name], p.type) for p in program.stored}
         held |= {arg.value.name: (self.inputs[base(arg.value.name)], arg.value.type) for arg in program.region.args}
         found = {name: world.spread(everywhere(value, world), type) for name, (value, type) in held.items()}
         if program.pipeline:
@@ -47,7 +47,7 @@ def scene(program: Program, numbers: Numbers) -> Inputs:
     """Parameters, tokens, labels, documents and draws of the program's sizes."""
     sizes = {dim.name: dim.size for dim in program.dims}
     params: dict[str, Tensor] = {}
-    for param in program.params:
+    for param in program.stored:
         dims = tuple(sorted(param.type.dims))  # their order is the compiler's choice
         params[param.name] = Tensor(dims, numbers.random(tuple(sizes[dim] for dim in dims), param.name), RANDOM)
     rng = np.random.default_rng(list(blake2b(f"{numbers.seed} tokens".encode(), digest_size=16).digest()))

@@ -78,8 +78,9 @@ class Interpreter:
         inner = self.body(region.body, env, ())
         results = [inner[end.name] for end in region.yields]
         found = metrics(self.program, results)
-        params = dict(zip((p.name for p in self.program.params), results[len(found) :], strict=True))
-        return Outcome(found, self._whole(self._gradients), self._whole(params))
+        made = dict(zip((p.name for p in self.program.stored), results[len(found) :], strict=True))
+        params = {p.name: made[p.name] for p in self.program.params}
+        return Outcome(found, self._whole(self._gradients), made | self._whole(params))
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """With the parts put together of what ranks share out."""

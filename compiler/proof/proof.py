@@ -236,7 +236,7 @@ def differences(
 
 def on_ranks(program: Program, world: SimulatedMesh, expected: Outcome) -> Outcome:
     """The parts of the single device's results that ranks should hold."""
-    types = {p.name: p.type for p in program.params}
+    types = {p.name: p.type for p in program.stored}
     return Outcome(
         {name: world.spread(value, Type("", value.dims)) for name, value in expected.metrics.items()},
         {name: world.spread(value, types[name]) for name, value in expected.gradients.items()},

@@ -80,10 +80,11 @@ class Reference:
         """The outcome of the step."""
         model, n = Model.of(self.program), self.numbers
         params = {name: everywhere(value, self.world) for name, value in scene.params.items()}
-        params = {p.name: Tensor(p.type.dims, params[p.name].onto(p.type.dims), RANDOM) for p in self.program.params}
+        state = {p.name: Tensor(p.type.dims, params[p.name].onto(p.type.dims), RANDOM) for p in self.program.stored}
+        params = {p.name: state[p.name] for p in self.program.params}
         inputs = {name: everywhere(_batched(value), self.world) for name, value in scene.inputs.items()}
         given = {a.value.name: inputs[a.value.name.split(".")[0]] for a in model.inputs}
-        env = self._body(model.setup, params, (), only=RENAMES)
+        env = self._body(model.setup, state, (), only=RENAMES)
         env = self._body(model.body, env | given, ())
         count = meaning.count_valid(inputs["labels"])
         share = meaning.reciprocal(n, count)
@@ -97,6 +98,9 @@ class Reference:
             name: meaning.updated(self.program, n, name, param, grads[name], scale, count)
             for name, param in params.items()
         }
+        loads = others[self.program.losses - 1 :]
+        for it in self.program.buffers:
+            updated[it.name] = meaning.balanced(n, state[it.name], loads[it.route], count, it.rate)
         results = n.product((), loss, share), norm, count, *others
         return Outcome(metrics(self.program, results), grads, updated)
 

@@ -119,7 +119,7 @@ def _by_number(name: str) -> list[tuple[int, str]]:
 
 
 def _bytes(parts: list[Part], names: HFNames) -> int:
-    return prod(parts[0].stored.shape) * names.dtype.itemsize
+    return prod(parts[0].stored.shape) * (4 if parts[0].stored.wide else names.dtype.itemsize)
 
 
 def _split(sizes: Mapping[str, int]) -> dict[str, list[str]]:
@@ -139,7 +139,10 @@ def _split(sizes: Mapping[str, int]) -> dict[str, list[str]]:
 def _values(held: Held, saved: Saved, dtype: torch.dtype) -> dict[str, Tensor]:
     """Tensors as files have them."""
     read = saved.whole([*dict.fromkeys(part.name for parts in held.values() for part in parts)])
-    return {tensor: _joined(parts, read).to(dtype) for tensor, parts in held.items()}
+    return {
+        tensor: _joined(parts, read).to(torch.float32 if parts[0].stored.wide else dtype)
+        for tensor, parts in held.items()
+    }
 
 
 def _joined(parts: list[Part], read: Mapping[str, Tensor]) -> Tensor:

@@ -51,6 +51,7 @@ class HFWeight:
     transposed: bool = False
     interleaved: tuple[int, int, int] | None = None
     positions: bool = False
+    wide: bool = False  # float32 in files of any element type, as biases of routers are
 
     def named(self, indices: Sequence[int]) -> tuple[str, ...]:
         """The tensors of one repetition."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..comm.mesh import Copies, Mesh
+from .biases import Biases
 from .bucket_memory import Elements, Memory, memories
 from .buckets import Bucket, Holders
 from .flat_param import FlatParam
@@ -54,6 +55,8 @@ class TrainState:
         self._optimizer = optimizer
         self._parts = [part for memory in self._memories for part in memory.parts()]
         self._step = torch.zeros((), device=mesh.device)  # float32, as the fused kernels count
+        self._biases = Biases(model)
+        self._stages = next((memory.bucket.stages for memory in self._memories), "")
         self._loss_scale = LossScale(mesh.device) if dtype == torch.float16 else None
         if mesh.watch is not None:
             mesh.watch.installed(model, [*self._copies()])
@@ -71,12 +74,14 @@ class TrainState:
         """Initial values of every parameter, a function of seed, name and global index."""
         for flat in self._flats():
             flat.initialise(seed)
+        self._biases.zero()
         self.refresh()
 
     def take(self, value: Callable[[str, Spec], Tensor]) -> None:
         """Values of every parameter, given as this rank's part by its name and spec."""
         for flat in self._flats():
             flat.fill(value)
+        self._biases.take(value)
         self.refresh()
 
     def flat_params(self, microbatches: int = 0) -> FlatParams:
@@ -154,6 +159,17 @@ class TrainState:
         if self.mesh.watch is not None:
             self.mesh.watch.updated()
 
+    def balance(self, biases: str, load: Tensor, rate: float, skip: Tensor, overflow: Tensor | None = None) -> None:
+        """Moves the biases of a name pattern by `rate`, to where the step's `load` [layers, experts] is below its mean.
+
+        Nothing where `skip` or `overflow` (0-dim bool) holds.
+        """
+        self._biases.balance(biases, load, rate, skip if overflow is None else skip | overflow)
+
+    def _bias_axes(self, name: str) -> tuple[str, ...]:
+        """The axes whose ranks hold a bias alike: of the stages of a pipeline, one has a layer."""
+        return tuple(axis for axis in self.mesh.axes if axis != self._stages or "." not in name)
+
     def boxes(self) -> Iterator[Box]:
         """This rank's parts of what outlives the run, as views: parameters (masters) by name, `optimizer/…`.
 
@@ -166,6 +182,8 @@ class TrainState:
                     split = {axis for axes in each.spec.split.values() for axis in axes} | flat.apart
                     own = first and self._is_first(set(self.mesh.axes) - split)
                     yield Box(each.key, each.spec.shape, each.offset, each.local, own)
+        for name, bias in self._biases.by_name.items():
+            yield Box(name, tuple(bias.shape), (0,) * bias.ndim, bias, self._is_first(self._bias_axes(name)))
         for key, scalar in self._scalars():
             yield Box(key, (), (), scalar, self._is_first(self.mesh.axes))
 
@@ -196,7 +214,7 @@ class TrainState:
         assert not shared, f"state: {', '.join(shared)} are shared out as no DTensor is: take `boxes`"
         records = (each for flat in self._flats() for each in flat.record())
         own = {each.key: _as_global(each.local, each.spec, self.mesh) for each in records}
-        return {**own, **dict(self._scalars())}
+        return {**own, **self._biases.by_name, **dict(self._scalars())}
 
     def load_state_dict(self, values: dict[str, Tensor]) -> None:
         """Takes over values of the form of `state_dict`, which may be its own views, written to."""
@@ -208,8 +226,16 @@ class TrainState:
         """Everything in its memory, and which ranks hold it alike."""
         for memory in self._memories:
             yield from memory.copies()
+        for name, bias in self._biases.by_name.items():
+            if axes := self._bias_axes(name):
+                yield Copies(bias, self.mesh.axis(*axes), "state", "", partial(_element, name))
         for key, scalar in self._scalars():
             yield Copies(scalar, self.mesh.axis(*self.mesh.axes), "state", "", partial(_named, key))
+
+
+def _element(name: str, at: int) -> tuple[str, str]:
+    """An element of a router's biases."""
+    return name, f"expert {at}"
 
 
 def _named(key: str, _: int) -> tuple[str, str]:

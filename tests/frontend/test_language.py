@@ -195,8 +195,15 @@ def test_whole_names_every_op_that_needs_dims_whole() -> None:
 
 ROUTER = {  # what an argument takes, and what it means
     "logits": ("`[batch, seq, experts]`", "a number of each token for each expert"),
-    "bias": ("`[experts]`", "added to scores to choose by, never to gates"),
+    "bias": (
+        "`[experts]`",
+        "added to scores to choose by, never to gates (Wang et al. 2024); `rate` comes with it",
+    ),
     "k": ("a whole number", "how many experts a token has"),
+    "rate": (
+        "a number",
+        "by how much a step moves biases: up where an expert had less than the mean load, down where more",
+    ),
     "score": (
         "`softmax`, `sigmoid`",
         "of all of a token's logits, or of each by itself: the scores by which experts are chosen",
@@ -224,9 +231,11 @@ def route_table() -> Iterator[str]:
     for each in CALL.operands:
         yield row(f"`{each.name}`", ROUTER[each.name][0], "none" if each.optional else "needed", ROUTER[each.name][1])
     for each in CALL.attributes:
+        if each.name == "rate":
+            yield row("`bias`", ROUTER["bias"][0], "none", ROUTER["bias"][1])
         if not each.implied:
             kept = f"{each.default:g}" if isinstance(each.default, float) else each.default
-            of = "needed" if kept is None else f"`{kept}`"
+            of = "needed" if kept is None else "none" if each.name == "rate" else f"`{kept}`"
             yield row(f"`{each.name}`", ROUTER[each.name][0], of, ROUTER[each.name][1])
 
 

@@ -106,6 +106,9 @@ TEXTS |= {
         **EXPERTS, dims=f"{DIMS}  experts = 4", body=ROUTED.format(""), train="precision = bf16"
     ).text(),
     "balanced": Plan(**SPREAD, dims=f"{DIMS}  experts = 4", body=ROUTED.format(", balance=0.5")).text(),
+    "biased": Plan(
+        **EXPERTS, dims=f"{DIMS}  experts = 4", body=ROUTED.format(", bias=router_bias[experts], rate=0.5")
+    ).text(),
     "small logits": Plan(**SPREAD, dims=f"{DIMS}  experts = 4", body=ROUTED.format(", z=0.25")).text(),
     "bounded": Plan(**SPREAD, dims=f"{DIMS}  experts = 4", body=ROUTED.format(", capacity=1.5")).text(),
     "padded": Plan(mesh="tp = 2", shard="vocab over tp", dims=DIMS.replace("vocab = 12", "vocab = 9 pad 4")).text(),

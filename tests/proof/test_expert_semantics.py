@@ -165,3 +165,35 @@ def test_a_load_has_the_layers_before_and_the_counts_of_this_one() -> None:
     (found,) = MEANINGS["add_load"].value(call)
     counts = [sum(int(expert == each) for each in ids.flat) for expert in range(6)]
     assert found.array[0, 0].tolist() == [*before[1:].tolist(), counts]
+
+
+def test_biases_choose_and_are_no_part_of_gates() -> None:
+    """Of groups too: those with the largest sums of their two best scores with biases."""
+    logits, bias = torch.from_numpy(drawn(LOGITS)), torch.from_numpy(RNG.standard_normal(6))
+    program = frame({"tp": 1}, SIZES)
+    attrs = {"to": "chosen", "score": "sigmoid", "normalise": "on", "scale": 2.5, "groups": 3, "from": 2}
+    results = (Value("y", Type("f64", IDS)), Value("ids", Type("i64", IDS)))
+    op = Op("top", ("x0", "x1"), results, tuple(attrs.items()), span=program.region.span)
+    args = [Tensor(LOGITS, logits.numpy()[None, None]), Tensor(("scored",), bias.numpy()[None, None])]
+    types = [Type("f64", LOGITS), Type("f32", ("scored",))]
+    gates, ids = MEANINGS["top"].value(Call(program, SimulatedMesh.of(program), Reals(1), op, args, types))
+    scores = logits.sigmoid()
+    by_group = (scores + bias).unflatten(-1, (3, 2))
+    best = by_group.sum(-1).topk(2, dim=-1).indices
+    left = torch.zeros_like(by_group[..., 0]).scatter(-1, best, 1.0).unsqueeze(-1)
+    want = by_group.masked_fill(left == 0, -torch.inf).flatten(-2).topk(2, dim=-1).indices
+    picked = scores.gather(-1, want)
+    assert ids.array[0, 0].tolist() == want.tolist()
+    assert np.allclose(gates.array[0, 0], (2.5 * picked / picked.sum(-1, keepdim=True)).numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_biases_move_to_the_mean_load(count: int) -> None:
+    program, dims = frame({"tp": 1}, {**SIZES, "layers": 2}), ("layers", "scored")
+    bias, load = RNG.standard_normal((2, 6)), np.array([[3, 1, 2, 2, 4, 0], [5, 5, 5, 5, 5, 5]])
+    op = Op("balanced", ("b", "l", "n"), (Value("y", Type("f32", dims)),), (("rate", 0.25),), span=program.region.span)
+    args = [Tensor(dims, bias[None, None]), Reals(1).constant(load[None, None], dims), Tensor((), np.array([[count]]))]
+    call = Call(program, SimulatedMesh.of(program), Reals(1), op, args, [Type("f32", dims)] * 3)
+    (found,) = MEANINGS["balanced"].value(call)
+    want = bias + 0.25 * np.array([[-1, 1, 0, 0, -1, 1], [0] * 6]) * bool(count)
+    assert np.allclose(found.array[0, 0], want)

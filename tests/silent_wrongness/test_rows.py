@@ -16,18 +16,14 @@ from scalec.compiler.syntax.source import Source
 
 ROWS = range(1, 109)
 WAITS = {
-    19: "biases of routers",
     46: "attention sinks",
     47: "padding within a sequence",
     48: "sends and receives of a ring: rotations are collectives",
-    57: "biases of routers",
-    59: "biases of routers",
 }
 """Rows of which nothing can be expressed today.  Of others a part waits, as their tests say."""
 
 PLAN = TEXTS["llama"]
 LATER = {
-    "biases of routers": (edited(TEXTS["experts"], {"normalise=on": "bias=b[experts]"}), "E0606"),
     "attention sinks": (edited(PLAN, {"mask=causal": "mask=causal, sinks=4"}), "E0606"),
     "offload": (edited(PLAN, {"precision = fp64": "precision = fp64  offload = cpu"}), "E0401"),
 }

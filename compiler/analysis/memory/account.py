@@ -52,7 +52,7 @@ class Bucket:
 class Account:
     """The memory of one rank, in bytes.
 
-    scalars the optimizer's count of steps, and a loss scale
+    scalars the optimizer's count of steps, a loss scale, and the biases of routers
     tables  of rotary positions, that the model computes once
     inputs  tokens, labels and the like of all microbatches of a step
     kept    what autograd keeps of one microbatch, each storage once
@@ -156,13 +156,18 @@ def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak:
     return Account(
         device_of(program),
         tuple(_bucket(bucket, storages) for bucket in program.buckets if bucket.params),
-        STEP_COUNT + LOSS_SCALE * (program.train.precision == "fp16"),
+        STEP_COUNT + LOSS_SCALE * (program.train.precision == "fp16") + _biases(program),
         _tables(storages.program),
         sum(storages.bytes(name) for name in storages.inputs),
         kept,
         peak,
         reserve(storages.program),
     )
+
+
+def _biases(program: Program) -> int:
+    """Those of a rank's layers."""
+    return sum(ITEM_BYTES[it.type.dtype] * program.elements(it.type) for it in program.buffers)
 
 
 def _bucket(bucket: Shared, storages: Storages) -> Bucket:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection
 
-from ...ir import BATCH, FLOATS, MICROBATCHES, SEQUENCE, Param
+from ...ir import BATCH, FLOATS, MICROBATCHES, SEQUENCE, Buffer, Param
 from .base import STEP_PASSES, Checker
 
 FIRST = "resolve"
@@ -22,7 +22,8 @@ class Declarations(Checker):
         for what, names in (
             ("axis", [axis.name for axis in it.axes]),
             ("dim", [dim.name for dim in it.dims]),
-            ("parameter", [param.name for param in it.params]),
+            ("parameter", [param.name for param in it.stored]),
+            ("buffer's route", [buffer.route for buffer in it.buffers]),
             ("bucket", [bucket.name for bucket in it.buckets]),
             ("claim", [] if it.after == FIRST else [(claim.dim, claim.axis) for claim in it.claims]),
         ):
@@ -34,8 +35,10 @@ class Declarations(Checker):
         for claim in it.claims:
             assert claim.dim in self.sizes, f"a claim of dim {claim.dim}, which is not declared"
             assert claim.axis in self.axes, f"a claim over axis {claim.axis}, which is not declared"
-        for param in it.params:
+        for param in it.stored:
             self._param(param)
+        for buffer in it.buffers:
+            self._buffer(buffer)
         self._buckets()
         self._names()
         self._train()
@@ -54,10 +57,16 @@ class Declarations(Checker):
         assert takes == len(init.args), f"{name}: there is no initial value {init.kind} of {len(init.args)}"
         assert all(arg >= 0 for arg in init.args), f"{name}: a negative deviation"
 
+    def _buffer(self, it: Buffer) -> None:
+        """All ranks hold it alike; its route is there."""
+        assert (it.type.dtype, it.type.places) == ("f32", ()), f"{it.name}: a buffer of {it.type}"
+        assert it.rate > 0, f"{it.name}: a rate of {it.rate}"
+        assert it.route < self.program.routes, f"{it.name}: moved by load {it.route}"
+
     def _names(self) -> None:
         """All parameters are stored, or none; a tensor in parts has all its parts; interleaved rows fit in a head."""
         it = self.program
-        stored, params = [each.param for each in it.names], [param.name for param in it.params]
+        stored, params = [each.param for each in it.names], [param.name for param in it.stored]
         assert not stored or sorted(stored) == sorted(params), "stored and other parameters differ"
         parts = Counter(each.tensor for each in it.names)
         for each in it.names:

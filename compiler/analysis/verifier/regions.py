@@ -21,7 +21,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
 class Regions(Checker):
     def __init__(self, program: Program) -> None:
         super().__init__(program)
-        self._bound = {p.name for p in program.params}
+        self._bound = {p.name for p in program.stored}
         self._ops = Ops(program)
         self._params = {p.name: p.type for p in program.params}
         self._depth = 0
@@ -32,7 +32,7 @@ class Regions(Checker):
         region = self.program.region
         kind = "step" if self.program.after in STEP_PASSES else "model"
         assert region.kind == kind, f"a program after this pass is a {kind}, not a {region.kind}"
-        self.region(region, dict(self._params))
+        self.region(region, {p.name: p.type for p in self.program.stored})
         lasts = all(end.leave is Leave.LAST for end in region.yields)
         assert lasts, f"a {kind} yields last values"
         assert not region.results, f"a {kind} has results"

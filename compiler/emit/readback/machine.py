@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from .annotations import types_of
 from .evaluate import BUILT_IN
 from .execute import NOTHING, Statements, body_of
-from .terms import Event, demand, frozen_key, within, wrong
+from .terms import Event, Term, demand, frozen_key, within, wrong
 from .values import Class, Function, Instance
 
 
@@ -39,13 +39,18 @@ class Machine(Statements):
     def register(
         self, node: ast.Call, of: Instance, name: str, args: Sequence[object], options: dict[str, object]
     ) -> object:
-        """`register_buffer` of a table that is computed when a program starts."""
+        """`register_buffer` of a table that is computed when a program starts, or of biases, zeros at first."""
         match name, args, options:
-            case "register_buffer", [str(attribute), value], {"persistent": False}:
+            case "register_buffer", [str(attribute), value], _ if options == self._of_buffer(value):
                 self._set(node, of, attribute, value)
                 return None
             case _:
                 raise wrong(node, f"`{ast.unparse(node)}` declares nothing")
+
+    def _of_buffer(self, value: object) -> dict[str, object]:
+        """What is said of a buffer: biases are saved with the state, tables are not."""
+        is_bias = isinstance(value, Term) and value.head == "call" and value.args[0] is self.spec("torch.zeros")
+        return {} if is_bias else {"persistent": False}
 
     def _do_FunctionDef(self, stmt: ast.FunctionDef) -> object:
         self.define(stmt, stmt.name, Function(stmt))

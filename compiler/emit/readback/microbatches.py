@@ -18,7 +18,7 @@ INPUTS = ("tokens", "labels", "documents", "draws")
 
 MICROBATCHES = (".run", ".evaluate")
 
-ORDERED = {"all_gather_", "all_reduce_", "reduce_scatter_", "unshard_ahead", ".update", *MICROBATCHES}
+ORDERED = {"all_gather_", "all_reduce_", "reduce_scatter_", "unshard_ahead", ".update", ".balance", *MICROBATCHES}
 """The functions that communicate, or change the state."""
 
 

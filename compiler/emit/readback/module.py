@@ -110,6 +110,8 @@ class File:
             forward = Forward(machine, program, weights.paths)
             assert isinstance(made.whole, Instance), "emit: no model"
             forward.compare(made.whole, steps[0].given)
+        for bias, path in steps[0].biases.items():
+            demand(train, path == weights.paths[bias], f"balances {path}, not {weights.paths[bias]}")
         made.check(weights.paths)
         check_plan(machine, *self._plan[0], program, stored(program, weights.paths, made.dtype()))
         machine.demand_all(self._tree)

@@ -12,7 +12,7 @@ from ... import __version__
 from ...analysis.memory import accounts, at_loads
 from ...analysis.vocabulary import tables, vocabulary
 from ...config.hf_names import HFWeight
-from ...ir import SEQUENCE, Param, Program, base
+from ...ir import SEQUENCE, Buffer, Param, Program, base
 from ..naming import DTYPES
 from .constants import read_beside
 from .machine import Machine
@@ -106,7 +106,7 @@ def _counts(program: Program, paths: dict[str, str]) -> dict[str, int]:
     """The size of each repeat that has parameters, by the path of its modules."""
     around = {
         paths[param.name].rsplit(".*.", param.stacked - at)[0]: param.type.dims[at]
-        for param in program.params
+        for param in program.stored
         for at in range(param.stacked)
     }
     return {path: program.size(dim) for path, dim in around.items()}
@@ -114,7 +114,7 @@ def _counts(program: Program, paths: dict[str, str]) -> dict[str, int]:
 
 def _place(each: HFWeight, program: Program) -> dict[str, object]:
     """One entry."""
-    params = {param.name: param for param in program.params}
+    params = {param.name: param for param in program.stored}
     rows = {other.part: _rows(params[other.param], program) for other in program.names if other.tensor == each.tensor}
     own = params[each.param]
     columns = _columns(own, program)
@@ -127,6 +127,8 @@ def _place(each: HFWeight, program: Program) -> dict[str, object]:
         said["start"] = start
     if each.transposed:
         said["transposed"] = True
+    if isinstance(own, Buffer):
+        said["wide"] = True
     if each.interleaved:
         outer = own.type.dims[: -own.inner or None]
         said["interleaved"] = each.skipped, each.skipped + each.interleaved, program.valid(outer[-1])

@@ -6,6 +6,7 @@ Non-goals: the model (`forward`), the loop over microbatches (`microbatches`), w
 
 import ast
 from collections.abc import Mapping
+from typing import Any, cast
 
 from ...ir import INVARIANT, Kind, Op, Program, Region, Value, ancestors, base, ops_in, uses
 from ...ir.placements import ends
@@ -13,7 +14,7 @@ from ..naming import DTYPES
 from .compare import compare, function_of
 from .machine import Machine
 from .microbatches import MICROBATCHES, ORDERED, Microbatches
-from .terms import Loop, demand, frozen_key
+from .terms import Event, Loop, demand, frozen_key
 
 BEFORE, AFTER = (".weights", ".flat_params", "unshard_ahead"), (".gradients",)
 """The functions called before, and those called after, the microbatches."""
@@ -36,6 +37,7 @@ class Step(Microbatches):
             self._returns["loss_scale"] = self._scale
         self._ops = ops_in(program.region.body) if self._trains else self._needed()
         self._updated = False
+        self.biases: dict[str, object] = {}  # the names in the model's state by which biases are moved
 
     def _needed(self) -> list[Op]:
         """The ops of the step on which the results of evaluation depend."""
@@ -100,6 +102,8 @@ class Step(Microbatches):
                 self._values[result] = self._pack(op)
             case "update":
                 self._update(op)
+            case "balanced":
+                self._balanced(op)
             case _:
                 text = self._text(op)
                 names = {f"a{i}": self._values.get(name) for i, name in enumerate(op.inputs)}
@@ -221,10 +225,29 @@ class Step(Microbatches):
         if self._updated:
             return
         self._updated = True
-        scale, counted = (self._values.get(name) for name in op.inputs[1:3])
+        scale = self._values.get(op.inputs[1])
         said = ["scale=scale"] if self._program.train.optimizer.clip or self._scale else []
+        skipped, names = self._skipped(op.inputs[2])
+        self._spec(f"state.update(lr, {', '.join([*said, skipped])})", scale=scale, **names)
+
+    def _balanced(self, op: Op) -> None:
+        """The biases of a route's routers, by its load."""
+        bias, load, count = op.inputs
+        skipped, names = self._skipped(count)
+        calls = [cast(Any, each.term.args[1]) for each in self._found if isinstance(each, Event) and _balances(each)]
+        given = calls[len(self.biases)][0] if len(self.biases) < len(calls) else None
+        self.biases[bias] = given
+        text = f"state.balance(given, load, rate={op.get('rate')!r}, {skipped})"
+        self._spec(text, given=given, load=self._values[load], **names)
+
+    def _skipped(self, counted: str) -> tuple[str, dict[str, object]]:
+        """When a step changes nothing, and the names in that."""
         finite = next((each for each in self._ops if each.kind == "if_finite"), None)
-        count = self._values[finite.inputs[0] if finite else op.inputs[2]]
-        norm = self._values[finite.inputs[1]] if finite else counted
-        said += ["skip=count == 0", *(["overflow=~norm.isfinite()"] if finite else [])]
-        self._spec(f"state.update(lr, {', '.join(said)})", scale=scale, count=count, norm=norm)
+        if finite is None:
+            return "skip=count == 0", {"count": self._values[counted]}
+        count, norm = (self._values[name] for name in finite.inputs)
+        return "skip=count == 0, overflow=~norm.isfinite()", {"count": count, "norm": norm}
+
+
+def _balances(event: Event) -> bool:
+    return function_of(event.term) == ".balance"

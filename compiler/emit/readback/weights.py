@@ -9,7 +9,7 @@ from math import prod
 from attrs import Factory, define
 
 from ...analysis.bucket_layout import stored_as_matrix
-from ...ir import Param, Program
+from ...ir import Buffer, Param, Program
 from .machine import Machine
 from .terms import Term, demand, wrong
 from .values import Instance, Modules
@@ -29,7 +29,12 @@ class Weights:
         demand(of.of.node, self._done.setdefault(of, prefix) == prefix, "is the class of modules in two places")
         for name, value in of.attributes.items():
             match value:
-                case Term(head="call", args=(Term(head="name", args=("weight",)), *_)):
+                case (
+                    Term(head="call", args=(Term(head="name", args=("weight",)), *_))
+                    | Term(
+                        head="call", args=(Term(head="attr", args=(Term(head="name", args=("torch",)), "zeros")), *_)
+                    )
+                ):
                     of.attributes[name] = self._param(of, name, value, prefix + name, depth)
                 case Modules(by_key):
                     for module in dict.fromkeys(by_key.values()):
@@ -40,13 +45,13 @@ class Weights:
 
     def demand_all(self, node: ast.AST) -> None:
         """Raises where a parameter of the IR is not declared."""
-        missing = sorted({param.name for param in self.program.params} - {*self.paths})
+        missing = sorted({param.name for param in self.program.stored} - {*self.paths})
         demand(node, not missing, f"declares no {', '.join(missing)}")
 
     def _param(self, of: Instance, name: str, value: Term, path: str, depth: int) -> Term:
         """The parameter that a weight is: its namesake, or what is named so but for a suffix."""
         node = self.machine.set_at[of, name]
-        params = {param.name: param for param in self.program.params if param.stacked == depth}
+        params = {param.name: param for param in self.program.stored if param.stacked == depth}
         param = params.get(name) or params.get(name.rstrip("0123456789").rstrip("_"))
         if param is None or self.paths.setdefault(param.name, path) != path:
             raise wrong(node, f"`{name}` is no parameter of the IR, or declared already")
@@ -57,6 +62,8 @@ class Weights:
     def _declared(self, param: Param) -> object:
         """The call that declares a parameter: each dim its own, or the outer and the inner ones joined to a matrix."""
         type, dims = param.type, param.type.dims[param.stacked :]
+        if isinstance(param, Buffer):
+            return self.machine.spec(f"torch.zeros({self.program.size(*dims)}, device=mesh.device)")
         cut = len(dims) - param.inner
         groups = (dims[:cut], dims[cut:]) if stored_as_matrix(param) else tuple((dim,) for dim in dims)
         split = {i: type.axes_of(group[0]) for i, group in enumerate(groups) if type.axes_of(group[0])}

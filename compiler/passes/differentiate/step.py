@@ -9,6 +9,7 @@ from ...ir import (
     MICROBATCHES,
     REPLICATED,
     Arg,
+    Buffer,
     Enter,
     Kind,
     Leave,
@@ -50,7 +51,7 @@ class TrainingStep(OpBuilder):
         (loss, *others), grads = self._microbatches(inputs, self._scaled(inv_num_tokens))
         mean = self.write("mul", [self.reduced(loss), inv_num_tokens], loss)
         others = [self.reduced(name) for name in others]
-        norm, updated = self._update(grads, count)
+        norm, updated = self._update(grads, count, others[self.program.losses - 1 :])
         ends = tuple(Yield(name, Leave.LAST) for name in (mean, norm, count, *others, *updated))
         args = tuple(Arg(value, value.name, Enter.EACH) for value in inputs)
         return Region("step", tuple(self.body), args, ends, span=self.span)
@@ -89,8 +90,8 @@ class TrainingStep(OpBuilder):
             return self._loss_scale
         return self.append(Op("one", (), (self.value("one", Type(self.types[loss].dtype, ())),), span=self.span))
 
-    def _update(self, grads: list[str], count: str) -> tuple[str, list[str]]:
-        """Writes norm, clipping and update; returns the norm and the new parameters."""
+    def _update(self, grads: list[str], count: str, loads: list[str]) -> tuple[str, list[str]]:
+        """Writes norm, clipping and update; returns the norm, and the new parameters and buffers."""
         params = self.program.params
         final = [self._final(*each) for each in zip(self._leaves, grads, params, strict=True)]
         norm = self._norm(final)
@@ -99,7 +100,12 @@ class TrainingStep(OpBuilder):
         if self._loss_scale:
             scale = self.write("unscaled", [scale, self._loss_scale], scale)
             count = self.write("if_finite", [count, norm], count)
-        return norm, [self._updated(*each, scale, count) for each in zip(params, final, strict=True)]
+        updated = [self._updated(*each, scale, count) for each in zip(params, final, strict=True)]
+        return norm, [*updated, *(self._balanced(it, loads[it.route], count) for it in self.program.buffers)]
+
+    def _balanced(self, it: Buffer, load: str, count: str) -> str:
+        due = Value(it.name, it.type)
+        return self.typed(Op("balanced", (it.name, load, count), (due,), (("rate", it.rate),), span=it.span))[0]
 
     def _updated(self, param: Param, grad: str, scale: str, count: str) -> str:
         due = Value(param.name, param.type)

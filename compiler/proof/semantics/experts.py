@@ -18,10 +18,11 @@ class _Choice:
     """Scores of the experts of each token, and the chosen ones."""
 
     def __init__(self, c: Call) -> None:
-        self.c, self.n, self.logits = c, c.numbers, c.args[0]
+        self.c, self.n, self.logits, self.biases = c, c.numbers, c.args[0], c.args[1:]
         self.every, self.chosen = self.logits.dims, str(c.get("to"))
         self.dims: Dims = (*self.every[:-1], self.chosen)
         self.scores = self._scores()
+        self.compared = self.n.total(self.every, self.scores, *self.biases)
         self.ids = self._best()
         self.hot = self.n.constant(
             np.eye(self.logits.array.shape[-1], dtype=int)[self.ids], (*self.dims, self.every[-1])
@@ -37,16 +38,16 @@ class _Choice:
 
     def _best(self) -> Array:
         """The ids of the chosen experts, the best first: of those groups alone whose two best are the best."""
-        keys, (groups, among) = self.n.rank(self.scores), (int(self.c.number(name)) for name in ("groups", "from"))
+        keys, (groups, among) = self.n.rank(self.compared), (int(self.c.number(name)) for name in ("groups", "from"))
         if among < groups:
             keys = np.where(self._in_best_groups(keys, groups, among), keys, keys.dtype.type(0))
         return np.argsort(keys, axis=-1, kind="stable")[..., ::-1][..., : self.c.world.dims[self.chosen]]
 
     def _in_best_groups(self, keys: Array, groups: int, among: int) -> Array:
-        *lead, size = self.scores.array.shape
+        *lead, size = self.compared.array.shape
         each = (*lead, groups, size // groups)
         two = np.argsort(keys.reshape(each), axis=-1)[..., -2:]
-        best = np.take_along_axis(self.scores.array.reshape(each), two, axis=-1)
+        best = np.take_along_axis(self.compared.array.reshape(each), two, axis=-1)
         parts = (Tensor((*self.every[:-1], "group"), best[..., i]) for i in range(best.shape[-1]))
         order = np.argsort(self.n.rank(self.n.total((*self.every[:-1], "group"), *parts)), axis=-1)[..., -among:]
         chosen = (order[..., None] == np.arange(groups)).any(axis=-2)
@@ -259,7 +260,7 @@ def _sum_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 MEANINGS = {
-    "top": Semantics(_top, lambda c, grads: [_Choice(c).gradient(grads[0])]),
+    "top": Semantics(_top, lambda c, grads: [_Choice(c).gradient(grads[0]), *(None for _ in c.args[1:])]),
     "no_loss": Semantics(lambda c: [zero(c, c.op.outputs[0].type)], lambda c, grads: [None]),
     "no_load": Semantics(lambda c: [zero(c, c.op.outputs[0].type)], lambda c, grads: [None]),
     "add_load": Semantics(_add_load, lambda c, grads: [None, None]),

@@ -73,6 +73,20 @@ def updated(
     return Tensor(param.dims, np.where(there, moved.array, param.array), moved.degree | param.degree)
 
 
+def balanced(n: Numbers, bias: Tensor, load: Tensor, count: Tensor, rate: float) -> Tensor:
+    """A function of each bias, its load and the mean of its row's; nothing where no label counted."""
+    own = Tensor(bias.dims, load.array)
+    mean = n.product(bias.dims[:-1], own, n.ratio(1, load.array.shape[-1]))
+    spread = Tensor(bias.dims, np.broadcast_to(mean.onto(bias.dims), own.array.shape))
+    moved = n.function("balance", bias, own, spread, constants=(rate,))
+    return Tensor(bias.dims, np.where(count.onto(bias.dims) > 0, moved.array, bias.array), moved.degree | bias.degree)
+
+
+def _balanced(c: Call) -> list[Tensor]:
+    bias, load, count = c.args
+    return [balanced(c.numbers, bias, load, count, c.number("rate"))]
+
+
 def _settings(optimizer: Optimizer, name: str) -> tuple[object, ...]:
     """What the optimizer does to the parameter `name`; its averages are functions of the same element's gradients."""
     own, o, s = optimizer.group_of(name), optimizer, optimizer.schedule
@@ -115,6 +129,7 @@ def _update(c: Call) -> list[Tensor]:
 
 
 MEANINGS = {
+    "balanced": Semantics(_balanced),
     "begin": Semantics(lambda c: []),
     "cast": Semantics(_same, lambda c, grads: [grads[0]]),
     "clip_scale": Semantics(lambda c: [clipping(c.numbers, c.args[0], c.get("max"))]),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from helpers.forked_ranks import run_ranks
 from helpers.oracle.plans import ROWS, SEQ, Case, plan_text
-from helpers.oracle.reference import Step, Tensors
+from helpers.oracle.reference import BIAS, Step, Tensors
 from scalec.compiler.emit import emit
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
@@ -123,7 +123,7 @@ def _step(module: ModuleType, model: torch.nn.Module, state: Any, batch: Batch, 
     gradients: dict[str, Part] = {}
 
     def update(*args: Any, **options: Any) -> None:
-        gradients.update((box.key, _gradient(state, box)) for box in _boxes(state))
+        gradients.update((box.key, _gradient(state, box)) for box in _boxes(state) if not box.key.endswith(BIAS))
         type(state).update(state, *args, **options)
 
     state.update = update

@@ -79,6 +79,8 @@ ROUTES = {
     "sigmoid": Route(k=3, score="sigmoid", scale=2.5),
     "groups": Route(k=2, score="sigmoid", normalise=False, groups=4, among=2),
     "eight": Route(experts=8, balance=0.05),
+    "biased": Route(score="sigmoid", scale=2.5, groups=4, among=2, rate=0.05),
+    "biased softmax": Route(k=1, normalise=False, rate=0.05, balance=0.05),
     "losses": Route(balance=0.05, z=0.01, score="sigmoid"),
     "capacity": Route(balance=0.05, capacity=1.0),
     "bounded": Route(capacity=1.0),
@@ -210,6 +212,7 @@ def _choice(route: Route) -> str:
     settings = f"score={route.score}, normalise={'on' if route.normalise else 'off'}, scale={route.scale}"
     more = {"capacity": route.capacity, "balance": route.balance, "z": route.z}
     said = "".join(f", {name}={value}" for name, value in more.items() if value)
+    said += f", bias=router_bias[experts], rate={route.rate}" if route.rate else ""
     return f"{route.k}, {settings}, groups={route.groups}, from={route.among}{said}"
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+BIAS = "router_bias"
 Loss = Callable[..., "Tensor | tuple[Tensor, Routed]"]
 """The sum of token losses, of parameters, tokens, labels and what else a model is given; and what routers did."""
 
@@ -59,6 +60,7 @@ class Route:
     scale: float = 1.0
     groups: int = 1
     among: int = 1  # groups, from which they are chosen
+    rate: float = 0.0  # by which a step moves biases that choose; 0 for none
     capacity: float = 0.0  # of an expert, in equal shares of a sequence; 0 for no bound
     balance: float = 0.0  # factors of the router's losses
     z: float = 0.0
@@ -103,11 +105,18 @@ class Routed:
 
     losses: list[Tensor]
     loads: list[Tensor]
+    rate: float = 0.0
 
     @property
     def loss(self) -> Tensor:
         """The sum."""
         return torch.stack([torch.zeros((), dtype=torch.float64), *self.losses]).sum()
+
+    def biases(self, p: Tensors) -> Tensors:
+        """All biases after a step: up by the rate where fewer tokens than the mean chose, down where more did."""
+        means = [load.double().mean() for load in self.loads]
+        moves = [self.rate * (mean - load).sign().float() for load, mean in zip(self.loads, means, strict=True)]
+        return {name: p[name] + moves[int(name.split(".")[1])] for name in p if name.endswith(BIAS)}
 
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
@@ -151,6 +160,7 @@ def _more_shapes(c: Config) -> dict[str, tuple[int, ...]]:
 def _expert_shapes(c: Config, route: Route) -> dict[str, tuple[int, ...]]:
     (gate, up, down), ffn = route.matrices, route.ffn or c.ffn
     return {
+        **({BIAS: (route.experts,)} if route.rate else {}),
         "router": (route.experts, c.hidden),
         gate: (route.experts, ffn, c.hidden),
         up: (route.experts, ffn, c.hidden),
@@ -178,7 +188,8 @@ def initial(config: Config) -> Tensors:
         values = torch.randn(shape, generator=generator, dtype=torch.float64)
         return values / shape[-1] ** 0.5 if len(shape) > 1 else 1 + 0.2 * values
 
-    return {name: drawn(shape) for name, shape in shapes(config).items()}
+    found = {name: drawn(shape) for name, shape in shapes(config).items()}
+    return {name: (x - 1).float() if name.endswith(BIAS) else x for name, x in found.items()}
 
 
 def loss(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -188,7 +199,7 @@ def loss(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
 
 def losses(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Routed]:
     """That, and what routers did."""
-    x, routed = p["wte"][tokens], Routed([], [])
+    x, routed = p["wte"][tokens], Routed([], [], config.route.rate if config.route else 0.0)
     for i in range(config.layers):
         x = _layer(config, {k.split(".")[2]: v for k, v in p.items() if k.startswith(f"layers.{i}.")}, x, routed)
     logits = _norm(x, p["norm"], config.eps) @ p["wte" if config.tied else "head"][: config.classes].T
@@ -245,9 +256,10 @@ def _experts(route: Route, p: Tensors, x: Tensor, routed: Routed) -> Tensor:
     """Each expert on all tokens, times its gate, which is 0 where it is not chosen (Shazeer et al. 2017)."""
     logits = x @ p["router"].T
     scores = logits.softmax(-1) if route.score == "softmax" else logits.sigmoid()
-    by_group = scores.detach().unflatten(-1, (route.groups, -1))
+    compared = scores.detach() + p[BIAS].detach() if route.rate else scores.detach()
+    by_group = compared.unflatten(-1, (route.groups, -1))
     best = _largest(by_group.topk(2).values.sum(-1), route.among)  # DeepSeek-AI 2024, section 2.1.2
-    chosen = _largest(by_group.masked_fill(~best.unsqueeze(-1), -1).flatten(-2), route.k)
+    chosen = _largest(by_group.masked_fill(~best.unsqueeze(-1), -torch.inf).flatten(-2), route.k)
     routed.loads.append(chosen.sum((0, 1)))
     gates = scores * chosen
     gates = route.scale * (gates / gates.sum(-1, keepdim=True) if route.normalise else gates)
@@ -333,7 +345,9 @@ def train(
         norm = sum(float(g.pow(2).sum()) for g in gradients.values()) ** 0.5
         if (labels >= 0).any():
             factor = min(1.0, training.clip / (norm + 1e-6)) if training.clip else 1.0
-            parameters = optimizer.step(parameters, {name: g * factor for name, g in gradients.items()}, lr)
+            moved = {name: parameters[name] for name in gradients}
+            moved = optimizer.step(moved, {name: g * factor for name, g in gradients.items()}, lr)
+            parameters = parameters | moved | routed.biases(parameters)
         steps.append(Step(mean.item(), norm, gradients, parameters, routed.loss.item(), (*routed.loads,)))
     return steps
 

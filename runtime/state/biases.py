@@ -1,0 +1,46 @@
+"""The biases by which routers choose: buffers of a model, moved after each step so that loads become even.
+
+Without a gradient, float32, equal on all ranks that have them (Wang et al. 2024, arXiv:2408.15664).
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from torch import Tensor, nn
+
+from .parameters import Spec, zeros
+
+
+class Biases:
+    """Those of a model's own layers, by their names in its state."""
+
+    def __init__(self, model: nn.Module) -> None:
+        params = dict(model.named_parameters(remove_duplicate=False))
+        held = model.state_dict(keep_vars=True).items()
+        self.by_name: Mapping[str, Tensor] = {name: buffer for name, buffer in held if name not in params}
+
+    def balance(self, pattern: str, load: Tensor, rate: float, skip: Tensor) -> None:
+        """Adds rate · sign(mean − load), in rows of `load`, to those that match `pattern`; nothing where `skip` holds.
+
+        load [layers, experts], int64; the text that the `*` of the pattern match are the indices of the row.
+        """
+        below = (load.sum(-1, keepdim=True) - load * load.shape[-1]).sign()  # in whole numbers, which are exact
+        moved = (below * rate).masked_fill(skip, 0)
+        for layer, bias in self._matching(pattern):
+            bias += moved[layer]
+
+    def _matching(self, pattern: str) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+        expression = re.compile(re.escape(pattern).replace(r"\*", r"(\d+)"))
+        for name, bias in self.by_name.items():
+            if found := expression.fullmatch(name):
+                yield tuple(map(int, found.groups())), bias
+
+    def zero(self) -> None:
+        """As they begin."""
+        for bias in self.by_name.values():
+            bias.zero_()
+
+    def take(self, value: Callable[[str, Spec], Tensor]) -> None:
+        """Values of all of them, by name."""
+        for name, bias in self.by_name.items():
+            bias.copy_(value(name, Spec(tuple(bias.shape), {}, zeros())))
