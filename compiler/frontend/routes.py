@@ -28,7 +28,7 @@ FACTORS = tuple(
     for name in ("capacity", "balance", "z")
 )
 RATE = Attribute("rate", default=0.0, range=(lambda value: value > 0, "above 0"))
-CALL = evolve(TOP, operands=TOP.operands[:1], attributes=(CHOICES, *TOP.attributes, RATE, *FACTORS))
+CALL = evolve(TOP, operands=TOP.operands[:1], attributes=(CHOICES, *TOP.attributes, *FACTORS, RATE))
 """`top` as plans write it: in the IR the number of choices is the size of a dim, and losses and capacity are ops."""
 
 PLACES = [each.name for each in (*CALL.operands, *CALL.attributes) if not each.implied]
@@ -277,8 +277,11 @@ class Routes:
 
 def _without_biases(call: tree.Call) -> tuple[tree.Call, tree.Expr | None]:
     """A call without its argument `bias`, and that."""
-    given = next((each.value for each in call.kwargs if each.key.name == "bias"), None)
-    return evolve(call, kwargs=tuple(each for each in call.kwargs if each.key.name != "bias")), given
+    given = [each for each in call.kwargs if each.key.name == "bias"]
+    if given[1:]:
+        raise wrong("E0606", f"`{TOP.name}` takes `bias` once", given[1].key.span, "the second value")
+    rest = tuple(each for each in call.kwargs if each not in given)
+    return evolve(call, kwargs=rest), given[0].value if given else None
 
 
 def _factor(item: tree.Route, of: Attribute, value: float) -> float:

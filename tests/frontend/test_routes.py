@@ -65,6 +65,14 @@ AROUND = {  # what is written instead of what, outside of the body
         "route y to experts by top(y @ router[hidden -> experts], 2, score=tanh)",
         "route y to experts by top(y @ router[hidden -> experts], 2, normalize=on)",
         "route y to experts by top(y @ router[hidden -> experts], 2, balance=-1)",
+        # biases
+        "route y to experts by top(y @ router[hidden -> experts], 2, bias=b[experts])",
+        "route y to experts by top(y @ router[hidden -> experts], 2, rate=0.1)",
+        "route y to experts by top(y @ router[hidden -> experts], 2, bias=b[experts], rate=-0.1)",
+        "route y to experts by top(y @ router[hidden -> experts], 2, bias=b[hidden], rate=0.1)",
+        "route y to experts by top(y @ router[hidden -> experts], 2, bias=norm, rate=0.1)",
+        "route y to experts by top(y @ router[hidden -> experts], 2, bias=router[experts], rate=0.1)",
+        "route y to experts by top(y @ router[hidden -> experts], 2, bias=b[experts], bias=c[experts], rate=0.1)",
         # logits
         "route y to experts by top(y @ router[hidden -> vocab], 2)",
         "route y to experts by top(router[experts], 2)",
