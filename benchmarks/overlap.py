@@ -65,12 +65,13 @@ class Span:
 
 @dataclass
 class Collective:
-    """When the program began it, and when the link was at it."""
+    """When the program began it, when the link was at it, and when the program last waited for it."""
 
     kind: str
     size: int  # bytes of the whole
     begun: float
     link: Span
+    awaited: float = 0.0
 
     @property
     def is_of_a_layer(self) -> bool:
@@ -135,7 +136,7 @@ class Link:
         self._free = start + trips * self.latency + moved / self._bandwidth
         collective = Collective(kind, whole.nbytes, now, Span(start, self._free))
         self.timeline.collectives.append(collective)
-        work = Work(self._free, self.timeline.waits)
+        work = Work(collective, self.timeline.waits)
         if self._at_once:
             work.wait()
         return work
@@ -144,15 +145,16 @@ class Link:
 class Work:
     """A collective under way, done at a time that is known."""
 
-    def __init__(self, done: float, waits: list[Span]) -> None:
-        self._done, self._waits = done, waits
+    def __init__(self, of: Collective, waits: list[Span]) -> None:
+        self._of, self._waits = of, waits
 
     def wait(self) -> None:
         """Until it is done."""
-        now = perf_counter()
-        if now < self._done:
-            sleep(self._done - now)  # a busy machine sleeps longer, which is not the link's
-            self._waits.append(Span(now, self._done))
+        now, done = perf_counter(), self._of.link.stop
+        self._of.awaited = now
+        if now < done:
+            sleep(done - now)  # a busy machine sleeps longer, which is not the link's
+            self._waits.append(Span(now, done))
 
 
 class LinkedMesh(Mesh):

@@ -25,7 +25,7 @@ from .comm.collectives import (
     shard,
     take_shard,
 )
-from .comm.exchange import exchange, exchange_back
+from .comm.exchange import exchange, exchange_back, wait
 from .comm.experts import Experts, exchange_counts, sort_by_expert
 from .comm.mesh import Axis, Mesh
 from .comm.p2p import StageInput
@@ -179,6 +179,7 @@ __all__ = [
     "train",
     "unshard",
     "unshard_ahead",
+    "wait",
     "weight",
     "zeros",
 ]

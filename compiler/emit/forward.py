@@ -12,6 +12,7 @@ from ..analysis.recompute import recomputes_layers, recomputes_region
 from ..ir import Arg, Bucket, Enter, Op, Region, Stmt, uses, walk
 from ..ops import OPS, roles
 from ..ops.dropout import are_draws
+from ..ops.experts import begins
 from .expressions import Expr, express
 from .line_writer import Lines, captured, reads
 from .loop_hooks import Around, LayerCall, Line, around, group_name, is_flat, loop_line, repeat_of
@@ -129,7 +130,7 @@ class Body:
     def _inlines(self, op: Op) -> bool:
         (value,) = op.outputs
         consumer = self._consumer.get(value.name)
-        if self._uses[value.name] != 1 or consumer is None or not value.name.startswith("_"):
+        if begins(op) or self._uses[value.name] != 1 or consumer is None or not value.name.startswith("_"):
             return False
         if op.kind == consumer.kind == "add":
             return False  # in Python both would be one sum
@@ -145,12 +146,14 @@ class Body:
         """Lines of their own for coercions that were to be part of other lines.
 
         And for all else that was, and is no part of the coercion that comes: backward goes by the order in
-        which forward was made.  What is made of parameters alone communicates in none of the two.
+        which forward was made.  What is made of parameters alone communicates in none of the two; beside an exchange
+        it runs as the IR says.
         """
         exprs, inside = self._lines.exprs, before.inputs if isinstance(before, Op) else ()
         waiting = [name for name, expr in exprs.items() if expr.ops and name not in inside]
+        is_end = isinstance(before, Op) and _is_of_overlap(before)
         for name in waiting:
-            if (before and exprs[name].reads) or any(OPS[op.kind].sends for op in exprs[name].ops):
+            if is_end or (before and exprs[name].reads) or any(OPS[op.kind].sends for op in exprs[name].ops):
                 self._lines.assign([name], exprs.pop(name))
 
     def _block(self, op: Op, expr: Expr) -> None:
@@ -287,3 +290,8 @@ class Body:
 
     def _table_of(self, op: Op) -> Table:
         return table_of(op, self._frame.types, self._frame.program)
+
+
+def _is_of_overlap(op: Op) -> bool:
+    """Whether an exchange begins there, or is awaited: lines between are what runs beside it."""
+    return begins(op) or OPS[op.kind].awaits

@@ -14,6 +14,7 @@ from ..ir import Kind, Op, Region, Stmt
 from ..ir.placements import coercion, conjugate, ends
 from ..ops import OPS, messages
 from ..ops.call import Layout
+from ..ops.experts import begins
 from .expressions import ATOM, Context, Expr
 from .module import Frame, Module, Table, table_of
 from .naming import WIDTH, axes_word, fitted, identifier, place, shape
@@ -202,7 +203,10 @@ class Lines:
         sent = messages(program, op, self._frame.types)
         back = entry and (entry.linear or (entry.vjp and entry.vjp.communicates))
         each = dict.fromkeys(f"{it.op} over {axes_word(it.axes, program)}" for it in sent)
-        return "  ".join([*each, *(dict.fromkeys(f"bwd: {it.op}" for it in sent) if back else ())])
+        conjugates = dict.fromkeys("wait" if begins(op) else it.op for it in sent) if back else ()
+        if entry and entry.awaits:
+            conjugates = ("begins the exchange",)
+        return "  ".join([*each, *(f"bwd: {it}" for it in conjugates)])
 
     def _note(self, op: Op) -> str:
         """A coercion's effect, forward and backward."""

@@ -4,8 +4,9 @@ As formulas, y[t] = sum over e of gate[t, e] · f_e(x[t]).  Rows `[experts, batc
 expert that a token chose, and are zero elsewhere; in memory they are a matrix, expert by expert.  An `order` of rows
 says which there are: `[experts, batch, seq, chosen]`, one where a token's choice is the expert.  Where ranks have parts
 of the tokens and of the experts, rows are exchanged between them.  Padded rows are as many of each expert on all ranks,
-zero where there is none, and only the ops from tokens to rows and back know of an order.  Non-goals: the choice of
-experts (`routers`).
+zero where there is none, and only the ops from tokens to rows and back know of an order.  An exchange with `async_op`
+only begins, and `wait` gives what it brings; backward begins its inverse at the `wait`, and waits where forward began.
+Non-goals: the choice of experts (`routers`), and what runs beside an exchange (`passes.overlap_exchanges`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,9 @@ OWN = Attribute("own", kinds=(tuple,), default=(), implied=True)
 
 MOVES = Attribute("to", kinds=(tuple,), implied=True)
 """Where rows go on each axis: `dp:experts`."""
+
+ASYNC = Attribute("async_op", choices=("off", "on"), default="off", implied=True)
+"""Whether an exchange only begins, as torch's collectives do."""
 
 
 # ---- types
@@ -103,6 +107,15 @@ def _exchanged(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [result]
 
 
+def begins(op: Op) -> bool:
+    """Whether an op begins an exchange for which a `wait` waits: only that reads its result."""
+    return dict(op.attrs).get(ASYNC.name) == "on"
+
+
+def _awaited(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    return [types[0]]
+
+
 def _shards(type: Type) -> list[tuple[str, Placement]]:
     return [(axis, place) for axis, place in type.places if place.dim]
 
@@ -116,11 +129,21 @@ def _roles(types: Sequence[Type], op: Op) -> Roles:
 
 
 def _undone(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    """Gradients go the way back."""
+    """Gradients go the way back: where the op only begins, they are on it."""
+    made = b.emit(WAIT.name, grads, op.inputs[:1])[0] if begins(op) else _sent_back(op, grads, b)
+    return [made, *(None for _ in op.inputs[1:])]
+
+
+def _sent_back(op: Op, grads: Sequence[str], b: Builder) -> str:
     rows, *held = op.inputs
     back = tuple(f"{axis}:{b.type(rows).at(axis).dim}" for axis, _ in moves(op))
-    kind = BACK.get(op.kind, op.kind)
-    return [b.emit(kind, [grads[0], *map(b.saved, held)], [rows], to=back)[0], *(None for _ in held)]
+    given = {ASYNC.name: "on"} if begins(op) else {}
+    return b.emit(BACK.get(op.kind, op.kind), [grads[0], *map(b.saved, held)], [rows], to=back, **given)[0]
+
+
+def _begun(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    """The way back begins where forward waits."""
+    return [_sent_back(b.maker(op.inputs[0]), grads, b)]
 
 
 def _product_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
@@ -178,6 +201,12 @@ def _held_bytes(program: Program, op: Op) -> int:
     rows = op.outputs[0].type
     experts = program.local_size(rows, rows.dims[0])
     return ITEM_BYTES["i64"] * (2 * program.elements(rows) * (experts > 1) + experts)
+
+
+def _way_bytes(program: Program, op: Op) -> int:
+    """While rows are under way, what is sent and what comes; otherwise the result is rows as any other."""
+    sent, came = program.operands(op)[0], op.outputs[0].type
+    return ITEM_BYTES[came.dtype] * (program.elements(sent) + program.elements(came)) if begins(op) else 0
 
 
 def _grouped_work(it: Local) -> Work:
@@ -244,6 +273,10 @@ def _nothing(it: Local) -> Call:
     return Call()
 
 
+def _exchange_call(it: Local) -> Call:
+    return Call((), {ASYNC.name: True} if begins(it.op) else {})
+
+
 SORT = OpDef(
     "sort_by_expert",
     "The order of rows: one where a token's choice is the expert; over the axes `own`, of the rank's own experts.",
@@ -288,15 +321,16 @@ EXCHANGE, EXCHANGE_BACK = (
         name,
         doc,
         operands=takes("rows", "held"),
-        attributes=(MOVES,),
+        attributes=(MOVES, ASYNC),
         linear=((0,),),
         typing=_exchanged,
         adjoint=_undone,
         communicates=_rows,
         function=name,
-        call=_nothing,
+        call=_exchange_call,
         saves=_held,
         workspace=_regrouped_bytes,
+        holds=_way_bytes,
     )
     for name, doc in (
         ("exchange", "Rows to the ranks of their experts, over several axes at once."),
@@ -318,6 +352,18 @@ EXCHANGE_PADDED = OpDef(
     function="all_to_all",
     call=_padded_call,
     saves=lambda it: Saved(),
+)
+
+WAIT = OpDef(
+    "wait",
+    "Rows of an exchange that has begun, when they have come.",
+    operands=takes("rows"),
+    linear=((0,),),
+    typing=_awaited,
+    adjoint=_begun,
+    awaits=True,
+    function="wait",
+    call=_nothing,
 )
 
 GROUPED = OpDef(

@@ -40,6 +40,10 @@ class Builder(Protocol):
         """Whether anything needs the gradient of the forward value `name`."""
         ...
 
+    def maker(self, name: str) -> Op:
+        """The op of the same body that makes the forward value `name`."""
+        ...
+
 
 Shape = tuple[str, tuple[str, ...]]
 """Element type and dims of a result, before placement."""
@@ -184,6 +188,7 @@ class OpDef:
     views           whether the results lie in the first operand's memory
     holds           bytes of the result on one rank, where it is no tensor of its type
     communicates    the messages that each rank sends, in order
+    awaits          whether it waits for what another op began, which its own gradient begins
     work            what a rank computes, by default its operands read and its results written
     decides         whether its results are decisions, or come of one: backward reads and never recomputes them
     decision        what of a decision is kept where the layer is recomputed
@@ -219,6 +224,7 @@ class OpDef:
     views: Views = copied
     holds: Callable[[Program, Op], int] | None = None
     communicates: Communicates | None = None
+    awaits: bool = False
     work: WorkOf = moved
     decides: bool = False
     decision: Saves = results
@@ -258,7 +264,7 @@ class OpDef:
     @property
     def sends(self) -> bool:
         """Whether it communicates, forward or backward: then all ranks do it in one order."""
-        return bool(self.communicates or (self.vjp and self.vjp.communicates))
+        return bool(self.communicates or self.awaits or (self.vjp and self.vjp.communicates))
 
     def saved(self, it: Local) -> Saved:
         """The tensors that autograd saves: those the gradients are computed from, unless the op says otherwise."""

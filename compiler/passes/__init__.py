@@ -19,6 +19,7 @@ from .differentiate import differentiate
 from .flatten_sums import flatten_sums
 from .fuse_ops import fuse_ops
 from .insert_collectives import insert_collectives
+from .overlap_exchanges import overlap_exchanges
 from .partition_stages import cut_stages
 from .place_stages import place_stages
 from .place_state import place_state
@@ -46,6 +47,7 @@ PASSES: tuple[Pass, ...] = (
     choose_layout,
     insert_collectives,
     fuse_ops,
+    overlap_exchanges,
     differentiate,
     place_state,
     place_stages,

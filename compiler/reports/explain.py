@@ -12,9 +12,11 @@ from ..analysis.context_parallel import costs, sequence_axes, strategy
 from ..analysis.expert_loads import loads
 from ..analysis.link_traffic import crosses, sent, volumes, whole
 from ..analysis.memory import Account, Kept, PeakSnapshot, account, capacity, fits, place
+from ..analysis.overlap import beside
 from ..analysis.stage_program import rank_programs
 from ..config.units import amount, counted
-from ..ir import MICROBATCHES, Op, Program, base
+from ..ir import MICROBATCHES, Op, Program, base, blocks
+from ..ops.experts import EXCHANGE
 from ..syntax.diagnostics import CODES
 from .summary import axes_of, headline, launch, needs_by_load, table
 
@@ -127,7 +129,7 @@ def explain_collectives(program: Program) -> str:
     listed = max(of_all, key=_sent)
     if not listed:
         return f"{head}\n\nno communication"
-    exchanged = _exchanges(program, of_all.index(listed))
+    exchanged = [*_exchanges(program, of_all.index(listed)), *_beside(program)]
     if program.pipeline:
         program = rank_programs(program)[of_all.index(listed)]
     uses = [rows for use in USES if (rows := list(_use(program, use, listed)))]
@@ -142,6 +144,20 @@ def _exchanges(program: Program, rank: int) -> list[str]:
     rows = [(it.name, it.shown, amount(max(i.bytes for i in of)), amount(_sent(of))) for it, of in found if of]
     head = ("rows of a rank's experts", "in a microbatch", "an exchange", "sent in a step")
     return ["\n".join(line.rstrip() for line in table([head, *rows]))] if rows else []
+
+
+def _beside(program: Program) -> list[str]:
+    """The products, by their weights, that run beside each exchange of rows which begins before it is awaited."""
+    names = [param.name for param in program.params]
+    found: list[tuple[str, str]] = []
+    for block in blocks(program.microbatches):
+        for exchange, ops in beside(block.body):
+            values = [name for op in ops for name in (*op.inputs, *(value.name for value in op.outputs))]
+            weights = dict.fromkeys(name for value in values if (name := base(value).removeprefix("d_")) in names)
+            to = "to experts" if exchange.kind == EXCHANGE.name else "to tokens"
+            found.append((f"{block.kind}, {to}", ", ".join(weights) or "nothing"))
+    head = ("exchanges of rows", "beside products of")
+    return ["\n".join(line.rstrip() for line in table([head, *dict.fromkeys(found)]))] if found else []
 
 
 def _traffic_verdict(program: Program, listed: Sequence[Collective]) -> str:

@@ -1,7 +1,13 @@
-"""The exchange of experts' rows between the ranks of an axis: an all-to-all of unequal parts, forward and backward."""
+"""The exchange of experts' rows between the ranks of an axis: an all-to-all of unequal parts, forward and backward.
+
+With `async_op` an exchange begins, and `wait` gives the rows that it brings; computation in between runs beside it.
+Backward begins the inverse at the `wait`, and waits for it where forward began: autograd runs its nodes in descending
+order of creation, so the gradients of that computation run beside it.  Gradients of experts' weights do, too: backward
+leaves them (`Groups.left`) for the exchange that brings gradients of rows back to their tokens.
+"""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, cast, overload
 
 from torch import Tensor
 from torch.autograd import Function
@@ -17,47 +23,120 @@ def regrouped(rows: Tensor, places: Tensor) -> Tensor:
     return rows.index_select(0, places)
 
 
-def exchange(rows: Tensor, held: Held, regroup: Regroup = regrouped) -> Tensor:
+class Arriving(NamedTuple):
+    """Rows that are under way, for `wait`.  token: [], what autograd has in the place of rows that have not come."""
+
+    token: Tensor
+    way: "_Way | None"
+
+
+@overload
+def exchange(rows: Tensor, held: Held) -> Tensor: ...
+@overload
+def exchange(rows: Tensor, held: Held, async_op: Literal[True]) -> Arriving: ...
+def exchange(rows: Tensor, held: Held, async_op: bool = False) -> Tensor | Arriving:
     """Rows of tokens to the ranks of their experts: [rows of tokens, …] → [rows of experts, …]."""
-    return rows if held.axis.size == 1 else cast(Any, _Exchange).apply(rows, held, False, regroup)
+    return exchanged(rows, held, False, async_op, regrouped)
 
 
-def exchange_back(rows: Tensor, held: Held, regroup: Regroup = regrouped) -> Tensor:
+@overload
+def exchange_back(rows: Tensor, held: Held) -> Tensor: ...
+@overload
+def exchange_back(rows: Tensor, held: Held, async_op: Literal[True]) -> Arriving: ...
+def exchange_back(rows: Tensor, held: Held, async_op: bool = False) -> Tensor | Arriving:
     """The inverse of `exchange`: [rows of experts, …] → [rows of tokens, …]."""
-    return rows if held.axis.size == 1 else cast(Any, _Exchange).apply(rows, held, True, regroup)
+    return exchanged(rows, held, True, async_op, regrouped)
+
+
+def wait(rows: Arriving) -> Tensor:
+    """The rows of an exchange that has begun, when they have come; once."""
+    return rows.token if rows.way is None else cast(Any, _Wait).apply(*rows)
+
+
+def exchanged(rows: Tensor, held: Held, back: bool, async_op: bool, regroup: Regroup) -> Any:
+    """`exchange` or, `back`, its inverse, in which `regroup` puts rows in order."""
+    if held.axis.size == 1:
+        return Arriving(rows, None) if async_op else rows
+    way = _Way(held, back, regroup)
+    return Arriving(cast(Any, _Begin).apply(rows, way), way) if async_op else cast(Any, _Exchange).apply(rows, way)
+
+
+class _Way:
+    """An exchange, `back` to the ranks of the tokens or there, and its inverse: one at a time is under way."""
+
+    __slots__ = ("_line", "_regroup", "_under_way", "back", "held")
+
+    def __init__(self, held: Held, back: bool, regroup: Regroup) -> None:
+        watch = held.axis.watch
+        self.held, self.back = held, back
+        self._regroup, self._line = regroup, watch and watch.here()
+        self._under_way: tuple[Any, Tensor, Tensor] | None = None  # the work and its buffers, which it needs till then
+
+    def begin(self, rows: Tensor, back: bool) -> None:
+        """Begins to send rows, and to receive."""
+        held, axis = self.held, self.held.axis
+        to, of = (held.received, held.sent) if back else (held.sent, held.received)
+        assert len(rows) == sum(to), f"exchange: {len(rows)} rows where {sum(to)} were counted"
+        if axis.watch is not None:
+            axis.watch.exchanged(to, of, axis, self._line)
+        sent = rows if not back or held.returned is None else self._regroup(rows, held.returned)
+        sent, came = sent.contiguous(), rows.new_empty((sum(of), *rows.shape[1:]))
+        self._under_way = axis.group.alltoall_base(came, sent, of, to), came, sent
+
+    def end(self, back: bool) -> Tensor:
+        """The rows that have come, in their order."""
+        assert self._under_way is not None, "exchange: rows are awaited that are not under way"
+        (work, came, _), self._under_way = self._under_way, None
+        work.wait()
+        return came if back or self.held.arranged is None else self._regroup(came, self.held.arranged)
 
 
 class _Exchange(Function):
     """Its own inverse the other way, so backward is forward the other way; nothing is saved."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, held: Held, back: bool, regroup: Regroup) -> Tensor:
-        watch = held.axis.watch
-        ctx.how = held, back, regroup, watch and watch.here()
-        return (_back if back else _there)(rows, held, regroup, ctx.how[-1])
+    def forward(ctx: Any, rows: Tensor, way: _Way) -> Tensor:
+        ctx.way = way
+        way.begin(rows, way.back)
+        return way.end(way.back)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        held, back, regroup, line = ctx.how
-        return (_there if back else _back)(grad_outputs[0], held, regroup, line), None, None, None
+        way: _Way = ctx.way
+        way.begin(grad_outputs[0], not way.back)
+        return way.end(not way.back), None
 
 
-def _there(rows: Tensor, held: Held, regroup: Regroup, line: Any) -> Tensor:
-    came = _sent(rows, held, held.sent, held.received, line)
-    return came if held.arranged is None else regroup(came, held.arranged)
+class _Begin(Function):
+    """Its gradient is what `_Wait` has begun to bring; none comes through the token."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, way: _Way) -> Tensor:
+        ctx.way = way
+        ctx.set_materialize_grads(False)
+        way.begin(rows, way.back)
+        return rows.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        return ctx.way.end(not ctx.way.back), None
 
 
-def _back(rows: Tensor, held: Held, regroup: Regroup, line: Any) -> Tensor:
-    by_source = rows if held.returned is None else regroup(rows, held.returned)
-    return _sent(by_source, held, held.received, held.sent, line)
+class _Wait(Function):
+    """Its gradient is under way; then come the gradients of weights that were left for it."""
 
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, way: _Way) -> Tensor:
+        ctx.way = way
+        if ctx.needs_input_grad[0] and not way.back and way.held.left is None:
+            way.held.left = []
+        return way.end(way.back)
 
-def _sent(rows: Tensor, held: Held, to: list[int], of: list[int], line: Any) -> Tensor:
-    """What comes, `of` rows of each rank, where this one sends `to` rows to each."""
-    assert len(rows) == sum(to), f"exchange: {len(rows)} rows where {sum(to)} were counted"
-    axis = held.axis
-    if axis.watch is not None:
-        axis.watch.exchanged(to, of, axis, line)
-    came = rows.new_empty((sum(of), *rows.shape[1:]))
-    axis.group.alltoall_base(came, rows.contiguous(), of, to).wait()
-    return came
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        way: _Way = ctx.way
+        way.begin(grad_outputs[0], not way.back)
+        if not way.back:
+            while way.held.left:
+                way.held.left.pop(0)()
+        return None, None

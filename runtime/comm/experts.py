@@ -64,9 +64,12 @@ class Groups:
     """Rows of a matrix in groups, one after another.
 
     counts: int64 [groups], how many rows each has.  sizes: the same on the host, which waits for them once.
+    left: in backward, calls that make gradients of weights, for the exchange that begins next; None where they are
+    made at once.
     """
 
     counts: Tensor
+    left: list[Callable[[], None]] | None = None
 
     @cached_property
     def sizes(self) -> list[int]:

@@ -39,14 +39,17 @@ def set_apart(parts: list[Part]) -> Generator[None]:
         _left.pop()
 
 
-def put_off(weights: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]]) -> bool:
-    """Leaves gradients of weights to be made later, together, within `set_apart`; else it does not.
+def put_off(
+    weights: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]], left: list[Part] | None = None
+) -> bool:
+    """Leaves gradients of weights to be made later, together, within `set_apart`, or else in `left`, if it is given.
 
-    Nor does it where one of the weights is no parameter; and of no weights there is nothing to leave.
+    It does not where one of the weights is no parameter; and of no weights there is nothing to leave.
     """
-    if not (_left and weights) or not all(weight.is_leaf for weight in weights):
+    left = _left[-1] if _left else left
+    if left is None or not weights or not all(weight.is_leaf for weight in weights):
         return False
-    _left[-1].append(partial(_add, weights, gradients))
+    left.append(partial(_add, weights, gradients))
     return True
 
 
@@ -100,9 +103,9 @@ def _linear_gradient(gradient: Tensor, x: Tensor) -> Tensor:
     return gradient.flatten(0, -2).mT @ x.flatten(0, -2)
 
 
-def now_or_later(weight: Tensor, gradient: Callable[[], Tensor]) -> Tensor | None:
+def now_or_later(weight: Tensor, gradient: Callable[[], Tensor], left: list[Part] | None = None) -> Tensor | None:
     """A weight's gradient; None where it is put off."""
-    return None if put_off([weight], lambda: [gradient()]) else gradient()
+    return None if put_off([weight], lambda: [gradient()], left) else gradient()
 
 
 def _add(weights: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]]) -> None:

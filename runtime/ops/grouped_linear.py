@@ -112,7 +112,7 @@ class _GroupedLinear(Function):
         def make() -> Tensor:
             return backend.of_weight(gradient, x.detach(), held).view(weight.shape)
 
-        return d_x, now_or_later(ctx.weight, make) if of_w else None, None, None
+        return d_x, now_or_later(ctx.weight, make, held and held.left) if of_w else None, None, None
 
 
 def _by_expert(x: Tensor, weight: Tensor, held: Groups | None) -> Tensor:

@@ -97,7 +97,7 @@ KINDS = {
 }
 """The kinds of ops that each plan has, one of each kind to be called otherwise."""
 
-WITHOUT = {"exchange_counts", "exp", "no_loss", "relu", "sigmoid", "silu", "tanh"}
+WITHOUT = {"exchange_counts", "exp", "no_loss", "relu", "sigmoid", "silu", "tanh", "wait"}
 """Functions of one operand, without anything that could be another."""
 
 

@@ -32,7 +32,7 @@ FACTORS = {
     "folding": tuple(FOLDINGS),
     "schedule": ("none", "1f1b", "interleaved_1f1b(chunks=2)", "zb_h1", "zbv"),
     "state": ("", "zero 1 over {}", "zero 2 over {}", "zero 3 over {}", "bucket = 1KiB"),
-    "model": ("two", "one", "sigmoid", "groups", "losses", "capacity"),
+    "model": ("two", "one", "sigmoid", "groups", "losses", "capacity", "shared"),
     "recompute": ("none", "full", "every(2, layers)", "selective(dispatch)", "selective(silu, dispatch)"),
     "microbatches": (1, 2, 3),
     "gathered": ("save", "regather"),
@@ -72,6 +72,8 @@ FEW = (
     Case(tp=2, model="losses", experts="tp", recompute="full", microbatches=2),
     Case(model="capacity", valid="silent_microbatch", microbatches=2),
     Case(pp=2, dp=2, model="losses", experts="dp", schedule="zbv", layers=3, microbatches=4),  # the last stage has none
+    Case(dp=2, tp=2, model="shared", experts="dp", inner=True, state="zero 2 over dp", recompute="full"),
+    Case(pp=2, dp=2, model="shared", experts="dp", schedule="zb_h1", microbatches=2, recompute="selective(dispatch)"),
 )
 
 

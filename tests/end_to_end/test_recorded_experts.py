@@ -16,7 +16,8 @@ from scalec.compiler.proof.recorded import compare
 CASES = (
     Case(dp=2, ep=2, model="two", experts="ep", microbatches=2, recompute="selective(dispatch, silu)", clip=1.0),
     Case(dp=2, tp=2, sp=True, model="sigmoid", experts="dp, tp", gathered="regather", recompute="every(2, layers)"),
-    Case(dp=2, tp=2, model="one", experts="dp", inner=True, recompute="full"),
+    Case(dp=2, tp=2, model="shared", experts="dp", inner=True, recompute="full"),
+    Case(dp=2, tp=2, sp=True, model="shared", experts="dp, tp", gathered="regather", microbatches=2),
     Case(tp=2, model="two", experts="tp", microbatches=2),
     Case(
         dp=2, tp=2, sp=True, model="capacity", experts="dp", inner=True, bounded=True, recompute="selective(dispatch)"
@@ -81,7 +82,7 @@ def _mix_up(each: Exchange, first: Exchange, rank: int) -> None:
 
 
 LOST = {
-    "dropped": ((0,), range(8), _lose, "step 1: ranks 0, 1 send 63 rows of 64 choices: `_y.6`, tiny.scale:17"),
+    "dropped": ((0,), range(8), _lose, "step 1: ranks 0, 1 send 63 rows of 64 choices: `_y.7`, tiny.scale:17"),
     "not sent back": ((0, 1), range(1, 2), _as_first, "step 1: rank 0 sends back other rows than came: `"),
     "others in backward": (
         (0, 1),

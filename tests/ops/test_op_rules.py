@@ -377,6 +377,9 @@ class Tape:
     def wanted(self, name: str) -> bool:
         return self.types[name].dtype != "i64"
 
+    def maker(self, name: str) -> Op:
+        raise AssertionError(f"{name} is an operand")
+
 
 @cache
 def gradients(kind: str, form: Form) -> list[Tensor | None]:

@@ -494,7 +494,7 @@ which is of all others that have gradients."""
 OF_ROUTES = {
     *("top", "balance", "router_z", "dispatch", "combine", "grouped_contract", "balanced"),
     *("no_loss", "no_load", "add_load", "limit_capacity", "sort_by_expert"),
-    *("exchange_counts", "exchange", "exchange_back", "exchange_padded"),
+    *("exchange_counts", "exchange", "exchange_back", "exchange_padded", "wait"),
 }
 """Ops of experts: the first line's are held to torch in `test_expert_semantics`, what moves rows by plans alone."""
 
@@ -666,6 +666,9 @@ class Tape:
 
     def wanted(self, name: str) -> bool:
         return self.type(name).dtype != "i64"
+
+    def maker(self, name: str) -> Op:
+        raise AssertionError(f"{name} is an operand")
 
 
 @pytest.mark.parametrize("sizes", SIZES)

@@ -143,10 +143,10 @@ def test_row_63_rows_are_exchanged_by_the_counts_of_another_rank() -> None:
     defect = Defect(
         "experts",
         ir={COUNTED: others},
-        text={"exchange(dispatch(m, order), held)": "exchange(dispatch(m, order), order)"},
+        text={"exchange(dispatch(m, order), held, ": "exchange(dispatch(m, order), order, "},
     )
     assert {"loss", "gradient of wte"} | OF_EXPERTS <= defect.values()
-    assert "nothing in the IR does `exchange(dispatch(m, order), order)`" in defect.emission()
+    assert "nothing in the IR does `exchange(dispatch(m, order), order, async_op=True)`" in defect.emission()
 
 
 def test_row_64_rows_are_accounted_for_as_if_ranks_shared_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -93,13 +94,17 @@ def test_row_53_an_expert_without_rows_leaves_its_gradient_as_it_was(
 
 def test_row_53_a_rank_without_rows_skips_an_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait for it (NeMo Automodel#935, DeepSpeed PR #8478)."""
-    sent = exchanges._sent
+    begin = exchanges._Way.begin
 
-    def skipped(rows: Tensor, held: Held, to: list[int], of: list[int], line: Any) -> Tensor:
+    def skipped(way: exchanges._Way, rows: Tensor, back: bool) -> None:
         faulthandler.disable()  # gloo may abort
-        return sent(rows, held, to, of, line) if sum(to) else rows.new_zeros(sum(of), rows.shape[-1])
+        if len(rows):
+            begin(way, rows, back)
+        else:
+            came = rows.new_zeros(sum(way.held.sent if back else way.held.received), rows.shape[-1])
+            way._under_way = Mock(), came, rows
 
-    monkeypatch.setattr(exchanges, "_sent", skipped)
+    monkeypatch.setattr(exchanges._Way, "begin", skipped)
     start, batches = _to_first(ONE)
     with pytest.raises(pytest.fail.Exception):
         harness.run(ONE, harness.compiled(ONE, tmp_path), start, batches, LR)

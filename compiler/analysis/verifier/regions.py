@@ -1,8 +1,27 @@
 """Regions: how they nest, what enters and leaves them, and that each name is bound once before its use."""
 
+from collections import Counter
+
 from attrs import evolve
 
-from ...ir import MICROBATCHES, PARTIAL, Arg, Enter, Leave, Op, Program, Region, Type, Value, Yield, regions_in
+from ...ir import (
+    MICROBATCHES,
+    PARTIAL,
+    Arg,
+    Enter,
+    Leave,
+    Op,
+    Program,
+    Region,
+    Type,
+    Value,
+    Yield,
+    ops_in,
+    regions_in,
+    uses,
+)
+from ...ops import OPS
+from ...ops.experts import begins
 from ...syntax.limits import MAX_DEPTH
 from .base import STEP_PASSES, Checker
 from .ops import Ops
@@ -92,8 +111,17 @@ class Regions(Checker):
                 here |= self.region(stmt, here)
             else:
                 self._op(stmt, here)
+        self._under_way(region)
         self._depth -= 1
         self._reversed -= region.reverse
+
+    def _under_way(self, region: Region) -> None:
+        """Only a `wait` of the same body reads what is under way, and it reads nothing else."""
+        begun = [op.outputs[0].name for op in ops_in(region.body) if begins(op)]
+        awaited = [op.inputs[0] for op in ops_in(region.body) if OPS[op.kind].awaits]
+        assert Counter(begun) == Counter(awaited), f"{begun} are under way, and {awaited} awaited"
+        found = uses(region) if begun else Counter[str]()
+        assert all(found[name] == 1 for name in begun), f"of {begun} some are read before they have come"
 
     def _op(self, op: Op, here: dict[str, Type]) -> None:
         types = self._ops.check(op, here, self._reversed > 0)

@@ -9,7 +9,8 @@ from collections.abc import Collection, Sequence
 
 from ...ir.placements import COERCIONS
 from ...ops import OPS
-from .terms import Event, Log, Loop, Term, wrong
+from ...ops.experts import ASYNC, WAIT
+from .terms import Event, Log, Loop, Term, called, wrong
 
 MOVES = ("reduce_grads_in_backward", "reshard", "unshard")
 """The functions by which loops over layers move flat buffers."""
@@ -29,6 +30,7 @@ def compare(node: ast.AST, found: Log, expected: Log, ordered: Collection[str] =
         raise wrong(node, f"nothing does {', '.join(dict.fromkeys(str(event.term) for event in missing))}")
     functions = ordered or ordered_functions()
     _compare_order(node, _ordered(found, functions), _ordered(expected, functions))
+    _compare_overlap(_beside(found), _beside(expected))
 
 
 def demand_known(found: Log, expected: Log) -> "Counter[object]":
@@ -81,3 +83,35 @@ def _compare_order(node: ast.AST, found: Sequence[Event | Loop], expected: Seque
             raise wrong(ours.node, f"`{ast.unparse(ours.node)}` comes before what the IR communicates first")
     if len(found) != len(expected):
         raise wrong(node, "a loop of the IR is not run, or one more")
+
+
+def _beside(log: Log) -> list[list[Event]]:
+    """What runs while each exchange is under way, and the `wait` for it last."""
+    found: list[list[Event]] = []
+    is_under_way = False
+    for event in log:
+        if isinstance(event, Event):
+            if is_under_way:
+                found[-1].append(event)
+            if _begins(event.term):
+                found.append([])
+            is_under_way = _begins(event.term) or (is_under_way and function_of(event.term) != WAIT.function)
+    return found
+
+
+def _begins(term: Term) -> bool:
+    """Whether a call begins what a `wait` waits for."""
+    given = called(term, function_of(term))
+    return bool(given and given[1].get(ASYNC.name))
+
+
+def _compare_overlap(found: Sequence[Sequence[Event]], expected: Sequence[Sequence[Event]]) -> None:
+    """Raises where anything runs beside an exchange that does not in the IR, or does not that does."""
+    for ours, theirs in zip(found, expected, strict=True):
+        left = Counter(event.key for event in theirs)
+        for event in ours:
+            left[event.key] -= 1
+            if left[event.key] < 0:
+                raise wrong(event.node, f"`{ast.unparse(event.node)}` runs beside an exchange, and does not in the IR")
+        if missing := next((event for event in theirs if left[event.key] > 0), None):
+            raise wrong(ours[-1].node, f"is awaited before {missing.term}, which runs beside the exchange in the IR")

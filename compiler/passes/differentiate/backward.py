@@ -16,6 +16,7 @@ from ...ir.placements import Step, conjugate, dual_type, ends
 from ...ops import OPS, gradients
 from ...ops.builder import OpBuilder
 from ...ops.saved_tensors import Local
+from ..overlap_exchanges import weights_beside
 
 
 def gradient_name(name: str) -> str:
@@ -43,6 +44,9 @@ class Backward(OpBuilder):
 
     def wanted(self, name: str) -> bool:
         return self.type(name).dtype in FLOATS
+
+    def maker(self, name: str) -> Op:
+        return self._made_by[name]
 
     def saved(self, name: str) -> str:
         """How this body reads a forward value: recomputed if the plan says so, else saved."""
@@ -81,7 +85,7 @@ class Backward(OpBuilder):
         """Writes the backward of `body`; returns `body` with repeats that keep what backward needs."""
         self._made_by, span = defs(body), self.span
         forward = [self._stmt(stmt) for stmt in reversed(body)]
-        self.span = span
+        self.span, self.body = span, weights_beside(self.body)
         return tuple(reversed(forward))
 
     def add(self, name: str, part: str) -> None:

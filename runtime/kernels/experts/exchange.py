@@ -9,6 +9,7 @@ Rows lie by rank and expert where they came, from `there` on, and by expert and 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -71,9 +72,9 @@ class Exchange:
 
     tiles: Mapping[int, Tile]
 
-    def __call__(self, rows: Tensor, held: Held) -> Tensor:
+    def __call__(self, rows: Tensor, held: Held, async_op: bool = False) -> Any:
         """[rows of tokens, h] → [rows of experts, h]."""
-        return exchange.exchange(rows, held, _regroup(self, self.tiles, rows))
+        return exchange.exchanged(rows, held, False, async_op, _regroup(self, self.tiles, rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +83,9 @@ class ExchangeBack:
 
     tiles: Mapping[int, Tile]
 
-    def __call__(self, rows: Tensor, held: Held) -> Tensor:
+    def __call__(self, rows: Tensor, held: Held, async_op: bool = False) -> Any:
         """[rows of experts, h] → [rows of tokens, h]."""
-        return exchange.exchange_back(rows, held, _regroup(self, self.tiles, rows))
+        return exchange.exchanged(rows, held, True, async_op, _regroup(self, self.tiles, rows))
 
 
 def _places(counts: Tensor, total: int, tile: Tile) -> tuple[Tensor, Tensor]:

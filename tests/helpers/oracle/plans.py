@@ -38,6 +38,16 @@ ROUTED = """
     }}
     x = x + y
 """
+SHARED = """
+    x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]
+    m = rmsnorm(x, norm2[hidden], eps)
+    s = (silu(m @ w_gate[hidden -> ffn]) * (m @ w_up[hidden -> ffn])) @ w_down[ffn -> hidden]
+    y = m
+    route y to experts by top(y @ router[hidden -> experts], {}) {{
+      y = (silu(y @ e_gate[hidden -> expert_ffn]) * (y @ e_up[hidden -> expert_ffn])) @ e_down[expert_ffn -> hidden]
+    }}
+    x = x + y + s
+"""
 
 EVERY = """
     a = layernorm(x, norm1[hidden], bias1[hidden], eps)
@@ -86,6 +96,7 @@ ROUTES = {
     "bounded": Route(capacity=1.0),
     "roomy": Route(k=3, score="sigmoid", scale=2.5, z=0.01, capacity=2.5),
     "eight, bounded": Route(experts=8, balance=0.05, capacity=1.5),
+    "shared": Route(balance=0.05, shared=True),
 }
 ROUTES |= {f"{name}_of_eight": replace(ROUTES[name], experts=8) for name in ("two", "losses", "bounded", "capacity")}
 """Mixtures of experts, by the name of the model."""
@@ -204,7 +215,7 @@ def _layer(c: Config) -> str:
     if c.latent:
         return LATENT + SEQUENTIAL.replace("head_dim", "v_dim")
     if c.route:
-        return LAYER + ROUTED.format(_choice(c.route))
+        return LAYER + (SHARED if c.route.shared else ROUTED).format(_choice(c.route))
     return LAYER + (PARALLEL if c.parallel else SEQUENTIAL)
 
 
@@ -243,7 +254,8 @@ def _rules(case: Case) -> str:
     batch = ("replica, " if case.replicas > 1 else "") + "dp" + (", ep" if case.ep > 1 else "")
     experts = f"experts over {case.experts}  " if case.experts else ""
     vocab, seq = "vocab, " if case.vocab else "", "  seq over tp" if case.sp else ""
-    ffn = ", ffn" if not case.config.route else ", expert_ffn" if case.inner else ""
+    route = case.config.route
+    ffn = (", ffn" if not route or route.shared else "") + (", expert_ffn" if route and case.inner else "")
     layers = "  layers over pp" if case.pp > 1 else ""
     return f"{experts}batch over {batch}  {context_rules(case)}{vocab}heads, kv_heads{ffn} over tp{seq}{layers}"
 

@@ -1,0 +1,115 @@
+"""Lets an exchange of experts' rows begin where rows are ready, and waits for it where they are needed.
+
+Purpose: ops of the same body that neither lead to a route's rows nor need what comes of them, as a shared expert, run
+beside its two exchanges: those with the first half of their operations beside the exchange to the experts, the others
+beside the one back.  In backward, whose order is the reverse, their gradients run beside the same exchanges, and those
+of experts' weights beside the one that brings gradients of rows back to their tokens (`weights_beside`).
+Before: `fuse_ops`, so that no op is split that is done at once; placements and coercions are final.
+Non-goals: what backward recomputes by itself (`selective(dispatch)`); ops of another microbatch.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+
+from attrs import evolve, frozen
+
+from ..analysis.flops import cost
+from ..analysis.recompute import is_recomputed
+from ..ir import BATCH, Op, Program, Region, Stmt, ancestors, ops_in, results, uses
+from ..ops.builder import OpBuilder
+from ..ops.experts import ASYNC, EXCHANGE, EXCHANGE_BACK, GROUPED, WAIT, begins
+
+
+def overlap_exchanges(program: Program) -> Program:
+    """The program with exchanges that begin before they are awaited, where anything runs beside them."""
+    return evolve(program, region=_overlapped(program.region, OpBuilder(program)))
+
+
+def weights_beside(body: Sequence[Stmt]) -> list[Stmt]:
+    """A backward body with gradients of experts' weights beside the exchange of rows' gradients that begins next.
+
+    That needs none of them, and nothing else does before it.
+    """
+    begun = {op.inputs[1]: i for i, op in enumerate(body) if isinstance(op, Op) and _brings_gradients(op)}
+    late: dict[int, list[Stmt]] = {}
+    for i, op in enumerate(body):
+        if isinstance(op, Op) and op.kind == GROUPED.name and BATCH in op.names("over"):
+            at = begun.get(op.inputs[-1], 0)
+            if at > i and op.outputs[0].name not in uses(*body[i:at]):
+                late.setdefault(at, []).append(op)
+    moved = [op for ops in late.values() for op in ops]
+    return [each for i, stmt in enumerate(body) if stmt not in moved for each in (stmt, *late.get(i, ()))]
+
+
+def _brings_gradients(op: Op) -> bool:
+    return op.kind == EXCHANGE_BACK.name and begins(op)
+
+
+def _overlapped(region: Region, b: OpBuilder) -> Region:
+    body = tuple(_overlapped(stmt, b) if isinstance(stmt, Region) else stmt for stmt in region.body)
+    back = {op.inputs[1]: op for op in ops_in(body) if op.kind == EXCHANGE_BACK.name}
+    for there in [op for op in ops_in(body) if op.kind == EXCHANGE.name]:
+        body = tuple(_beside(_Route(there, back[there.inputs[1]]), body, b))
+    return evolve(region, body=body)
+
+
+@frozen
+class _Route:
+    """The exchanges of a route, which share `held`: to its experts, and back."""
+
+    there: Op
+    back: Op
+
+
+def _beside(route: _Route, body: Sequence[Stmt], b: OpBuilder) -> Iterator[Stmt]:
+    """The body with all that may run beside the route's exchanges there."""
+    free = _free(route, body)
+    first, second = _halves(b.program, free, ancestors(body[: body.index(route.back)], route.back.inputs))
+    beside = {route.there: first, route.back: second}
+    if is_recomputed(b.program, route.there):
+        beside = {route.back: free}
+    for stmt in body:
+        if stmt in beside and (beside[stmt] or stmt is route.there):
+            yield from _awaited(stmt, beside[stmt], b)
+        elif stmt not in free:
+            yield stmt
+
+
+def _awaited(op: Op, beside: Sequence[Op], b: OpBuilder) -> Iterator[Op]:
+    """An exchange that begins, what runs beside it, and the wait for it."""
+    (came,) = op.outputs
+    under_way = b.value(came.name, came.type)
+    yield evolve(op, outputs=(under_way,), attrs=(*op.attrs, (ASYNC.name, "on")))
+    yield from beside
+    yield Op(WAIT.name, (under_way.name,), (came,), span=op.span)
+
+
+def _free(route: _Route, body: Sequence[Stmt]) -> list[Op]:
+    """The ops, in their order, that can be done while the route's rows are under way to its experts."""
+    at = body.index(route.there)
+    staying = (value.name for stmt in body[:at] if _stays(stmt) for value in results(stmt))
+    needed = ancestors(body[:at], [*route.there.inputs, *staying])
+    late = set[str]()
+    found = list[Op]()
+    for i, stmt in enumerate(body):
+        made = {value.name for value in results(stmt)}
+        is_free = needed.isdisjoint(made) if i < at else not _stays(stmt) and late.isdisjoint(uses(stmt))
+        late |= made if i >= at and not is_free else set()
+        if is_free and isinstance(stmt, Op):
+            found.append(stmt)
+    return found
+
+
+def _stays(stmt: Stmt) -> bool:
+    """Whether a statement stays where it is: a repeat, a parameter, an exchange."""
+    return isinstance(stmt, Region) or stmt.kind in ("leaf", EXCHANGE.name, EXCHANGE_BACK.name, WAIT.name)
+
+
+def _halves(program: Program, free: Sequence[Op], needed: Collection[str]) -> tuple[list[Op], list[Op]]:
+    """Those ops that make anything `needed`, and others to half of all operations; the rest."""
+    whole, done = cost(program, free).forward, 0
+    first, second = list[Op](), list[Op]()
+    for op in free:
+        is_first = 2 * done <= whole or any(value.name in needed for value in op.outputs)
+        (first if is_first else second).append(op)
+        done += cost(program, [op]).forward
+    return first, second
