@@ -55,6 +55,7 @@ def _healthy(step: int, model: torch.nn.Module, state: TrainState, batch: Batch)
         Case(pp=3, model="tied", microbatches=2, layers=3, clip=1.0, optimizer="adamw"),
         Case(pp=2, tp=2, sp=True, schedule="zb_h1", microbatches=3, stages="[0, 2]", clip=1.0),
         Case(dp=2, tp=2, sp=True, model="capacity", experts="dp, tp", recompute="selective(dispatch)"),
+        Case(dp=2, tp=2, sp=True, model="roomy", experts="dp", inner=True, bounded=True, recompute="full"),
         Case(dp=2, tp=2, model="losses", experts="dp", inner=True, recompute="full", optimizer="adamw"),
         Case(dp=2, tp=2, model="groups", experts="tp", state="zero 2 over dp"),
     ],

@@ -158,6 +158,14 @@ def test_experts_do_what_their_rows_ask_for(capacity: int) -> None:
     assert found == 6 * SEQ * BATCH * (2 * (2 * 2 * 64 * 32 * (capacity or 1) + 64 * 8) + 64 * 128)
 
 
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_experts_do_what_they_are_padded_to(capacity: int) -> None:
+    """So many shares of an equal load: 8 positions of 32, of which each chooses 2 of 8 experts."""
+    text = EXPERTS.replace(", 2)", f", 2, capacity={capacity})").replace("steps = 1", "steps = 1  experts = padded")
+    found = operations(compile_plan(Source("tiny.scale", text))) * 4
+    assert found == 6 * SEQ * BATCH * (2 * (2 * 2 * capacity * 64 * 32 + 64 * 8) + 64 * 128)
+
+
 # ---- laws
 
 PROGRAMS = {
