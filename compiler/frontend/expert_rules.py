@@ -23,7 +23,7 @@ def check_op(name: tree.Name) -> None:
 def check_rows(type: Type, span: Span) -> None:
     """Raises PlanError where an operand has no tokens."""
     if BATCH not in type.dims:
-        help = "a parameter of experts is the right side of a product, as in `y @ w[hidden -> ffn]`"
+        help = "a parameter of experts is the right side of a product or a sum, `y @ w[hidden -> ffn] + b[ffn]`"
         raise wrong("E0220", "experts compute with tokens, and this has none", span, _dims(type), help)
 
 

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
-from ..ir import BATCH, FLOATS, Type
+from ..ir import BATCH, DATA_DIMS, FLOATS, Type
 from ..ops import OpDef
-from ..ops.experts import GROUPED
+from ..ops.experts import BIASED, GROUPED
 from ..ops.loss import wide
 from ..syntax import tree
 from ..syntax.diagnostics import Note, PlanError, did_you_mean, listing, wrong
@@ -109,9 +109,11 @@ class Expressions:
         op = self._builder.op
         if isinstance(left, str):
             self._check_rows(left, link.left)
-        if isinstance(right, str) and link.op != "@":
+        if isinstance(right, str) and link.op != "@" and not self._is_bias(left, link, right):
             self._check_rows(right, link.right)
         match left, link.op, right:
+            case str(), "+", str() if self._is_bias(left, link, right):
+                return op(BIASED.name, (left, right, *self._parameters.order), (), link.span, like)
             case str(), "@", str():
                 return self._product(link, left, right, like)
             case str(), "+", str():
@@ -129,6 +131,13 @@ class Expressions:
         """In a route operands are rows, but for the right sides of `@`."""
         if self._parameters.experts:
             check_rows(self._builder.types[value], at.span)
+
+    def _is_bias(self, left: str | Scalar, link: tree.Binary, right: str | Scalar) -> bool:
+        """Whether a parameter of experts is added to rows: of each expert one row."""
+        if not self._parameters.experts or link.op != "+" or not (isinstance(left, str) and isinstance(right, str)):
+            return False
+        rows, own = (self._builder.types[value].dims for value in (left, right))
+        return own == tuple(dim for dim in rows if dim not in DATA_DIMS)
 
     def _with_number(self, link: tree.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
         """A sum, difference, product or quotient in which at least one side is a number."""

@@ -15,6 +15,7 @@ from math import prod
 from attrs import evolve
 
 from ..ir import DATA_DIMS, ITEM_BYTES, Op, Placement, Program, Type, sharded
+from .algebra import narrowed
 from .call import Argument, Call, Dims, Experts, Group
 from .messages import Message, pieces
 from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, Vjp, takes
@@ -72,6 +73,19 @@ def _products(types: Sequence[Type], op: Op) -> list[Shape]:
     if x.dtype != w.dtype or {*left} & {*right} or any(type.dims[0] != experts for type in types):
         raise TypingError(f"{op.kind} takes operands of each of the {experts}")
     return [(x.dtype, (experts, *left, *right))]
+
+
+def _biased(types: Sequence[Type], op: Op) -> list[Shape]:
+    """The rows, to which each expert adds one of its own."""
+    x, b, *_ = types
+    if x.dtype != b.dtype or b.dims != tuple(dim for dim in x.dims if dim not in DATA_DIMS):
+        raise TypingError(f"{op.kind} takes rows, and of each expert one more")
+    return [(x.dtype, x.dims)]
+
+
+def _choices(types: Sequence[Type], op: Op) -> frozenset[str]:
+    """Whether a row is there, which each rank asks for itself, depends on all choices."""
+    return frozenset(dim for order in types[2:] for dim in order.dims[-1:])
 
 
 def moves(op: Op) -> Iterator[tuple[str, str]]:
@@ -158,6 +172,12 @@ def _product_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | Non
         return b.emit(GROUPED.name, [grad, b.saved(other), *map(b.saved, order)], [of], over=outer[other])[0]
 
     return [product(w, x), product(x, w), *(None for _ in order)]
+
+
+def _bias_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
+    (grad,), (x, bias, *order) = grads, op.inputs
+    of_bias = narrowed(grad, bias, b.type(x).dims, b) if b.wanted(bias) else None
+    return [grad if b.wanted(x) else None, of_bias, *(None for _ in order)]
 
 
 def _held(it: Local) -> Saved:
@@ -378,6 +398,20 @@ GROUPED = OpDef(
     stem="y",
     saves=factors,
     work=_grouped_work,
+)
+
+BIASED = OpDef(
+    "grouped_bias",
+    "x + b of each expert for its rows, of which there are those of `order`.",
+    _biased,
+    operands=(*takes("x", "b"), Operand("order", optional=True)),
+    linear=((0, 1),),
+    unsharded_dims=_choices,
+    adjoint=_bias_adjoint,
+    function="grouped_bias",
+    call=_nothing,
+    stem="y",
+    saves=lambda it: Saved(operands=tuple(range(2, len(it.types)))),
 )
 
 COMBINE = OpDef(

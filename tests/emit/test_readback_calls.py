@@ -39,7 +39,7 @@ ROUTED = f"""{START}
     y = x
     route y to experts by top(y @ router[hidden -> experts], 2, score=sigmoid, scale=2.5, groups=4, from=2,
                               capacity=1.5, balance=0.1, z=0.01) {{
-      y = silu(y @ e_up[hidden -> ffn]) @ e_down[ffn -> hidden]
+      y = silu(y @ e_up[hidden -> ffn] + e_bias[ffn]) @ e_down[ffn -> hidden]
     }}
     x = x + y
   }} {LOSS}"""
@@ -82,9 +82,9 @@ KINDS = {
     "gather": ("attention", "coerce"),
     "routed": (
         *("top", "balance", "router_z", "limit_capacity", "sort_by_expert", "dispatch", "exchange", "exchange_back"),
-        *("grouped_contract", "combine", "no_load", "add_load"),
+        *("grouped_contract", "grouped_bias", "combine", "no_load", "add_load"),
     ),
-    "padded rows": ("coerce", "exchange_padded", "grouped_contract", "sort_by_expert"),
+    "padded rows": ("coerce", "exchange_padded", "grouped_bias", "grouped_contract", "sort_by_expert"),
     "ring": ("ring_attention",),
     "padded": ("coerce", "embedding", "local_softmax_stats", "max_logit", "rmsnorm", "token_loss"),
     "whole vocabulary": ("cross_entropy",),

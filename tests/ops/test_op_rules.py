@@ -138,6 +138,7 @@ FORMS = {
     "embedding": [form(TOKENS, "vocab hidden"), form("int seq batch", "vocab hidden")],
     "fork": [form(SAMPLES, repeat="hidden")],
     "grad_norm": [form("", "")],
+    "grouped_bias": [form(ROWS, "experts hidden", ORDER)],
     "grouped_contract": [
         form(ROWS, "experts ffn hidden", ORDER, over=("hidden",)),
         form("experts batch seq ffn", ROWS, ORDER, over=("batch", "seq")),

@@ -99,6 +99,20 @@ CASES: dict[str, tuple[str, list[tuple[tuple[str, ...], Any]], tuple[str, ...], 
         {"over": ("hidden",)},
         products,
     ),
+    "biases": (
+        "grouped_bias",
+        [(ROWS, NONE), (("experts", "hidden"), drawn(("experts", "hidden"))), (ORDER, HOT)],
+        ROWS,
+        {},
+        lambda x, b, order: x + b[:, None, None] * (order.sum(-1, keepdim=True)),
+    ),
+    "padded biases": (
+        "grouped_bias",
+        [(ROWS, drawn(ROWS)), (("experts", "hidden"), drawn(("experts", "hidden")))],
+        ROWS,
+        {},
+        lambda x, b: x + b[:, None, None],
+    ),
     "padded products": (
         "grouped_contract",
         [(ROWS, drawn(ROWS)), (("experts", "ffn", "hidden"), drawn(("experts", "ffn", "hidden")))],
@@ -141,7 +155,7 @@ def test_values_and_gradients_are_torchs(name: str) -> None:
     want = formula(*tensors)
     assert np.allclose(found[0].array[0, 0], want.detach().numpy(), rtol=1e-12, atol=1e-14)
     dy = RNG.standard_normal(want.shape)
-    if name == "products":
+    if name in ("products", "biases"):
         dy = dy * HOT.sum(-1)[..., None]  # gradients of rows are zero where there is none
     gradients = MEANINGS[kind].gradients
     assert gradients

@@ -492,7 +492,7 @@ CASES = {
 which is of all others that have gradients."""
 
 OF_ROUTES = {
-    *("top", "balance", "router_z", "dispatch", "combine", "grouped_contract", "balanced"),
+    *("top", "balance", "router_z", "dispatch", "combine", "grouped_contract", "grouped_bias", "balanced"),
     *("no_loss", "no_load", "add_load", "limit_capacity", "sort_by_expert"),
     *("exchange_counts", "exchange", "exchange_back", "exchange_padded", "wait"),
 }

@@ -241,6 +241,19 @@ def _products(c: Call) -> list[Tensor]:
     return [c.numbers.product(c.dims, *rows, x, w)]
 
 
+def _biased(c: Call) -> list[Tensor]:
+    """Of the rows that there are, as products are."""
+    x, bias, *orders = c.args
+    for order in orders:
+        bias = c.numbers.product(c.dims, _hot(c, Tensor(order.dims[:-1], order.array.sum(axis=-1))), bias)
+    return [c.numbers.total(c.dims, x, bias)]
+
+
+def _biased_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    bias = c.args[1]
+    return [grads[0], c.numbers.product(bias.dims, grads[0]), *(None for _ in c.args[2:])]
+
+
 def _products_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     (x, w, *orders), n = c.args, c.numbers
     return [n.product(x.dims, grads[0], w), n.product(w.dims, grads[0], x), *(None for _ in orders)]
@@ -275,5 +288,6 @@ MEANINGS = {
     "exchange_padded": Semantics(_exchanged, _exchanged_back),
     "wait": Semantics(lambda c: [c.args[0]], lambda c, grads: [grads[0]]),
     "grouped_contract": Semantics(_products, _products_gradients),
+    "grouped_bias": Semantics(_biased, _biased_gradients),
     "combine": Semantics(_sum, _sum_gradients),
 }

@@ -34,7 +34,7 @@ ROUTED = """
     x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]
     y = rmsnorm(x, norm2[hidden], eps)
     route y to experts by top(y @ router[hidden -> experts], {}) {{
-      y = (silu(y @ w_gate[hidden -> expert_ffn]) * (y @ w_up[hidden -> expert_ffn])) @ w_down[expert_ffn -> hidden]
+      y = (silu(y @ w_gate[hidden -> expert_ffn]{}) * (y @ w_up[hidden -> expert_ffn])) @ w_down[expert_ffn -> hidden]{}
     }}
     x = x + y
 """
@@ -84,9 +84,9 @@ GROUPS = """
 """
 
 ROUTES = {
-    "two": Route(),
+    "two": Route(affine=True),
     "one": Route(k=1, normalise=False),
-    "sigmoid": Route(k=3, score="sigmoid", scale=2.5),
+    "sigmoid": Route(affine=True, k=3, score="sigmoid", scale=2.5),
     "groups": Route(k=2, score="sigmoid", normalise=False, groups=4, among=2),
     "eight": Route(experts=8, balance=0.05),
     "biased": Route(score="sigmoid", scale=2.5, groups=4, among=2, rate=0.05),
@@ -94,7 +94,7 @@ ROUTES = {
     "losses": Route(balance=0.05, z=0.01, score="sigmoid"),
     "capacity": Route(balance=0.05, capacity=1.0),
     "bounded": Route(capacity=1.0),
-    "roomy": Route(k=3, score="sigmoid", scale=2.5, z=0.01, capacity=2.5),
+    "roomy": Route(affine=True, k=3, score="sigmoid", scale=2.5, z=0.01, capacity=2.5),
     "eight, bounded": Route(experts=8, balance=0.05, capacity=1.5),
     "shared": Route(balance=0.05, shared=True),
 }
@@ -215,7 +215,8 @@ def _layer(c: Config) -> str:
     if c.latent:
         return LATENT + SEQUENTIAL.replace("head_dim", "v_dim")
     if c.route:
-        return LAYER + (SHARED if c.route.shared else ROUTED).format(_choice(c.route))
+        biases = (" + b_gate[expert_ffn]", " + b_down[hidden]") if c.route.affine else ("", "")
+        return LAYER + (SHARED if c.route.shared else ROUTED).format(_choice(c.route), *biases)
     return LAYER + (PARALLEL if c.parallel else SEQUENTIAL)
 
 

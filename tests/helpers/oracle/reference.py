@@ -65,6 +65,7 @@ class Route:
     balance: float = 0.0  # factors of the router's losses
     z: float = 0.0
     ffn: int = 0  # the width of an expert, if not the model's
+    affine: bool = False  # experts have biases
     shared: bool = False  # the MLP is beside them, for all tokens (Dai et al. 2024)
 
     @property
@@ -165,6 +166,7 @@ def _expert_shapes(c: Config, route: Route) -> dict[str, tuple[int, ...]]:
         gate: (route.experts, ffn, c.hidden),
         up: (route.experts, ffn, c.hidden),
         down: (route.experts, c.hidden, ffn),
+        **({"b_gate": (route.experts, ffn), "b_down": (route.experts, c.hidden)} if route.affine else {}),
     }
 
 
@@ -248,8 +250,8 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _mlp(p: Tensors, x: Tensor) -> Tensor:
-    gate = x @ p["w_gate"].T
-    return (gate * gate.sigmoid() * (x @ p["w_up"].T)) @ p["w_down"].T
+    gate = x @ p["w_gate"].T + p.get("b_gate", 0)
+    return (gate * gate.sigmoid() * (x @ p["w_up"].T)) @ p["w_down"].T + p.get("b_down", 0)
 
 
 def _experts(route: Route, p: Tensors, x: Tensor, routed: Routed) -> Tensor:
@@ -271,7 +273,8 @@ def _experts(route: Route, p: Tensors, x: Tensor, routed: Routed) -> Tensor:
         gates = gates * (chosen.cumsum(1) <= ceil(route.capacity * x.shape[1] * route.k / route.experts))
 
     def expert(e: int) -> Tensor:
-        own = zip(("w_gate", "w_up", "w_down"), route.matrices, strict=True)
+        own = [*zip(("w_gate", "w_up", "w_down"), route.matrices, strict=True)]
+        own += [(name, name) for name in ("b_gate", "b_down") if route.affine]
         return _mlp({name: p[of][e] for name, of in own}, x)
 
     return torch.stack([gates[..., e, None] * expert(e) for e in range(route.experts)]).sum(0)
