@@ -31,9 +31,9 @@ def _rope(program: Program, op: Op, last: str, found: Diagnostics) -> None:
         help = f"an even number below {size}, or leave `dims` out, which rotates all of `{last}`"
         found.error("E0312", f"rope cannot rotate {dims:g} of `{last}` = {size}", op.span, help=help)
     if scaling == "none" and _number(op, "factor") != 1:
-        help = "add `scaling=linear` or `scaling=llama3`"
+        help = "add `scaling=linear`, `scaling=llama3` or `scaling=yarn`"
         found.error("E0313", "rope has a factor and no scaling", op.span, help=help)
     low, high = _number(op, "low"), _number(op, "high")
-    if scaling == "llama3" and low >= high:
+    if scaling in ("llama3", "yarn") and low >= high:
         help = "`low` is below `high`: wavelengths between original / high and original / low are scaled in part"
         found.error("E0313", f"rope's `low` is {low:g}, but its `high` is {high:g}", op.span, help=help)

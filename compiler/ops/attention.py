@@ -341,13 +341,14 @@ ROPE = OpDef(
     "rope",
     "Rotates pairs (x[i], x[i + d/2]) of the last dim, or of its first `dims`, by position · theta^(-2i/d) (Su et al."
     " 2021).  scaling linear divides angles by `factor` (Chen et al. 2023); llama3 those of wavelengths over original /"
-    " low, none under original / high, and between them a part (Grattafiori et al. 2024).",
+    " low, none under original / high, and between them a part (Grattafiori et al. 2024); yarn likewise, in equal steps"
+    " between whole pairs (Peng et al. 2023).",
     _rotated,
     operands=(Operand("x"),),
     attributes=(
         Attribute("theta", range=_ABOVE_0),
         Attribute("dims", default=0.0),
-        Attribute("scaling", choices=("none", "linear", "llama3"), default="none"),
+        Attribute("scaling", choices=("none", "linear", "llama3", "yarn"), default="none"),
         Attribute("factor", default=1.0, range=_ABOVE_0),
         Attribute("low", default=1.0, range=_ABOVE_0),
         Attribute("high", default=4.0, range=_ABOVE_0),

@@ -1,7 +1,7 @@
 """The same arithmetic in float64, with the functions themselves."""
 
 from collections.abc import Callable
-from math import pi
+from math import ceil, floor, log, pi
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,18 @@ def _clip(norm: Array, most: float) -> Array:
     return np.where((norm > most) & (most > 0), most / np.maximum(norm, 1e-300), 1.0)
 
 
-def _slowed(frequency: Array, kind: str, factor: float, low: float, high: float, original: float) -> Array:
-    """Frequencies of rotary positions after scaling; llama3 as in its reference code, by wavelength."""
+def _slowed(
+    frequency: Array, theta: float, kind: str, factor: float, low: float, high: float, original: float
+) -> Array:
+    """Frequencies of rotary positions after scaling; llama3 as in its reference code, by wavelength, yarn by pair."""
     if kind == "none":
         return frequency
+    if kind == "yarn":
+        pairs = len(frequency)
+        first, last = (pairs * log(original / (2 * pi * turns)) / log(theta) for turns in (high, low))
+        first, last = max(floor(first), 0), min(ceil(last), 2 * pairs - 1)
+        slowed = np.clip((np.arange(pairs) - first) / max(last - first, 1e-3), 0, 1)
+        return frequency * (1 - slowed) + frequency / factor * slowed
     share = np.clip((original * frequency / (2 * pi) - low) / (high - low), 0, 1) if kind == "llama3" else 0.0
     return frequency * (share + (1 - share) / factor)
 
@@ -125,7 +133,7 @@ class Reals:
         return Tensor(x.dims, weights / np.where(total == 0, 1, total))
 
     def angles(self, positions: Array, pairs: int, theta: float, scaling: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        angle = positions[..., None] * _slowed(theta ** (-np.arange(pairs) / pairs), *scaling)
+        angle = positions[..., None] * _slowed(theta ** (-np.arange(pairs) / pairs), theta, *scaling)
         return Tensor(("position", "pair"), np.cos(angle)), Tensor(("position", "pair"), np.sin(angle))
 
     def rank(self, x: Tensor) -> Array:

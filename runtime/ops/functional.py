@@ -89,7 +89,7 @@ def rope_frequencies(
     between: int,
     mesh: Mesh,
     dtype: torch.dtype = torch.float32,
-    scaling: Literal["none", "linear", "llama3"] = "none",
+    scaling: Literal["none", "linear", "llama3", "yarn"] = "none",
     factor: float = 1.0,
     low: float = 1.0,
     high: float = 4.0,
@@ -101,12 +101,18 @@ def rope_frequencies(
     `between` is the number of dims between seq and head_dim in the tensors to rotate.  With `positions` the table has
     rows of these alone, [2, local, …].  `scaling` slows rotations down by `factor`: linear all of them
     (arXiv:2306.15595); llama3 those that turn less than `low` times over `original` positions, none that turn more than
-    `high` times, and those between in part (arXiv:2407.21783, section 3.4.1).
+    `high` times, and those between in part (arXiv:2407.21783, section 3.4.1); yarn likewise, in equal steps between
+    whole pairs (arXiv:2309.00071, section 3.2).
     """
     frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=mesh.device) / dim)
     if scaling != "none":
         turns = original * frequency / (2 * math.pi)
-        kept = ((turns - low) / (high - low)).clamp(0, 1) if scaling == "llama3" else 0.0
+        kept = ((turns - low) / (high - low)).clamp(0, 1) if scaling == "llama3" else torch.zeros_like(turns)
+        if scaling == "yarn":
+            often, seldom = (dim / 2 * math.log(original / (2 * math.pi * each), theta) for each in (high, low))
+            first, last = max(math.floor(often), 0), min(math.ceil(seldom), dim - 1)
+            pairs = torch.arange(dim // 2, device=mesh.device)
+            kept = 1 - ((pairs - first) / max(last - first, 1e-3)).clamp(0, 1).double()
         frequency = frequency * (kept + (1 - kept) / factor)
     assert positions is None or positions.size == seq, "rope: positions of another sequence"
     places = torch.arange(seq, device=mesh.device) if positions is None else positions.indices(mesh.device)

@@ -44,6 +44,10 @@ LLAMA3 = {  # original_max_position_embeddings so short that some angles are sca
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {  # of four pairs one is scaled in part
+    **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64},
+    **{"mscale": 0.7, "mscale_all_dim": 0.7},
+}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -63,11 +67,11 @@ GEMMA: dict[str, Any] = {
 LATENT: dict[str, Any] = {
     **{**SMALL, "num_hidden_layers": 3, "num_key_value_heads": 4},
     **{"first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3},
-    **{"moe_intermediate_size": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6},
+    **{"moe_intermediate_size": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 6},
 }
 
 CONFIGS: dict[str, Callable[[], Any]] = {
-    "deepseek_v3": lambda: transformers.DeepseekV3Config(**LATENT, q_lora_rank=12, rope_parameters=PLAIN),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(**LATENT, q_lora_rank=12, rope_parameters=YARN),
     "deepseek_v3_whole_queries": lambda: transformers.DeepseekV3Config(
         **{**LATENT, "n_group": 1, "topk_group": 1},
         q_lora_rank=None,

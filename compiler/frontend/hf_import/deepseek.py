@@ -48,6 +48,9 @@ def deepseek_v3(config: Config) -> Model:
         replaced[", normalise=on"] = ""
     if not q_rank:
         replaced |= _whole_queries()
+    if rope.temper != 1:
+        scale = shown(rope.temper / (sizes["nope"] + pe) ** 0.5)
+        replaced["mask=causal"] = f"mask=causal, scale={scale}"
     if eps != LATENT_EPS:
         ranks = ("q_rank", "kv_rank") if q_rank else ("kv_rank",)
         replaced |= {f"[{rank}], eps": f"[{rank}], {shown(LATENT_EPS)}" for rank in ranks}

@@ -1,11 +1,12 @@
 """Fields that configurations of several models share: heads, rotary positions, windows, element types."""
 
+from math import log
 from typing import cast
 
 from attrs import evolve, frozen
 
 from ...syntax.diagnostics import listing
-from .config import NOT_NEGATIVE, PART, TEXT, Config, Fields, Kind
+from .config import NOT_NEGATIVE, PART, POSITIVE, TEXT, Config, Fields, Kind
 from .plan_text import shown
 
 LONGEST = 4096
@@ -32,8 +33,17 @@ SCALINGS: dict[str, dict[str, str]] = {
         "high_freq_factor": "high",
         "original_max_position_embeddings": "original",
     },
+    "yarn": {
+        "factor": "factor",
+        "beta_slow": "low",
+        "beta_fast": "high",
+        "original_max_position_embeddings": "original",
+    },
 }
 """The types of rotary positions, and what the options of each are called in a plan."""
+
+BETAS = {"beta_slow": 1.0, "beta_fast": 32.0}
+"""The options that files of yarn may leave out."""
 
 
 @frozen
@@ -45,6 +55,8 @@ class Rope:
     """Other arguments of a `rope` with this `theta`."""
     dims: int = 0
     """How many dims of a head are rotated; 0 for all."""
+    temper: float = 1
+    """A factor of attention's scale, in models that have it."""
 
     def replaced(self, last: str) -> dict[str, str]:
         """`scaling` after `last`, the last thing that a model file gives `rope`."""
@@ -128,12 +140,26 @@ def rope_of(given: Fields, theta: float) -> Rope:
         )
         given.drop()
         return Rope(theta)
-    numbers = {ours: given.number(theirs) for theirs, ours in SCALINGS[kind].items()}
-    if kind == "llama3" and not numbers["low"] < numbers["high"]:
+    fields = {ours: theirs for theirs, ours in SCALINGS[kind].items()}
+    numbers = {ours: given.number(theirs, BETAS.get(theirs)) for ours, theirs in fields.items()}
+    if "low" in fields and not numbers["low"] < numbers["high"]:
         label = f"{numbers['low']:g} is not below {numbers['high']:g}"
-        given.misfit("the low factor has to be below the high one", "low_freq_factor", "high_freq_factor", label=label)
+        given.misfit("the low factor has to be below the high one", fields["low"], fields["high"], label=label)
     more = [f"{ours}={shown(number)}" for ours, number in numbers.items()]
-    return Rope(theta, ", ".join([f"scaling={kind}", *more]) if more else "")
+    temper = _temper(given, numbers["factor"]) if kind == "yarn" else 1
+    return Rope(theta, ", ".join([f"scaling={kind}", *more]) if more else "", temper=temper)
+
+
+def _temper(given: Fields, factor: float) -> float:
+    """What yarn makes of attention's scale; a plan has no factor of cosines and sines."""
+    given.must_be("truncate", True, None)
+    both = [given.read(name, NOT_NEGATIVE, 0, 0) for name in ("mscale", "mscale_all_dim")]
+    of_table, of_all = (0.1 * each * log(max(factor, 1)) + 1 for each in (both if all(both) else (1, 0)))
+    found = given.read("attention_factor", POSITIVE, of_table / of_all, of_table / of_all)
+    if found != 1:
+        message = f"cosines and sines are scaled by {found:g}"
+        given.wrong("E0801", message, "attention_factor", "mscale", "factor", help="a plan is written for 1")
+    return (0.1 * both[1] * log(max(factor, 1)) + 1) ** 2
 
 
 def check_layers(config: Config, count: float, *pattern: str) -> None:

@@ -583,6 +583,10 @@ def test_latent_attention_comes_over() -> None:
     assert not re.search("q_a|q_rank|wq_b", text)
     assert "rmsnorm(c, norm_kv[kv_rank], 1e-06)" in text
     assert "shared_ffn = 4096" in text
+    released = YARN | {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
+    text = imported(DEEPSEEK_V3 | {"rope_scaling": released})
+    assert text.count("rope(qp, theta, scaling=yarn, factor=40, low=1, high=32, original=4096)") == 1
+    assert text.count("attention(q, k, v, mask=causal, scale=0.1352337788608801)") == 1, "192^-0.5 · (0.1 ln 40 + 1)^2"
     assert "interleaved" not in imported(DEEPSEEK_V3 | {"rope_interleave": False})
     assert "normalise" not in imported(DEEPSEEK_V3 | {"norm_topk_prob": False})
 
@@ -594,6 +598,7 @@ def test_layers_that_are_left_behind_gemmas_blocks() -> None:
     assert "repeat rest" not in imported(GEMMA_3_1B | {"num_hidden_layers": 12})
 
 
+YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
 SCALED = LLAMA_31_8B["rope_scaling"]
 CHANGES = [  # the field at which it is said, the code, a part of what is said
     ({"hidden_act": "gelu"}, "hidden_act", "E0801", '`hidden_act` is `"gelu"`'),
@@ -620,7 +625,16 @@ CHANGES = [  # the field at which it is said, the code, a part of what is said
     ({"num_attention_heads": 24}, "num_attention_heads", "E0804", "^^^ 4096 / 24 = 170.667"),
     ({"hidden_size": 96}, "num_attention_heads", "E0804", "heads of 3 dims cannot be rotated in pairs"),
     ({"head_dim": 33}, "head_dim", "E0804", "heads of 33 dims cannot be rotated in pairs"),
-    ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type", "E0801", "rotary positions of type `yarn`"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "type", "E0801", "rotary positions of type `dynamic`"),
+    ({"rope_scaling": YARN}, "factor", "E0801", "cosines and sines are scaled by 1.36889"),
+    ({"rope_scaling": YARN | {"mscale": 1, "mscale_all_dim": 0.5}}, "mscale", "E0801", "scaled by 1.15572"),
+    ({"rope_scaling": YARN | {"attention_factor": 1, "truncate": False}}, "truncate", "E0801", "`truncate` is `false`"),
+    (
+        {"rope_scaling": YARN | {"attention_factor": 1, "beta_slow": 40}},
+        "beta_slow",
+        "E0804",
+        "^^^ 40 is not below 32",
+    ),
     (
         {"rope_scaling": {"type": "linear", "factor": "a"}},
         "factor",
@@ -702,7 +716,7 @@ OTHERS = [
     (QWEN_3_30B_A3B, {"decoder_sparse_step": 2}, "`decoder_sparse_step` is `2`"),
     (DEEPSEEK_V3, {"scoring_func": "softmax"}, '`scoring_func` is `"softmax"`'),
     (DEEPSEEK_V3, {"num_key_value_heads": 64}, "`num_key_value_heads` is `64`"),
-    (DEEPSEEK_V3, {"rope_scaling": {"type": "yarn", "factor": 40}}, "rotary positions of type `yarn`"),
+    (DEEPSEEK_V3, {"rope_scaling": {"type": "longrope", "factor": 40}}, "rotary positions of type `longrope`"),
     (DEEPSEEK_V3, {"quantization_config": {"fmt": "e4m3"}}, "no plan expresses `quantization_config`"),
     (DEEPSEEK_V3, {"first_k_dense_replace": 0}, "`first_k_dense_replace` is `0`, not a whole number"),
     (DEEPSEEK_V3, {"first_k_dense_replace": 61}, "of 61 layers, 61 are to have no experts"),
