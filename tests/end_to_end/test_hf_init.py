@@ -87,6 +87,13 @@ def _check_first_step(model: Any, module: ModuleType, ranks: int, folder: Path) 
     export.export(folder / "step-000001", folder / "out", module.PLAN.names)
     before, after = (load_file(folder / each / "model.safetensors") for each in ("in", "out"))
     assert before.keys() == after.keys() == gradients.keys()
+    for tensor in [
+        name for name in gradients if name.endswith("score_correction_bias")
+    ]:  # moved by `rate`, or not at all
+        moved = (after[tensor].double() - before[tensor]).abs() / 0.001
+        assert torch.allclose(moved, moved.round(), atol=1e-3)
+        assert {*moved.round().tolist()} <= {0, 1}
+        del gradients[tensor]
     for tensor, gradient in gradients.items():
         wanted = (before[tensor] - LR * gradient)[: hf_models.SEQ if tensor.endswith("wpe.weight") else None]
         assert after[tensor].shape == wanted.shape, tensor

@@ -82,7 +82,7 @@ def _mix_up(each: Exchange, first: Exchange, rank: int) -> None:
 
 
 LOST = {
-    "dropped": ((0,), range(8), _lose, "step 1: ranks 0, 1 send 63 rows of 64 choices: `_y.8`, tiny.scale:17"),
+    "dropped": ((0,), range(8), _lose, "step 1: ranks 0, 1 send 63 rows of 64 choices: `_y.9`, tiny.scale:17"),
     "not sent back": ((0, 1), range(1, 2), _as_first, "step 1: rank 0 sends back other rows than came: `"),
     "others in backward": (
         (0, 1),

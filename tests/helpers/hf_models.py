@@ -150,8 +150,8 @@ def model(name: str, dtype: torch.dtype) -> Any:
         noise = torch.randn(parameter.shape, dtype=torch.float64)
         parameter.data = parameter.data + 0.2 * noise if parameter.dim() == 1 else noise / parameter.shape[-1] ** 0.5
     for module in made.modules():
-        if hasattr(module, "e_score_correction_bias"):  # zero
-            module._non_persistent_buffers_set.add("e_score_correction_bias")
+        if hasattr(module, "e_score_correction_bias"):
+            module.e_score_correction_bias.data = 0.2 * torch.randn(8, dtype=torch.float64)
     made.tie_weights()
     return made.to(dtype).eval()
 

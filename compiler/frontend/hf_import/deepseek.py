@@ -43,7 +43,7 @@ def deepseek_v3(config: Config) -> Model:
         **_layers(config),
         **_experts(config),
     }
-    replaced = {**rope.replaced("theta"), ",\n        balance=1e-4": ""}
+    replaced = {**rope.replaced("theta"), ", balance=1e-4": ""}
     if not config.flag("norm_topk_prob", True):
         replaced[", normalise=on"] = ""
     if not q_rank:

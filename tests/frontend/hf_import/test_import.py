@@ -576,7 +576,7 @@ def test_experts_come_over() -> None:
 def test_latent_attention_comes_over() -> None:
     text = imported(DEEPSEEK_V3)
     assert "# Left out, as a setting of training: num_nextn_predict_layers = 1.\n" in text
-    assert "groups=groups, from=among, normalise=on, scale=factor\n" in text, "no loss that balances"
+    assert "from=among, normalise=on, scale=factor\n" in text, "no loss that balances"
     assert re.search(r"experts +over dp, tp\n +batch +over dp\n +vocab, heads, ffn, shared_ffn over tp\n", text)
     text = imported(DEEPSEEK_V3 | {"q_lora_rank": None, "n_shared_experts": 2, "rms_norm_eps": 1e-5})
     assert "q, qp = split(a @ wq[hidden -> heads, qk], [nope, pe])\n" in text
