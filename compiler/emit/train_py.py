@@ -16,6 +16,7 @@ from ..analysis.vocabulary import vocabulary
 from ..config.units import counted
 from ..ir import BATCH, MICROBATCHES, SEQUENCE, Arg, Program, base
 from ..ops.protocol import FUNCTIONAL, KERNELS, RUNTIME
+from ..ops.routers import limited_choices
 from ..reports.summary import launch, ranks
 from ..syntax.package_data import filled
 from ..syntax.source import Source
@@ -155,6 +156,7 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
         f"schedule={schedule.kind.capitalize()}({', '.join(arguments)}),",
         *([f"nodes={program.cluster.nodes},"] if program.cluster.nodes > 1 else []),
         f"{call('account=Account', _account(program), 4)},",
+        *([f"choices={literal(choices)},"] if (choices := limited_choices(program)) else []),
     ]
 
 

@@ -208,13 +208,13 @@ class Routes:
         gates, ids = self._builder.several(TOP.name, (*operands, *biases), chosen, item.by.span, ("gates", "ids"))
         self._losses(item, operands[0], ids, dict(attrs), factors)
         self._check_bounded(item, factors["capacity"])
+        if capacity := factors["capacity"]:
+            limits = (("capacity", capacity), ("experts", experts))
+            ids = self._builder.op(CAPACITY.name, (ids,), limits, item.by.span, "ids")
         load = self._loads[id(item)]
         self._scope.bound[load] = self._builder.op(
             ADD_LOAD.name, (self._scope.bound[load], ids), (), item.by.span, ADD_LOAD.stem
         )
-        if capacity := factors["capacity"]:
-            limits = (("capacity", capacity), ("experts", experts))
-            ids = self._builder.op(CAPACITY.name, (ids,), limits, item.by.span, "ids")
         return gates, self._builder.op(SORT.name, (ids,), (("to", experts),), item.by.span, SORT.stem)
 
     def _biases(self, item: tree.Route, given: tree.Expr | None, rate: object) -> tuple[str, ...]:

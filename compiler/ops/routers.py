@@ -197,6 +197,16 @@ TOP = OpDef(
     saves=_choice_saves,
 )
 
+
+def limited_choices(program: Program) -> tuple[int, ...]:
+    """Of each load how many experts a token chooses; () where none is dropped."""
+    if not any(op.kind == CAPACITY.name for op in program.ops):
+        return ()
+    loads = [program.types[end.name] for end in program.microbatches.yields][program.losses : program.made]
+    experts = (program.dim(program.dim(load.dims[-1]).twin) for load in loads)
+    return tuple(program.size(it.chosen) for it in experts)
+
+
 NO_LOSS = OpDef(
     "no_loss",
     "A loss of zero, to which routers add theirs; like the tokens of `x`, a sum over ranks.",
@@ -210,7 +220,7 @@ NO_LOSS = OpDef(
 
 NO_LOAD = OpDef(
     "no_load",
-    "A load of zero: how many of the tokens `x` will have chosen each expert in each layer.",
+    "A load of zero: how many of the tokens `x` each expert will have taken in each layer.",
     operands=takes("x"),
     attributes=(Attribute("dims", kinds=(tuple,), implied=True),),
     typing=_begun,
@@ -222,7 +232,7 @@ NO_LOAD = OpDef(
 
 ADD_LOAD = OpDef(
     "add_load",
-    "The rows of `load` after its first, then how many tokens chose each expert: a row for each layer, in their order.",
+    "The rows of `load` after its first, then how many tokens each expert takes: a row for each layer, in their order.",
     operands=takes("load", "ids"),
     typing=_loaded,
     as_placed=(0,),

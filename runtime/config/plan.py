@@ -87,6 +87,7 @@ class Plan:
     names: HFNames | None = None  # where files of weights hold the parameters
     account: Account | None = None  # what a step takes in memory, as the compiler counts it
     model: str = ""  # a hash of what is computed, on any mesh
+    choices: tuple[int, ...] = ()  # of each load, how many experts a token chooses, where a capacity may drop some
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Metrics:
     """Metrics of a step, tensors equal on all ranks: mean loss of a token, number of tokens, gradient norm if any.
 
     With a loss scale a norm that is not finite is that of a step that was skipped.  `router_loss`: what routers add.
-    `loads`: of each route, how many of the step's tokens chose each expert in each layer, int64 [layers, experts].
+    `loads`: of each route, how many of the step's tokens each expert took in each layer, int64 [layers, experts].
     """
 
     loss: Tensor

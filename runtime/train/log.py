@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -55,15 +55,25 @@ class _Due:
         return {name: value.item() for name, value in self.values.items()}
 
     def expert_load(self) -> list[list[int]]:
-        """After `read`: how many of the step's tokens chose each expert, layer by layer."""
+        """After `read`: how many of the step's tokens each expert took, layer by layer."""
         return [row for load in self.loads for row in cast(Any, load.reshape(-1, load.shape[-1])).tolist()]
+
+    def dropped(self, tokens: int, choices: Sequence[int]) -> float | None:
+        """After `read`: the part of so many tokens' choices that no expert took; None where none can be dropped."""
+        pairs = [*zip(self.loads, choices, strict=False)]
+        made = sum(tokens * k * (load.numel() // load.shape[-1]) for load, k in pairs)
+        return 1 - sum(int(load.sum()) for load, _ in pairs) / made if made else None
 
 
 class Log:
     """Writes to the terminal and to `folder`/log.jsonl; with folder None (other ranks) it does nothing."""
 
-    def __init__(self, folder: Path | None, first: int, steps: int, tokens_per_step: int) -> None:
+    def __init__(
+        self, folder: Path | None, first: int, steps: int, tokens_per_step: int, choices: Sequence[int] = ()
+    ) -> None:
+        """`choices`: of each load, how many experts a token chooses, where some may be dropped."""
         self._folder, self._first, self._steps, self._tokens = folder, first, steps, tokens_per_step
+        self._choices = choices
         self._began = time.monotonic()
         self._last: dict[str, float] = {}
         self._due: _Due | None = None
@@ -91,9 +101,12 @@ class Log:
         if self._due is None:
             return
         due, self._due = self._due, None
-        self._finished(due.step, due.read(), due.lr, due.expert_load())
+        metrics = due.read()
+        self._finished(due.step, metrics, due.lr, due.expert_load(), due.dropped(self._tokens, self._choices))
 
-    def _finished(self, step: int, metrics: dict[str, float], lr: float, load: list[list[int]]) -> None:
+    def _finished(
+        self, step: int, metrics: dict[str, float], lr: float, load: list[list[int]], dropped: float | None
+    ) -> None:
         loss, tokens, scale = metrics["loss"], int(metrics["tokens"]), metrics.get("loss_scale")
         norm = metrics.get("norm", 0.0)
         skipped = not isfinite(norm) and scale is not None and scale >= 1  # below 1 no scale would have helped
@@ -106,13 +119,15 @@ class Log:
         self._say(
             f"step {step:>{len(str(self._steps))}}/{self._steps}  {reached}  lr {lr:.2e}"
             f"{'' if scale is None else f'  scale {scale:g}'}{'  skipped' if skipped else ''}"
-            f"{_spread(load)}  {speed:,.0f} tokens/s  {self._left(step)} left"
+            f"{_spread(load)}{'' if dropped is None else f'  dropped {dropped:.1%}'}"
+            f"  {speed:,.0f} tokens/s  {self._left(step)} left"
         )
         known = {"loss": loss} if tokens else {}
         known |= {"norm": norm} if tokens and not skipped else {}  # JSON has no infinity
         known |= {} if scale is None else {"loss_scale": scale}
         known |= {"router_loss": metrics["router_loss"]} if "router_loss" in metrics else {}
         known |= {"expert_load": load} if load else {}
+        known |= {} if dropped is None else {"dropped": dropped}
         self._write({"step": step, **known, "lr": lr, "tokens": tokens, "tokens_per_s": speed})
 
     def _say_empty(self, step: int, empty: int) -> None:

@@ -180,7 +180,8 @@ class _Run:
         folder = self.options.out if is_first() else None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        return Log(folder, self.start.first, self.options.steps, self.plan.global_batch * self.plan.seq)
+        plan = self.plan
+        return Log(folder, self.start.first, self.options.steps, plan.global_batch * plan.seq, plan.choices)
 
     def go(self) -> None:
         """Trains up to the last step."""

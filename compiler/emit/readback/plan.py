@@ -13,6 +13,7 @@ from ...analysis.memory import accounts, at_loads
 from ...analysis.vocabulary import tables, vocabulary
 from ...config.hf_names import HFWeight
 from ...ir import SEQUENCE, Buffer, Param, Program, base
+from ...ops.routers import limited_choices
 from ..naming import DTYPES
 from .constants import read_beside
 from .machine import Machine
@@ -55,6 +56,7 @@ def _plan(program: Program) -> dict[str, str]:
         **{name: repr(number) for name, number in numbers.items()},
         **({"nodes": repr(program.cluster.nodes)} if program.cluster.nodes > 1 else {}),
         "account": _account(program),
+        **({"choices": repr(choices)} if (choices := limited_choices(program)) else {}),
     }
 
 

@@ -262,15 +262,16 @@ def _experts(route: Route, p: Tensors, x: Tensor, routed: Routed) -> Tensor:
     by_group = compared.unflatten(-1, (route.groups, -1))
     best = _largest(by_group.topk(2).values.sum(-1), route.among)  # DeepSeek-AI 2024, section 2.1.2
     chosen = _largest(by_group.masked_fill(~best.unsqueeze(-1), -torch.inf).flatten(-2), route.k)
-    routed.loads.append(chosen.sum((0, 1)))
     gates = scores * chosen
     gates = route.scale * (gates / gates.sum(-1, keepdim=True) if route.normalise else gates)
     if route.balance or route.z:
         f = chosen.double().mean(1) * route.experts / route.k  # DeepSeek-AI 2024, section 2.1.2: of each sequence
         balance = (f * (scores / scores.sum(-1, keepdim=True)).mean(1)).sum(-1).mean()
         routed.losses.append(route.balance * balance + route.z * logits.logsumexp(-1).pow(2).mean())  # Zoph et al. 2022
-    if route.capacity:
-        gates = gates * (chosen.cumsum(1) <= ceil(route.capacity * x.shape[1] * route.k / route.experts))
+    most = ceil(route.capacity * x.shape[1] * route.k / route.experts) if route.capacity else x.shape[1]
+    taken = chosen & (chosen.cumsum(1) <= most)
+    routed.loads.append(taken.sum((0, 1)))
+    gates = gates * taken
 
     def expert(e: int) -> Tensor:
         own = [*zip(("w_gate", "w_up", "w_down"), route.matrices, strict=True)]

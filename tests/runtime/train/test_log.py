@@ -41,6 +41,16 @@ def test_a_line_has_the_worst_loads_of_all_layers(tmp_path: Path, capsys: pytest
     assert record["expert_load"] == [[4, 4, 4, 4], [2, 10, 0, 4], [3, 5]]
 
 
+def test_a_line_has_the_part_of_choices_that_no_expert_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 8 tokens with 2 choices in each of 2 layers 24 of 32 were taken, and of 8 with one in another 7."""
+    layers, other = torch.tensor([[4, 4, 4], [4, 4, 4]]), torch.tensor([3, 4])
+    metrics = Metrics(torch.tensor(2.0), torch.tensor(8), loads=(layers, other))
+    Log(tmp_path, 0, 3, 8, (2, 1)).step(1, metrics, 0.1)
+    assert "  dropped 22.5%  " in capsys.readouterr().out
+    (record,) = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
+    assert record["dropped"] == pytest.approx(9 / 40)
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_a_line_waits_for_what_comes_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = Log(tmp_path, 0, 3, 4)
