@@ -22,7 +22,7 @@ from scalec.compiler.syntax.source import Source
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "plans" / "tiny_llama.scale"
-WHOLE = ("tiny_llama", "tiny_pipeline")
+WHOLE = ("tiny_llama", "tiny_pipeline", "tiny_five")
 """Plans as they are."""
 
 SHARDS = {
