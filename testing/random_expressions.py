@@ -250,8 +250,8 @@ class Expressions(Draws):
 
     def _rotated(self, dims: Dims, depth: int) -> Text:
         """The op's own dims and scaling of angles, in all their settings."""
-        llama3 = f", scaling=llama3{self._settings('factor', 'low', 'high', 'original')}"
-        scaling = self._one(["", ", scaling=linear, factor=4", llama3])
+        by_turns = self._settings("factor", "low", "high", "original")
+        scaling = self._one(["", ", scaling=linear, factor=4", f", scaling={self._one(['llama3', 'yarn'])}{by_turns}"])
         return Text(f"rope({self._expr(dims, depth).text}, theta{self._settings('dims')}{scaling})")
 
     def _looked_up(self, dims: Dims, depth: int) -> Text:

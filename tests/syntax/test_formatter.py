@@ -301,7 +301,7 @@ def test_golden(case: str) -> None:
     assert formatted(fine) == fine
 
 
-@pytest.mark.parametrize("path", sorted(PLANS.rglob("*.scale")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(PLANS.rglob("*.scale")), ids=lambda path: str(path.relative_to(PLANS)))
 def test_the_plans_of_scalec_are_formatted(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert formatted(text) == text

@@ -200,7 +200,7 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize("path", PLANS, ids=[path.stem for path in PLANS])
+@pytest.mark.parametrize("path", PLANS, ids=["/".join(path.parts[-2:]) for path in PLANS])
 def test_the_plans_parse(path: Path) -> None:
     parse_plan(load(path))
 

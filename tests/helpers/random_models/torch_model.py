@@ -8,7 +8,7 @@ Non-goals: mistakes in a plan, other dims of a tensor than its own in that order
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from math import pi, prod, sqrt
+from math import ceil, floor, log, pi, prod, sqrt
 from types import ModuleType
 from typing import Any, cast
 
@@ -377,7 +377,7 @@ def embedding(tokens: Value, table: Value) -> Value:
 def rope(x: Value, theta: float, dims: float = 0, scaling: str = "none", **given: float) -> Value:
     """Su et al. 2021; pairs are (x[i], x[i + d/2]) of the first `dims`."""
     d = int(dims) or x.tensor.shape[-1]
-    frequency = scaled(theta ** (-torch.arange(0, d, 2).double() / d), scaling, **given)
+    frequency = scaled(theta ** (-torch.arange(0, d, 2).double() / d), theta, scaling, **given)
     at = x.dims.index("seq")
     angle = Value(("seq", "pair"), torch.outer(torch.arange(x.tensor.shape[at]).double(), frequency))
     layer = angle.onto((*x.dims[:-1], "pair"))
@@ -387,9 +387,21 @@ def rope(x: Value, theta: float, dims: float = 0, scaling: str = "none", **given
 
 
 def scaled(
-    frequency: Tensor, scaling: str, factor: float = 1, low: float = 1, high: float = 4, original: float = 8192
+    frequency: Tensor,
+    theta: float,
+    scaling: str,
+    factor: float = 1,
+    low: float = 1,
+    high: float = 4,
+    original: float = 8192,
 ) -> Tensor:
-    """Chen et al. 2023, and Grattafiori et al. 2024."""
+    """Chen et al. 2023, Grattafiori et al. 2024, and Peng et al. 2023, whose steps lie between whole pairs."""
+    if scaling == "yarn":
+        d = 2 * len(frequency)
+        bounds = [d * log(original / (turns * 2 * pi)) / (2 * log(theta)) for turns in (high, low)]
+        first, last = max(floor(bounds[0]), 0), min(ceil(bounds[1]), d - 1)
+        ramp = torch.tensor([min(max((i - first) / max(last - first, 1e-3), 0), 1) for i in range(d // 2)])
+        return torch.lerp(frequency, frequency / factor, ramp.double())
     if scaling != "llama3":
         return frequency / (factor if scaling == "linear" else 1)
     waves = 2 * pi / frequency

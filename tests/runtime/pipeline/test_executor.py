@@ -120,7 +120,7 @@ def test_gradients_lie_as_what_was_received(layout: str) -> None:
     x, dx = Slot(), Slot()
     x.put((torch.ones(3, 4),))
     cell = LastCell(1, 0, [StageInput("x", (3, 4), torch.float32)], [], None, x, Slot(), Slot(), dx)
-    now = Pass(model, [()], shares=(torch.ones(()),), losses=(torch.zeros(()),), chunks=Chunks({}))
+    now = Pass(model, [()], shares=(torch.ones(()),), sums=(torch.zeros(()),), chunks=Chunks({}))
     cell.forward(now)
     cell.backward(now)
     (gradient,) = dx.take()
