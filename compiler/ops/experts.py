@@ -200,12 +200,20 @@ def _spread_bytes(it: Local) -> int:
     return 3 * it.widened() - it.bytes() if it.device == "cpu" else 2 * it.widened()
 
 
+def regroups(program: Program, op: Op) -> bool:
+    """Whether rows of experts are put in order, before they are sent back or when they have come: in a copy.
+
+    A rank that has one expert need not.
+    """
+    rows = program.operands(op)[0] if op.kind == EXCHANGE_BACK.name else op.outputs[0].type
+    return program.local_size(rows, rows.dims[0]) > 1
+
+
 def _regrouped_bytes(it: Local) -> int:
-    """Rows in the order of ranks, where a rank has several experts."""
-    back = it.op.kind == EXCHANGE_BACK.name
-    rows = it.types[0] if back else it.op.outputs[0].type
-    several = it.program.local_size(rows, rows.dims[0]) > 1
-    return it.program.elements(rows) * it.item * several
+    """The rows of experts once more; of an exchange that only begins, `_way_bytes` and the result of `wait` count."""
+    rows = it.types[0] if it.op.kind == EXCHANGE_BACK.name else it.op.outputs[0].type
+    copied = regroups(it.program, it.op) and not begins(it.op)
+    return it.program.elements(rows) * it.item * copied
 
 
 def _order_bytes(program: Program, op: Op) -> int:
@@ -224,9 +232,10 @@ def _held_bytes(program: Program, op: Op) -> int:
 
 
 def _way_bytes(program: Program, op: Op) -> int:
-    """While rows are under way, what is sent and what comes; otherwise the result is rows as any other."""
+    """While rows are under way, what comes, and what is sent where that is a copy; otherwise rows as any other."""
     sent, came = program.operands(op)[0], op.outputs[0].type
-    return ITEM_BYTES[came.dtype] * (program.elements(sent) + program.elements(came)) if begins(op) else 0
+    copied = op.kind == EXCHANGE_BACK.name and regroups(program, op)
+    return ITEM_BYTES[came.dtype] * (program.elements(came) + program.elements(sent) * copied) if begins(op) else 0
 
 
 def _grouped_work(it: Local) -> Work:

@@ -110,4 +110,19 @@ def now_or_later(weight: Tensor, gradient: Callable[[], Tensor], left: list[Part
 
 def _add(weights: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]]) -> None:
     """As autograd does it, with the weights' hooks: where gradients are wider than weights, those add."""
-    _backward(weights, gradients())
+    with torch.enable_grad():
+        later = cast(Any, _Later).apply(gradients, *weights)
+    _backward(later, later.detach())
+
+
+class _Later(Function):
+    """Makes gradients of weights within autograd, which takes them as they are; those that it is given it copies."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Callable[[], Sequence[Tensor]], *weights: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return weights[0].new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.gradients()

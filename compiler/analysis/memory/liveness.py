@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ...ir import BATCH, FLOATS, Leave, Op, Region, Stmt, results, walk
 from ...ops import VJPS
-from ...ops.experts import GROUPED
+from ...ops.experts import EXCHANGE_BACK, GROUPED, WAIT, begins, regroups
 from ...ops.fused_loss import LINEAR_CROSS_ENTROPY
 from .aliasing import Storages, carried
 from .saved_activations import Keeper, bound
@@ -31,7 +31,37 @@ def last_reads(body: Sequence[Stmt], storages: Storages, args: Iterable[str]) ->
     for i, stmt in enumerate(body):
         last |= {storages.root(value.name): i for value in results(stmt) if not storages.held(value.name)}
         last |= {root: i for name in reads(stmt) if (root := storages.root(name)) in last}
+    for root, i in _under_way(body, storages).items():
+        last |= {root: max(i, last[root])} if root in last else {}
     return last
+
+
+def _under_way(body: Sequence[Stmt], storages: Storages) -> dict[str, int]:
+    """Of rows that an exchange begins to send, the statement that last needs them.
+
+    That is the wait for it, unless a copy is sent; autograd has them until gradients of weights beside it are made.
+    """
+    ops = [(i, stmt) for i, stmt in enumerate(body) if isinstance(stmt, Op)]
+    found: dict[str, int] = {}
+    for at, op in ops:
+        if begins(op):
+            is_copied = op.kind == EXCHANGE_BACK.name and regroups(storages.program, op)
+            waits = [i for i, it in ops if it.kind == WAIT.name and it.inputs == (op.outputs[0].name,)]
+            found[storages.root(op.inputs[0])] = max([at, *weights_beside(op, body), *(() if is_copied else waits)])
+    return found
+
+
+def weights_beside(exchange: Op, body: Sequence[Stmt]) -> list[int]:
+    """The statements that make gradients of experts' weights while a begun exchange brings back gradients of rows."""
+    if exchange.kind != EXCHANGE_BACK.name or not begins(exchange):
+        return []
+    ops = ((i, it) for i, it in enumerate(body) if i > body.index(exchange) and isinstance(it, Op))
+    return [i for i, it in ops if _is_of_experts(it) and it.inputs[-1] == exchange.inputs[1]]
+
+
+def _is_of_experts(op: Op) -> bool:
+    """Whether it makes the gradient of experts' weights, which may come long after that of rows."""
+    return op.kind == GROUPED.name and BATCH in op.names("over")
 
 
 def unkept(body: Sequence[Stmt], forward: Sequence[Stmt], storages: Storages, keeper: Keeper) -> dict[str, int]:
@@ -129,6 +159,8 @@ class Releases:
         """The ops of an op's line of the plan that read any of these values in backward."""
         roots = {*map(self._storages.root, names)}
         ops = ((i, it) for i, it in enumerate(backward) if isinstance(it, Op) and _line(it) == _line(op))
+        if op.kind != GROUPED.name:  # of another op's weights, made late
+            ops = ((i, it) for i, it in ops if not _is_of_experts(it))
         return [i for i, it in ops if roots & {*map(self._storages.origin, it.inputs)}]
 
     def _region(self, region: Region, backward: Sequence[Stmt]) -> tuple[int, Iterable[str]]:
@@ -170,4 +202,4 @@ def is_put_off(stmt: Stmt) -> bool:
     """Whether an op makes a weight's gradient in the part of backward for which no other stage waits."""
     if isinstance(stmt, Region):
         return False
-    return VJPS.delayed(stmt) or (stmt.kind in ("contract", GROUPED.name) and BATCH in stmt.names("over"))
+    return VJPS.delayed(stmt) or _is_of_experts(stmt) or (stmt.kind == "contract" and BATCH in stmt.names("over"))

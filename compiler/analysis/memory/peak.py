@@ -10,13 +10,25 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from ...ir import ITEM_BYTES, Enter, Leave, Op, Region, Stmt, base, results
+from ...ir import ITEM_BYTES, Enter, Leave, Op, Region, Stmt, base, results, walk
 from ...ops import OPS
+from ...ops.experts import EXCHANGE, WAIT, begins, regroups
 from ...ops.saved_tensors import Device, Local
 from ..kernel_tiles import serves
 from .aliasing import Storages, carried
 from .in_flight import Passing
-from .liveness import Releases, is_put_off, last_reads, mirrors, moves, put_off, summed, sums, unkept
+from .liveness import (
+    Releases,
+    is_put_off,
+    last_reads,
+    mirrors,
+    moves,
+    put_off,
+    summed,
+    sums,
+    unkept,
+    weights_beside,
+)
 from .saved_activations import Keeper, Kept, SavedByLayer, bound
 
 
@@ -63,6 +75,8 @@ class Walk:
         self._live: dict[str, int] = {}
         self._kept: set[str] = set()
         self._into: dict[str, str] = {}
+        bodies = (*walk(storages.forward.body), *walk(storages.backward.body))
+        self._begun = {op.outputs[0].name: op for op in bodies if begins(op)}
         self._where, self._layers = "forward", list[tuple[str, int, int]]()
         self.fullest = {"update": update(storages)}
         self._given = [*storages.received, *storages.received_gradients]  # there until backward is done
@@ -119,6 +133,8 @@ class Walk:
         ends = {self._root(end) for end in ends} if region else {*self._roots(self._given)}
         ends |= {*self._roots(put_off(self._storages, filter(is_put_off, body)))} if self._splits else set()
         last |= {name: max(at, last.get(name, 0)) for name, at in self._releases.of(body, forward).items()}
+        exchanges = [stmt for stmt in body if isinstance(stmt, Op) and begins(stmt)]
+        beside = {i for exchange in exchanges for i in weights_beside(exchange, body)}
         for i, stmt in enumerate(body):
             gone = [name for name, at in last.items() if at == i and name not in ends]
             if isinstance(stmt, Region):
@@ -132,9 +148,10 @@ class Walk:
                 first = self._storages.again.get(stmt.outputs[0].name)
                 self._passing.makes(value.name for value in stmt.outputs)
                 self._run(stmt, self._keeper.others(first) if first else {})
-            self._free(gone)
+            self._free(gone if i not in beside else ())
             if isinstance(stmt, Op) and (widened := self._widened(stmt)):
                 self._look(stmt, widened)
+            self._free(gone)  # of a call that was left, only when it is done
             self._free(v.name for v in results(stmt) if v.name in self._summed or v.name in found.added)
 
     def _backward_layer(self, region: Region, gone: Sequence[str], forward: Sequence[Stmt]) -> None:
@@ -198,7 +215,10 @@ class Walk:
     # ---- ops
 
     def _run(self, op: Op, others: Mapping[str, int]) -> None:
-        """Makes an op's results, and what else it keeps."""
+        """Makes an op's results, and what else it keeps; rows that have come are the result, or are copied into it."""
+        way = self._begun.get(op.inputs[0]) if op.kind == WAIT.name else None
+        if way and not (way.kind == EXCHANGE.name and regroups(self._storages.program, way)):
+            self._free(op.inputs)
         for value in op.outputs:
             root = self._root(value.name)
             if not self._live.get(root) and not self._storages.held(root):  # in another's memory nothing is added up
