@@ -84,7 +84,7 @@ def test_ranks_that_exchange(load: str, tmp_path: Path) -> None:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("load", LOADS)
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "interleaved_1f1b(chunks=2)"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "dualpipev", "interleaved_1f1b(chunks=2)"])
 def test_ranks_of_a_pipeline(schedule: str, load: str, tmp_path: Path) -> None:
     """Each has the first experts of its layers."""
     plan = text("an axis", layers=4).replace("mesh { dp = 2 }", "mesh { pp = 2  dp = 2 }")
