@@ -66,3 +66,25 @@ def test_a_checkpoint_has_all_biases(other: Case, tmp_path: Path) -> None:
     loaded = run_ranks(4, _loaded, harness.compiled(other, tmp_path / "other"), tmp_path / "saved")
     assert {name for each in loaded for name in each} == {*saved}
     assert all(torch.equal(each[name], saved[name]) for each in loaded for name in each)
+
+
+def _overflows(module: Any, start: Any, batches: Any) -> list[dict[str, torch.Tensor]]:
+    """The biases after a good step, one whose gradients overflow, and another good one."""
+    model, state = module.build(Mesh(module.PLAN.mesh))
+    harness.fill(state, start)
+    found: list[dict[str, torch.Tensor]] = []
+    for batch, scale in zip(batches, (2.0**4, 2.0**60, 2.0**4), strict=True):
+        harness.kept(state)["optimizer/loss_scale"].fill_(scale)
+        module.train_step(model, state, harness.local_batch(module.PLAN, *batch), 0.01)
+        found.append(_biases(state))
+    return found
+
+
+def test_a_step_with_an_overflow_moves_no_bias(tmp_path: Path) -> None:
+    case = Case(dp=2, model="biased", experts="dp", precision="fp16")
+    start = {name: value.float() for name, value in reference.initial(case.config).items()}
+    module = harness.compiled(case, tmp_path)
+    for good, skipped, last in run_ranks(2, _overflows, module, start, list(harness.batches(case, 3))):
+        assert good
+        assert all(x.any() and torch.equal(x, skipped[name]) for name, x in good.items())
+        assert any(not torch.equal(x, last[name]) for name, x in skipped.items())

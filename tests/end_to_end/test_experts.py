@@ -32,7 +32,7 @@ FACTORS = {
     "folding": tuple(FOLDINGS),
     "schedule": ("none", "1f1b", "interleaved_1f1b(chunks=2)", "zb_h1", "zbv"),
     "state": ("", "zero 1 over {}", "zero 2 over {}", "zero 3 over {}", "bucket = 1KiB"),
-    "model": ("two", "one", "sigmoid", "groups", "losses", "capacity", "shared"),
+    "model": ("two", "one", "sigmoid", "groups", "losses", "capacity", "shared", "biased"),
     "recompute": ("none", "full", "every(2, layers)", "selective(dispatch)", "selective(silu, dispatch)"),
     "microbatches": (1, 2, 3),
     "gathered": ("save", "regather"),

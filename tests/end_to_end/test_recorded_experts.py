@@ -14,7 +14,7 @@ from helpers.oracle.recording import recorded
 from scalec.compiler.proof.recorded import compare
 
 CASES = (
-    Case(dp=2, ep=2, model="two", experts="ep", microbatches=2, recompute="selective(dispatch, silu)", clip=1.0),
+    Case(dp=2, ep=2, model="biased", experts="ep", microbatches=2, recompute="selective(dispatch, silu)", clip=1.0),
     Case(dp=2, tp=2, sp=True, model="sigmoid", experts="dp, tp", gathered="regather", recompute="every(2, layers)"),
     Case(dp=2, tp=2, model="shared", experts="dp", inner=True, recompute="full"),
     Case(dp=2, tp=2, sp=True, model="shared", experts="dp, tp", gathered="regather", microbatches=2),
@@ -25,7 +25,7 @@ CASES = (
     Case(cp=2, tp=2, sp=True, how="as zigzag", model="capacity", experts="cp, tp", recompute="full"),
     Case(dp=2, cp=2, how="as zigzag via ring", model="capacity", experts="dp, cp", recompute="selective(dispatch)"),
     Case(pp=2, ep=2, model="two", experts="ep", schedule="zb_h1", microbatches=3, recompute="selective(dispatch)"),
-    Case(pp=2, ep=2, model="groups", experts="ep", schedule="zbv", layers=4, microbatches=3, recompute="full"),
+    Case(pp=2, ep=2, model="biased", experts="ep", schedule="zbv", layers=4, microbatches=3, recompute="full"),
 )
 
 

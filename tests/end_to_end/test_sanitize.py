@@ -57,7 +57,7 @@ def _healthy(step: int, model: torch.nn.Module, state: TrainState, batch: Batch)
         Case(dp=2, tp=2, sp=True, model="capacity", experts="dp, tp", recompute="selective(dispatch)"),
         Case(dp=2, tp=2, sp=True, model="roomy", experts="dp", inner=True, bounded=True, recompute="full"),
         Case(dp=2, tp=2, model="losses", experts="dp", inner=True, recompute="full", optimizer="adamw"),
-        Case(dp=2, tp=2, model="groups", experts="tp", state="zero 2 over dp"),
+        Case(dp=2, tp=2, model="biased", experts="tp", state="zero 2 over dp"),
     ],
     ids=str,
 )

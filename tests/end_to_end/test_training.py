@@ -33,14 +33,14 @@ STAGED_ONE = Case(microbatches=4, optimizer="groups", clip=1.0, model="tied")
 STAGED_V = Case(
     pp=2, dp=2, microbatches=2, optimizer="groups", clip=1.0, model="tied", schedule="zbv", state="zero 1 over dp"
 )
-EXPERTS = Case(dp=2, ep=2, model="two", experts="ep", optimizer="groups", clip=1.0)
-FOLDED = Case(dp=4, model="two", experts="dp", optimizer="groups", clip=1.0, state="zero 2 over dp")
-EXPERTS_ONE = Case(microbatches=4, model="two", optimizer="groups", clip=1.0)
+EXPERTS = Case(dp=2, ep=2, model="biased", experts="ep", optimizer="groups", clip=1.0)
+FOLDED = Case(dp=4, model="biased", experts="dp", optimizer="groups", clip=1.0, state="zero 2 over dp")
+EXPERTS_ONE = Case(microbatches=4, model="biased", optimizer="groups", clip=1.0)
 EXPERTS_IN_PARTS = Case(
     dp=2,
     tp=2,
     microbatches=2,
-    model="two",
+    model="biased",
     experts="dp",
     inner=True,
     optimizer="groups",
