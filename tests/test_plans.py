@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,12 @@ train {{
 }}"""
     compiled = compile_plan(Source("plan.scale", plan), "resolve")
     assert (active_count(compiled), parameter_count(compiled)) == ACTIVE[name]
+
+
+def test_each_expert_has_a_bias() -> None:
+    """256 in each of the 58 layers with experts."""
+    compiled = program("deepseek_v3")
+    assert sum(prod(map(compiled.size, buffer.type.dims)) for buffer in compiled.buffers) == 14_848
 
 
 @pytest.mark.parametrize("path", sorted(PLANS.glob("*.scale")), ids=lambda path: path.stem)
