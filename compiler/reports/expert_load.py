@@ -28,11 +28,12 @@ TIMES = 5
 
 @frozen
 class Loads:
-    """The logged steps of a run, in order, and the loads of each."""
+    """The logged steps of a run, in order, and of each the loads, and the part of choices that a capacity dropped."""
 
     name: str
     steps: tuple[int, ...]
     shares: tuple[Shares, ...]
+    dropped: tuple[float, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -55,13 +56,16 @@ class Loads:
 
 def read(name: str, log: str) -> Loads | None:
     """The loads of a log of JSON lines; None where no line has any.  Of a step that was repeated, the last."""
-    found: dict[int, Shares] = {}
+    found: dict[int, tuple[Shares, float | None]] = {}
     for line in log.splitlines():
         record = json.loads(line)
         if "expert_load" in record:
-            found[record["step"]] = tuple(map(_shares, record["expert_load"]))
+            found[record["step"]] = tuple(map(_shares, record["expert_load"])), record.get("dropped")
     steps = tuple(sorted(found))
-    return Loads(name, steps, tuple(found[step] for step in steps)) if steps else None
+    if not steps:
+        return None
+    shares, dropped = zip(*map(found.__getitem__, steps), strict=True)
+    return Loads(name, steps, shares, () if None in dropped else dropped)
 
 
 def _shares(counts: Sequence[int]) -> tuple[float, ...]:
@@ -78,8 +82,10 @@ def text(loads: Loads) -> str:
     for layer in range(loads.layers):
         each = (loads.shares[at][layer] for at in places)
         rows.append((str(layer), "", *(f"{min(own):.2f} – {max(own):.2f}" for own in each)))
+    rows += [("dropped", "", *(f"{loads.dropped[at]:.1%}" for at in places))] if loads.dropped else []
     lines = "\n".join(line.rstrip() for line in table(rows))
-    return f"{loads.title}\n\n{lines}\n\nleast – most load of an expert of the layer; 1 is an equal share"
+    dropped = "; dropped, of all choices" * bool(loads.dropped)
+    return f"{loads.title}\n\n{lines}\n\nleast – most load of an expert of the layer; 1 is an equal share{dropped}"
 
 
 # ---- the picture
@@ -95,7 +101,7 @@ BOUNDS = (0.125, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0, 8.0)
 COLOURS = ("053061", "2166ac", "67a9cf", "d1e5f0", "f7f7f7", "fddbc7", "ef8a62", "b2182b", "67001f")
 """Of loads below the first bound, from each to the next, and from the last on: ColorBrewer's RdBu, reversed."""
 
-LINES = {"most": COLOURS[-2], "least": COLOURS[1]}
+LINES: dict[str, str] = {"most": COLOURS[-2], "least": COLOURS[1], "dropped, of choices": "606060"}
 
 
 def svg(loads: Loads) -> str:
@@ -138,9 +144,12 @@ class _Svg:
         yield "</style>"
 
     def _chart(self, top: int) -> Iterator[str]:
-        """The least and the most load of all layers, on a scale of powers of two."""
+        """The least and the most load of all layers, and what was dropped, on a scale of powers of two."""
         shares = [[load for at in column for own in self._loads.shares[at] for load in own] for column in self._columns]
-        lines = {"most": [*map(max, shares)], "least": [*map(min, shares)]}
+        found = [[*map(max, shares)], [*map(min, shares)]]
+        dropped = self._loads.dropped
+        found += [[fmean(dropped[at] for at in column) for column in self._columns]] if dropped else []
+        lines = dict(zip(LINES, found, strict=False))
         low = min(-1, floor(log2(max(min(lines["least"]), BOUNDS[0] / 2))))
         high = max(1, ceil(log2(max(lines["most"]))))
 
