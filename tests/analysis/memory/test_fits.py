@@ -206,6 +206,15 @@ def test_what_plans_say_of_themselves(name: str) -> None:
     assert said == [f"{account(compile_plan(source)).needs / GIB:.0f}"]
 
 
+def test_a_plan_of_experts_fits_with_its_own_schedule_and_not_with_the_published_one() -> None:
+    source = load(PLANS / "deepseek_v3.scale")
+    own = compile_plan(source)
+    text = source.text.replace("auto(chunks=2, memory=72GiB)", "dualpipev")
+    published = compile_plan(Source(source.path, text))
+    assert (fits(own, account(own)), fits(published, account(published))) == (True, False)
+    assert f"needs {account(published).needs / GIB:.1f} GiB" in source.text
+
+
 @pytest.mark.parametrize("name", LARGE)
 def test_what_a_change_is_said_to_leave_it_leaves(name: str) -> None:
     """Written into the plan and compiled."""
