@@ -98,10 +98,10 @@ _CELLS = 200_000
 """The most cells of a picture: where a run has more steps than there is room for, a column is the mean of several."""
 
 BOUNDS = (0.125, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0, 8.0)
-COLOURS = ("053061", "2166ac", "67a9cf", "d1e5f0", "f7f7f7", "fddbc7", "ef8a62", "b2182b", "67001f")
+COLOURS: tuple[str, ...] = ("053061", "2166ac", "67a9cf", "d1e5f0", "f7f7f7", "fddbc7", "ef8a62", "b2182b", "67001f")
 """Of loads below the first bound, from each to the next, and from the last on: ColorBrewer's RdBu, reversed."""
 
-LINES: dict[str, str] = {"most": COLOURS[-2], "least": COLOURS[1], "dropped, of choices": "606060"}
+LINES = {"most": COLOURS[-2], "least": COLOURS[1], "dropped, of choices": "606060"}
 
 
 def svg(loads: Loads) -> str:
