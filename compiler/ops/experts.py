@@ -22,7 +22,7 @@ from .protocol import Attribute, Builder, OpDef, Operand, Shape, TypingError, Vj
 from .roles import Roles
 from .routers import CAPACITY, TO
 from .saved_tensors import Local, Saved, factors
-from .work import Product, Work
+from .work import Product, Work, no_work
 
 OWN = Attribute("own", kinds=(tuple,), default=(), implied=True)
 """Axes whose ranks have the same tokens, and each its own experts."""
@@ -393,6 +393,7 @@ WAIT = OpDef(
     awaits=True,
     function="wait",
     call=_nothing,
+    work=no_work,
 )
 
 GROUPED = OpDef(

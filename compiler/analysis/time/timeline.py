@@ -15,6 +15,7 @@ from attrs import define, field, frozen
 
 from ...ir import MICROBATCHES, Op, Program, Region, Stmt, Type, ops_in, walk
 from ...ops import OPS, messages
+from ...ops.experts import begins
 from ...ops.saved_tensors import Local
 from .hardware import Hardware
 from .seconds import of_message, of_work
@@ -99,6 +100,7 @@ class Walk:
         self._known = dict[int, _Timed]()
         self._first, self._last = True, False
         self._reduced = 0.0  # when all reductions are done that have begun
+        self._under_way = dict[str, tuple[Op, float]]()  # by value, the exchange that brings it, and when it has
         self._gathered = dict[str, list[float]]()  # by dim of layers, when each has its parameters in the first forward
         body = program.region.body
         begun = {str(op.get("bucket")) for op in walk(body) if op.kind == "begin"}
@@ -187,8 +189,12 @@ class Walk:
             end = self._begin(op)
             if it.reduces and self._bucket(op) and not kind:
                 self._reduced = max(self._reduced, end)
+            elif begins(op):
+                self._under_way[op.outputs[0].name] = op, end
             else:
                 self._await(op, end)
+        if op.inputs and op.inputs[0] in self._under_way:
+            self._await(*self._under_way.pop(op.inputs[0]))
         if it.kernels:
             clocks.until(clocks.host, HOST, str(op.span))
             clocks.host += it.kernels * self._on.op

@@ -246,6 +246,22 @@ def test_reductions_and_gathers_ahead_take_the_time_of_what_they_run_beside() ->
     assert step_time(at_once, evolve(free, link=3e7)).seconds > beside.seconds
 
 
+def test_exchanges_take_the_time_of_what_runs_before_their_wait() -> None:
+    """A shared expert, written behind the route, makes the step longer by less than it takes alone."""
+    shared = EXPERTS.replace("    x = x + y\n", "    x = x + y + silu(x @ wide[hidden -> f]) @ narrow[f -> hidden]\n")
+    shared = shared.replace("layers = 2", "layers = 2  f = 1024")
+    slow = evolve(HARDWARE, link=2e8, op=0.0, collective=0.0)
+    route = {
+        f"tiny.scale:{at}" for at, line in enumerate(EXPERTS.splitlines(), 1) if "route" in line or "down[" in line
+    }
+
+    def exposed(text: str) -> float:
+        spent = step_time(compile_plan(Source("tiny.scale", text)), slow).spent
+        return sum(time for (kind, line), time in spent.items() if kind == f"{EXPOSED}ep" and line in route)
+
+    assert 0 < exposed(shared) < 0.7 * exposed(EXPERTS)
+
+
 def test_a_person_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "time", str(PLANS / "llama3_70b.scale")]) == 0
     out = capsys.readouterr().out
