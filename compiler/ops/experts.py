@@ -14,7 +14,7 @@ from math import prod
 
 from attrs import evolve
 
-from ..ir import DATA_DIMS, ITEM_BYTES, Op, Placement, Program, Type, sharded
+from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, Op, Placement, Program, Type, sharded
 from .algebra import narrowed
 from .call import Argument, Call, Dims, Experts, Group
 from .messages import Message, pieces
@@ -124,6 +124,11 @@ def _exchanged(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 def begins(op: Op) -> bool:
     """Whether an op begins an exchange for which a `wait` waits: only that reads its result."""
     return dict(op.attrs).get(ASYNC.name) == "on"
+
+
+def is_of_weights(op: Op) -> bool:
+    """Whether an op makes the gradient of experts' weights, for which no gradient of rows waits."""
+    return op.kind == GROUPED.name and BATCH in op.names("over")
 
 
 def _awaited(program: Program, types: Sequence[Type], op: Op) -> list[Type]:

@@ -14,9 +14,9 @@ from attrs import evolve, frozen
 
 from ..analysis.flops import cost
 from ..analysis.recompute import is_recomputed
-from ..ir import BATCH, Op, Program, Region, Stmt, ancestors, ops_in, results, uses
+from ..ir import Op, Program, Region, Stmt, ancestors, ops_in, results, uses
 from ..ops.builder import OpBuilder
-from ..ops.experts import ASYNC, EXCHANGE, EXCHANGE_BACK, GROUPED, WAIT, begins
+from ..ops.experts import ASYNC, EXCHANGE, EXCHANGE_BACK, WAIT, begins, is_of_weights
 
 
 def overlap_exchanges(program: Program) -> Program:
@@ -32,7 +32,7 @@ def weights_beside(body: Sequence[Stmt]) -> list[Stmt]:
     begun = {op.inputs[1]: i for i, op in enumerate(body) if isinstance(op, Op) and _brings_gradients(op)}
     late: dict[int, list[Stmt]] = {}
     for i, op in enumerate(body):
-        if isinstance(op, Op) and op.kind == GROUPED.name and BATCH in op.names("over"):
+        if isinstance(op, Op) and is_of_weights(op):
             at = begun.get(op.inputs[-1], 0)
             if at > i and op.outputs[0].name not in uses(*body[i:at]):
                 late.setdefault(at, []).append(op)

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ...ir import BATCH, FLOATS, Leave, Op, Region, Stmt, results, walk
 from ...ops import VJPS
-from ...ops.experts import EXCHANGE_BACK, GROUPED, WAIT, begins, regroups
+from ...ops.experts import EXCHANGE_BACK, GROUPED, WAIT, begins, is_of_weights, regroups
 from ...ops.fused_loss import LINEAR_CROSS_ENTROPY
 from .aliasing import Storages, carried
 from .saved_activations import Keeper, bound
@@ -56,12 +56,7 @@ def weights_beside(exchange: Op, body: Sequence[Stmt]) -> list[int]:
     if exchange.kind != EXCHANGE_BACK.name or not begins(exchange):
         return []
     ops = ((i, it) for i, it in enumerate(body) if i > body.index(exchange) and isinstance(it, Op))
-    return [i for i, it in ops if _is_of_experts(it) and it.inputs[-1] == exchange.inputs[1]]
-
-
-def _is_of_experts(op: Op) -> bool:
-    """Whether it makes the gradient of experts' weights, which may come long after that of rows."""
-    return op.kind == GROUPED.name and BATCH in op.names("over")
+    return [i for i, it in ops if is_of_weights(it) and it.inputs[-1] == exchange.inputs[1]]
 
 
 def unkept(body: Sequence[Stmt], forward: Sequence[Stmt], storages: Storages, keeper: Keeper) -> dict[str, int]:
@@ -160,7 +155,7 @@ class Releases:
         roots = {*map(self._storages.root, names)}
         ops = ((i, it) for i, it in enumerate(backward) if isinstance(it, Op) and _line(it) == _line(op))
         if op.kind != GROUPED.name:  # of another op's weights, made late
-            ops = ((i, it) for i, it in ops if not _is_of_experts(it))
+            ops = ((i, it) for i, it in ops if not is_of_weights(it))
         return [i for i, it in ops if roots & {*map(self._storages.origin, it.inputs)}]
 
     def _region(self, region: Region, backward: Sequence[Stmt]) -> tuple[int, Iterable[str]]:
@@ -202,4 +197,4 @@ def is_put_off(stmt: Stmt) -> bool:
     """Whether an op makes a weight's gradient in the part of backward for which no other stage waits."""
     if isinstance(stmt, Region):
         return False
-    return VJPS.delayed(stmt) or _is_of_experts(stmt) or (stmt.kind == "contract" and BATCH in stmt.names("over"))
+    return VJPS.delayed(stmt) or is_of_weights(stmt) or (stmt.kind == "contract" and BATCH in stmt.names("over"))

@@ -49,7 +49,7 @@ def _attention(it: Scores, dtype: str, on: Hardware) -> float:
 
 
 def of_message(program: Program, message: Message, on: Hardware, elements: int) -> float:
-    """Seconds of a message into which so many elements go, from when all ranks of its group have begun.
+    """Seconds of a message with `elements` elements as its input, from when all ranks of its group have begun.
 
     Groups over the same axes send at the same time, and share a node's adapters.
     """

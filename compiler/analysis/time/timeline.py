@@ -36,7 +36,7 @@ def nothing() -> Seconds:
 
 
 def add(to: Seconds, seconds: Mapping[tuple[str, ...], float], times: int = 1) -> None:
-    """Adds seconds, so many times."""
+    """Adds seconds, `times` times."""
     for key, each in seconds.items():
         to[key] += each * times
 
@@ -71,7 +71,7 @@ class Clocks:
         return Clocks(self.gpu, self.host, *(Seconds(float, it) for it in (self.groups, self.spent, self.sent)))
 
     def repeat(self, before: "Clocks", times: int) -> None:
-        """As if what has happened since `before` happened so many times more."""
+        """As if what has happened since `before` happened `times` times more."""
         self.gpu += (self.gpu - before.gpu) * times
         self.host += (self.host - before.host) * times
         for now, then in ((self.groups, before.groups), (self.spent, before.spent), (self.sent, before.sent)):
@@ -237,7 +237,7 @@ class Walk:
         )
 
     def _bucket(self, op: Op) -> str:
-        """The flat dim of the bucket that an op takes the buffer of, "" for any other."""
+        """The bucket whose flat buffer an op takes, "" for none."""
         last = "".join(self._types[op.inputs[0]].dims[-1:]) if op.inputs else ""
         return next((it.name for it in self._program.buckets if it.dim == last), "") if last in self._flats else ""
 
