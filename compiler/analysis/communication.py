@@ -172,7 +172,6 @@ class _Account:
     def __init__(self, program: Program, types: Mapping[str, Type], layers: Mapping[str, range] | None = None) -> None:
         self._program, self.types, self._own_layers = program, types, layers or {}
         self._loops = Names()
-        self._flats = {bucket.dim: bucket.name for bucket in program.buckets}
         self._begun = self._reductions()
         self._elsewhere = {op.outputs[0].name for ops in self._begun.values() for op in ops}
 
@@ -278,7 +277,8 @@ class _Account:
 
     def bucket(self, op: Op) -> str:
         """The bucket whose flat buffer an op takes, "" for none."""
-        return self._flats.get("".join(self.types[op.inputs[0]].dims[-1:]), "")
+        bucket = self._program.bucket_of(self.types[op.inputs[0]])
+        return bucket.name if bucket else ""
 
 
 _BLOCKS: dict[str, Where] = {"forward": "forward", "backward": "backward"}

@@ -72,7 +72,6 @@ class _Step:
         self._seed = "inv_num_tokens"  # the gradient from which backward begins
         self._scale = ""  # of the losses, if they have one
         self.train, self.evaluate = Function(), Function()
-        self._flats = {bucket.dim: bucket for bucket in program.buckets}
         self._of_ranks = rank_programs(program) if program.pipeline else (program,)
         self._given = ["flat_params"] if any(bucket.layers for bucket in program.buckets) else []
         self._chunked = chunk_moves(program)
@@ -89,7 +88,7 @@ class _Step:
         """The sum of a scalar is part of another line, that of a bucket is a line."""
         name, result = op.inputs[0], op.outputs[0]
         text = self.text.get(name, "")
-        bucket = self._flats.get("".join(result.type.dims[-1:]))
+        bucket = self._program.bucket_of(result.type)
         match [end.kind for end in ends(op)]:
             case _ if bucket and (bucket.layers or op in self._chunked):
                 self._gather_per_layer(op, bucket)
@@ -197,7 +196,7 @@ class _Step:
             self._loop(region)
         self.text |= zip((value.name for value in region.results), names_of_results(self._program), strict=False)
         for result in region.results:
-            if bucket := self._flats.get("".join(result.type.dims[-1:])):
+            if bucket := self._program.bucket_of(result.type):
                 self.text[result.name] = f"gradients[{literal(bucket.name)}]"
 
     def _rows(self) -> None:

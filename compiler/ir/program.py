@@ -324,6 +324,14 @@ class Program(Known):
         """The bucket `name`."""
         return next(bucket for bucket in self.buckets if bucket.name == name)
 
+    @cached_property
+    def _flats(self) -> Mapping[str, Bucket]:
+        return {bucket.dim: bucket for bucket in self.buckets}
+
+    def bucket_of(self, type: Type) -> Bucket | None:
+        """The bucket whose flat buffer a value of `type` is, of one layer or a stack of all; None for other values."""
+        return self._flats.get(type.dims[-1]) if type.dims else None
+
     def reduce_dtype(self, bucket: Bucket) -> str:
         """The element type in which a bucket's gradient is reduced."""
         sent = PRECISIONS.get(self.train.reduce or "", bucket.type.dtype)

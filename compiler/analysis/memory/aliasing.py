@@ -46,7 +46,6 @@ class Storages:
         unpacks = [op for op in inner if op.kind == "unpack"]
         self.gathered = {self.root(op.inputs[0]) for op in unpacks} | {v.name for op in unpacks for v in op.outputs}
         self.packs = [op for op in inner if op.kind == "pack"]
-        self._flats = {bucket.dim for bucket in program.buckets}
         self.again: dict[str, Op] = {}
         self.second: dict[str, str] = {}
         self._first: dict[str, str] = {}
@@ -81,8 +80,7 @@ class Storages:
 
     def is_flat(self, name: str) -> bool:
         """Whether a value is the flat buffer of a bucket."""
-        dims = self.types[name].dims
-        return bool(dims) and dims[-1] in self._flats
+        return self.program.bucket_of(self.types[name]) is not None
 
     def bytes(self, name: str) -> int:
         """The size of a value on one rank."""

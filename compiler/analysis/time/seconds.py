@@ -1,16 +1,21 @@
 """Seconds of work on a GPU, and of a collective over its links.
 
 Formulas of data sheets: products by the peak that is held, by how many tiles fill the GPU's multiprocessors and by how
-long their sums are; attention by its length and width; the rest by bytes.  Collectives as rings send them.
+long their sums are; attention by its length and width; the rest by bytes.  Collectives as rings send them.  Sizes may
+be numpy arrays, with one number for each of many programs of one structure.
 """
 
-from math import ceil
+from functools import reduce
+from typing import Any, cast
 
 from ...ir import ITEM_BYTES, Program
 from ...ops import Message
 from ...ops.work import Product, Scores, Work
 from ..link_traffic import HALVES
 from .hardware import Hardware
+
+Size = Any
+"""A number, or an array of numbers."""
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
 """Rows and columns of a product that a multiprocessor makes at a time: the best of these."""
@@ -22,65 +27,88 @@ LENGTH, WIDTH, NARROW = 370, 128, 0.17
 """Attention of `LENGTH` positions runs at half of what long ones do; below a width of `WIDTH` by this power of it."""
 
 
-def of_work(work: Work, on: Hardware) -> dict[str, float]:
+def of_work(work: Work, on: Hardware) -> dict[str, Size]:
     """Seconds by kind: `products`, `attention`, `memory-bound`; none where nothing is done."""
-    found = {"products": sum(_product(each, work.dtype, on) for each in work.products)}
-    found |= {"attention": _attention(work.scores, work.dtype, on) if work.scores else 0.0}
-    found |= {"memory-bound": max(work.bytes / on.streamed, on.kernel * work.kernels) if work.bytes else 0.0}
-    return {kind: seconds for kind, seconds in found.items() if seconds}
+    found, moved = dict[str, Size](), cast(Size, work.bytes)
+    if work.products:
+        found["products"] = sum(_product(each, work.dtype, on) for each in work.products)
+    if work.scores:
+        found["attention"] = _attention(work.scores, work.dtype, on)
+    if not isinstance(moved, int) or moved:
+        found["memory-bound"] = larger(moved / on.streamed, on.kernel * work.kernels)
+    return found
 
 
-def _product(it: Product, dtype: str, on: Hardware) -> float:
-    filled = max(_filled(it, *tile, on.sms) for tile in TILES)
+def larger(first: Size, second: Size) -> Size:
+    """The larger of two; of arrays, one by one."""
+    if isinstance(first, int | float) and isinstance(second, int | float):
+        return max(first, second)
+    from numpy import maximum
+
+    return maximum(first, second)
+
+
+def smaller(first: Size, second: Size) -> Size:
+    """The smaller of two; of arrays, one by one."""
+    return -larger(-first, -second)
+
+
+def _product(it: Product, dtype: str, on: Hardware) -> Size:
+    filled = reduce(larger, (_filled(it, *tile, on.sms) for tile in TILES))
     held = on.peak[dtype] * on.held * filled * it.k / (it.k + SHORT)
-    return max(it.operations / held, it.elements * ITEM_BYTES[dtype] / on.streamed) + on.kernel
+    return larger(it.operations / held, it.elements * ITEM_BYTES[dtype] / on.streamed) + on.kernel
 
 
-def _filled(it: Product, rows: int, columns: int, sms: int) -> float:
+def _filled(it: Product, rows: int, columns: int, sms: int) -> Size:
     """The part of the multiprocessors' time that makes elements of the result, and not padding or nothing."""
-    tiles = it.batch * ceil(it.m / rows) * ceil(it.n / columns)
+    tiles = it.batch * -(-it.m // rows) * -(-it.n // columns)
     useful = it.batch * it.m * it.n / (rows * columns)
-    return useful / (ceil(tiles / sms) * sms)
+    return useful / (-(-tiles // sms) * sms)
 
 
-def _attention(it: Scores, dtype: str, on: Hardware) -> float:
-    narrow = min(1.0, it.width / WIDTH) ** NARROW
+def _attention(it: Scores, dtype: str, on: Hardware) -> Size:
+    narrow = smaller(1.0, it.width / WIDTH) ** NARROW
     return it.operations / (on.peak[dtype] * on.attention * narrow * it.length / (it.length + LENGTH)) + on.kernel
 
 
-def of_message(program: Program, message: Message, on: Hardware, elements: int) -> float:
+def of_message(program: Program, message: Message, on: Hardware, elements: Size) -> Size:
     """Seconds of a message with `elements` elements as its input, from when all ranks of its group have begun.
 
     Groups over the same axes send at the same time, and share a node's adapters.
     """
     ranks = len(message.among) or program.degree(message.axes)
-    if ranks == 1:
-        return 0.0
-    near = min(_near(program, message.axes, on.ranks_per_node), ranks)
+    near = smaller(near_ranks(program, message.axes, on.ranks_per_node), ranks)
+    away = near < ranks  # in all these sums a bool counts as 0 or 1
     size = elements * ITEM_BYTES[message.dtype]
-    own = on.network / on.ranks_per_node
+    own, latency = on.network / on.ranks_per_node, away * on.network_latency + (1 - away) * on.link_latency
     if message.op == "rotate":
-        return max(1, message.hops) * (size / (own if near < ranks else on.link) + _latency(near < ranks, on))
+        return larger(1, message.hops) * (ranks > 1) * (size / (away * own + (1 - away) * on.link) + latency)
     whole = size * (ranks if message.op == "all_gather" else 1)
     if message.op == "all_to_all":
-        away = whole * (ranks - near) / ranks
-        return max(whole * (near - 1) / ranks / on.link, away / own) + _latency(near < ranks, on)
+        across, within = whole * (ranks - near) / ranks / own, whole * (near - 1) / ranks / on.link
+        return larger(across, within) + (ranks > 1) * latency
     sent, steps = HALVES[message.op] * whole * (ranks - 1) / ranks, HALVES[message.op]
-    across = sent / (own * near) if near < ranks else 0.0
-    within = sent / on.link if near > 1 else 0.0
-    hops = (near - 1) * on.link_latency + ceil(ranks / near - 1).bit_length() * on.network_latency
-    return max(across, within) + steps * hops
+    across, within = away * sent / (own * near), (near > 1) * sent / on.link
+    hops = (near - 1) * on.link_latency + _levels(ranks / near) * on.network_latency
+    return larger(across, within) + steps * hops
 
 
-def _latency(away: bool, on: Hardware) -> float:
-    return on.network_latency if away else on.link_latency
+def _levels(nodes: Size) -> Size:
+    """The height of a tree of so many nodes; 0 of one."""
+    from math import ceil, log2
+
+    if isinstance(nodes, int | float):
+        return ceil(log2(nodes))
+    import numpy as np
+
+    return np.ceil(np.log2(nodes))
 
 
-def _near(program: Program, axes: tuple[str, ...], ranks_per_node: int) -> int:
+def near_ranks(program: Program, axes: tuple[str, ...], ranks_per_node: Size) -> Size:
     """The number of ranks of a group over `axes` that share a node; ranks count the mesh's last axis innermost."""
-    offsets, stride = [0], 1  # of the group of rank 0
+    near, stride = 1, 1
     for axis in reversed(program.axes):
         if axis.name in axes:
-            offsets = [place * stride + at for place in range(axis.size) for at in offsets if at < ranks_per_node]
+            near *= larger(1, smaller(axis.size, -(-ranks_per_node // stride)))
         stride *= axis.size
-    return sum(offset < ranks_per_node for offset in offsets)
+    return near

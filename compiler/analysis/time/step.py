@@ -3,7 +3,7 @@
 Non-goals: which other plan would take less.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 
 from attrs import evolve, frozen
@@ -17,6 +17,7 @@ from ...schedules.timeline import Times, simulate
 from ..memory.liveness import is_put_off
 from ..stage_program import StageProgram, rank_programs, stage_programs
 from .hardware import Hardware
+from .prices import prices
 from .seconds import of_message
 from .timeline import Clocks, Seconds, Walk, add, nothing
 
@@ -47,7 +48,7 @@ def step_time(program: Program, on: Hardware) -> StepTime:
     """The time of a step of a program after the last pass."""
     if pipeline := program.pipeline:
         return _of_pipeline(program, pipeline, on)
-    walk = Walk(program, on)
+    walk = Walk(program, on, prices(program, on))
     walk.step()
     return StepTime(walk.clocks.gpu, walk.clocks.spent, walk.clocks.sent)
 
@@ -55,7 +56,7 @@ def step_time(program: Program, on: Hardware) -> StepTime:
 def _of_pipeline(program: Program, pipeline: Pipeline, on: Hardware) -> StepTime:
     """Rows as a simulation does them, between what each rank does before and after its row."""
     assert pipeline.schedule, "time: a pipeline without rows"
-    parts = [_parts(program, stage, on) for stage in stage_programs(program)]
+    parts = _of_stages(program, on)
     of = {kind: tuple(each[kind].gpu for each in parts) for kind in (Work.FORWARD, Work.INPUT, Work.WEIGHT)}
     times = Times(of[Work.FORWARD], of[Work.INPUT], of[Work.WEIGHT], _send(program, pipeline, on))
     timeline, counts = simulate(pipeline.schedule, times), cell_table(pipeline.schedule).counts
@@ -67,11 +68,24 @@ def _of_pipeline(program: Program, pipeline: Pipeline, on: Hardware) -> StepTime
                 add(spent, parts[stage][kind].spent, count)
                 add(sent, parts[stage][kind].sent, count)
     spent[BUBBLE, str(program.axis(pipeline.axis).span)] += timeline.idle(busiest)
-    around = Walk(rank_programs(program)[busiest], on, program.types)
+    own = rank_programs(program)[busiest]
+    around = Walk(own, on, prices(own, on, program.types))
     around.step(microbatches=False)
     add(spent, around.clocks.spent)
     add(sent, around.clocks.sent)
     return StepTime(timeline.total + around.clocks.gpu, spent, sent, busiest)
+
+
+def _of_stages(program: Program, on: Hardware) -> list[Mapping[Work, Clocks]]:
+    """The clocks of each stage; those that do the same ops in as many layers, as all in the middle, are walked once."""
+    known, found = dict[object, Mapping[Work, Clocks]](), list[Mapping[Work, Clocks]]()
+    for stage in stage_programs(program):
+        stmts = (*stage.forward.body, *stage.backward.body)
+        ops = (id(stmt.body) if isinstance(stmt, Region) else id(stmt) for stmt in stmts)
+        key = (*map(len, stage.layers.values()), *ops)
+        known[key] = known.get(key) or _parts(program, stage, on)
+        found.append(known[key])
+    return found
 
 
 def _parts(program: Program, stage: StageProgram, on: Hardware) -> dict[Work, Clocks]:
@@ -83,9 +97,9 @@ def _parts(program: Program, stage: StageProgram, on: Hardware) -> dict[Work, Cl
         Work.INPUT: _part(backward, put_off=False),
         Work.WEIGHT: _part(backward, put_off=True),
     }
-    found: dict[Work, Clocks] = {}
+    of, found = prices(stage.program, on, {**program.types, **received}), dict[Work, Clocks]()
     for work, body in bodies.items():
-        walk = Walk(stage.program, on, {**program.types, **received})
+        walk = Walk(stage.program, on, of)
         walk.body(body)
         found[work] = walk.clocks
     return found

@@ -6,25 +6,23 @@ other where it stands, and the GPU waits for it there.  Iterations are walked un
 rest are counted.  Non-goals: other ranks, which are taken to be as fast.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from functools import partial
 from math import prod
 
-from attrs import define, field, frozen
+from attrs import define, field
 
-from ...ir import MICROBATCHES, Op, Program, Region, Stmt, Type, ops_in, walk
-from ...ops import OPS, messages
+from ...ir import MICROBATCHES, Op, Program, Region, Stmt, ops_in, walk
 from ...ops.experts import begins
-from ...ops.saved_tensors import Local
 from .hardware import Hardware
-from .seconds import of_message, of_work
-
-EXPOSED = "exposed: "
-"""Before the axes of collectives, the kind of time in which the GPU waits for them."""
+from .prices import EXPOSED, Prices
 
 HOST, UPDATE = "host", "update"
 """The kinds of time in which the GPU waits for the host, and of what is done once a step."""
+
+EPSILON = 1e-12
+"""Seconds by which equal times differ as they are added up."""
 
 Seconds = defaultdict[tuple[str, ...], float]
 """Seconds by kind and line of the plan, or by the axes of a group."""
@@ -62,13 +60,26 @@ class Clocks:
             self.spent[kind, line] += time - self.gpu
             self.gpu = time
 
-    def ahead(self) -> tuple[float, ...]:
-        """How far streams are ahead of the GPU: two iterations that leave the same are alike."""
-        return tuple(max(0.0, round(time - self.gpu, 12)) for time in (self.host, *self.groups.values()))
-
     def copy(self) -> "Clocks":
         """As they are now."""
         return Clocks(self.gpu, self.host, *(Seconds(float, it) for it in (self.groups, self.spent, self.sent)))
+
+    def since(self, before: "Clocks") -> list[float]:
+        """How far each stream has come since `before`, the GPU first."""
+        groups = (now - before.groups.get(axes, 0.0) for axes, now in self.groups.items())
+        return [self.gpu - before.gpu, self.host - before.host, *groups]
+
+    def is_steady(self, took: Sequence[float], earlier: Sequence[float]) -> bool:
+        """Whether iterations will go on as the last two, in which streams came this far.
+
+        A stream that is ahead of the GPU must not fall behind it later, nor one that is behind it come ahead.
+        """
+        if len(took) != len(earlier) or any(abs(a - b) > EPSILON for a, b in zip(took, earlier, strict=True)):
+            return False
+        return all(
+            abs(each - took[0]) < EPSILON or not each or (each > took[0]) == (stream > self.gpu)
+            for each, stream in zip(took[1:], (self.host, *self.groups.values()), strict=False)
+        )
 
     def repeat(self, before: "Clocks", times: int) -> None:
         """As if what has happened since `before` happened `times` times more."""
@@ -78,45 +89,31 @@ class Clocks:
             add(now, {key: now[key] - then[key] for key in now}, times)
 
 
-@frozen
-class _Timed:
-    """An op: what it sends, by axes and seconds; whom the GPU then waits for; what it computes, by kind."""
-
-    sends: tuple[tuple[tuple[str, ...], float], ...]
-    waiting: str
-    computes: tuple[tuple[str, float], ...]
-    kernels: int
-    reduces: bool
-    gathers: bool
-
-
 class Walk:
-    """Walks the step of a program without a pipeline, or parts of one stage; `types` are those of all values."""
+    """Walks the step of a program without a pipeline, or parts of one stage."""
 
-    def __init__(self, program: Program, on: Hardware, types: Mapping[str, Type] | None = None) -> None:
+    def __init__(self, program: Program, on: Hardware, prices: Prices) -> None:
         self.clocks = Clocks()
-        self._program, self._on, self._types = program, on, types or program.types
-        self._flats = {bucket.dim for bucket in program.buckets}
-        self._known = dict[int, _Timed]()
+        self._program, self._on, self._prices = program, on, prices
         self._first, self._last = True, False
         self._reduced = 0.0  # when all reductions are done that have begun
         self._under_way = dict[str, tuple[Op, float]]()  # by value, the exchange that brings it, and when it has
         self._gathered = dict[str, list[float]]()  # by dim of layers, when each has its parameters in the first forward
         body = program.region.body
         begun = {str(op.get("bucket")) for op in walk(body) if op.kind == "begin"}
-        sums = (op for op in body if isinstance(op, Op) and self._timed(op).reduces)
-        self._begins = [(op, bucket) for op in sums if (bucket := self._bucket(op)) in begun]
+        ops = (op for op in body if isinstance(op, Op))
+        self._begins = [op for op in ops if prices(op).reduces and prices(op).bucket in begun]
 
     def step(self, *, microbatches: bool = True) -> None:
         """The whole step, or all but its microbatches."""
-        begun = {op.outputs[0].name for op, _ in self._begins} if microbatches else set[str]()
+        begun = {op.outputs[0].name for op in self._begins} if microbatches else set[str]()
         for stmt in self._program.region.body:
             if isinstance(stmt, Region):
                 if microbatches:
-                    self._iterate(self._program.size(MICROBATCHES), lambda at, of=stmt: self._microbatch(of, at))
+                    self._iterate(self._program.size(MICROBATCHES), partial(self._microbatch, stmt), deque())
             elif stmt.outputs and stmt.outputs[0].name in begun:
                 self._await(stmt, self._reduced)
-            elif (layers := self._layers(stmt)) and self._timed(stmt).gathers:
+            elif (layers := self._prices(stmt).layers) and self._prices(stmt).gathers:
                 ends = [self._begin(stmt) for _ in range(prod(map(self._program.size, layers)))]
                 known = self._gathered.get(layers[-1], ends)
                 self._gathered[layers[-1]] = [*map(max, zip(ends, known, strict=True))]
@@ -135,45 +132,45 @@ class Walk:
 
     # ---- loops
 
-    def _iterate(self, count: int, do: Callable[[int], None]) -> None:
-        """Iterations; once two are alike, those up to the last are counted, not done."""
-        at, took, ahead = 0, 0.0, ()
+    def _iterate(self, count: int, do: Callable[[int], None], under_way: deque[float], ends: int = 1) -> None:
+        """Iterations; once they are steady, those up to the last `ends` are counted, not done.
+
+        `under_way` are the times by which what they have begun for later ones is there.
+        """
+        at, took = 0, list[float]()
         while at < count:
-            before = self.clocks.copy()
+            before, then = self.clocks.copy(), [*under_way]
             do(at)
             at += 1
-            like, now = (took, ahead), (self.clocks.gpu - before.gpu, self.clocks.ahead())
-            if abs(like[0] - now[0]) < 1e-12 and like[1] == now[1] and at < count - 1:
-                self.clocks.repeat(before, count - 1 - at)
-                at = count - 1
-            took, ahead = now
+            progress = self.clocks.since(before)
+            earlier, took = took, progress + [now - was for now, was in zip(under_way, then, strict=False)]
+            if at < count - ends and self.clocks.is_steady(took, earlier):
+                times = count - ends - at
+                self.clocks.repeat(before, times)
+                under_way.extend([under_way.popleft() + times * progress[0] for _ in range(len(under_way))])
+                at += times
 
     def _microbatch(self, region: Region, at: int) -> None:
         self._first, self._last = at == 0, at == self._program.size(MICROBATCHES) - 1
         self.body(region.body)
 
     def _repeat(self, region: Region) -> None:
-        count, gathers = self._program.size(region.dim), [op for op in ops_in(region.body) if self._gathers_layer(op)]
-        body, ready = [stmt for stmt in region.body if stmt not in gathers], list[float]()
-        gathered = self._gathered.get(region.dim, []) if self._first else []
+        """Layers: each gathers its parameters so many layers ahead, or waits for what the step has gathered for it."""
+        count, prefetch = self._program.size(region.dim), self._program.flow.prefetch
+        gathers = [op for op in ops_in(region.body) if self._gathers_layer(op)]
+        body, ready = [stmt for stmt in region.body if stmt not in gathers], deque[float]()
+        gathered, line = self._gathered.get(region.dim, []) if self._first else [], str(region.span)
 
         def layer(at: int) -> None:
-            while len(ready) < min(at + 1 + self._program.flow.prefetch, count):
-                ready.append(max(map(self._begin, gathers), default=0.0))
+            while gathers and len(ready) < min(1 + prefetch, count - at):
+                ready.append(max(map(self._begin, gathers)))
             for op in gathers[-1:]:
-                self._await(op, ready[at])
+                self._await(op, ready.popleft())
             if gathered:
-                self.clocks.until(gathered[at], f"{EXPOSED}parameters", str(region.span))
+                self.clocks.until(gathered[at], f"{EXPOSED}parameters", line)
             self.body(body)
 
-        def alike(at: int) -> None:
-            self.body(body)
-
-        if gathers or gathered:
-            for at in range(count):
-                layer(at)
-        else:
-            self._iterate(count, alike)
+        self._iterate(count, layer, ready, count if gathered else 1 + prefetch)
 
     # ---- ops
 
@@ -181,13 +178,13 @@ class Walk:
         """An op where it stands; `kind` in place of its own, but for waiting."""
         if op.kind == "begin":
             bucket = op.get("bucket")
-            for each in [it for it, of in self._begins if of == bucket] if self._last else ():
+            for each in [it for it in self._begins if self._prices(it).bucket == bucket] if self._last else ():
                 self._reduced = max(self._reduced, self._begin(each))
             return
-        it, clocks = self._timed(op), self.clocks
+        it, clocks = self._prices(op), self.clocks
         if it.sends:
             end = self._begin(op)
-            if it.reduces and self._bucket(op) and not kind:
+            if it.reduces and it.bucket and not kind:
                 self._reduced = max(self._reduced, end)
             elif begins(op):
                 self._under_way[op.outputs[0].name] = op, end
@@ -196,16 +193,16 @@ class Walk:
         if op.inputs and op.inputs[0] in self._under_way:
             self._await(*self._under_way.pop(op.inputs[0]))
         if it.kernels:
-            clocks.until(clocks.host, HOST, str(op.span))
+            clocks.until(clocks.host, HOST, it.line)
             clocks.host += it.kernels * self._on.op
         for own, seconds in it.computes:
-            clocks.until(clocks.gpu + seconds, kind or own, str(op.span))
+            clocks.until(clocks.gpu + seconds, kind or own, it.line)
 
     def _begin(self, op: Op) -> float:
         """Begins all that an op sends, for one layer; when it is done."""
         clocks = self.clocks
         end = clocks.gpu
-        for axes, seconds in self._timed(op).sends:
+        for axes, seconds in self._prices(op).sends:
             clocks.host += self._on.collective
             end = max(clocks.host, clocks.gpu, clocks.groups[axes]) + seconds
             clocks.groups[axes] = end
@@ -213,37 +210,9 @@ class Walk:
         return end
 
     def _await(self, op: Op, end: float) -> None:
-        self.clocks.until(end, self._timed(op).waiting, str(op.span))
-
-    def _timed(self, op: Op) -> _Timed:
-        if id(op) not in self._known:
-            self._known[id(op)] = self._time(op)
-        return self._known[id(op)]
-
-    def _time(self, op: Op) -> _Timed:
-        program, entry, types = self._program, OPS[op.kind], tuple(self._types[name] for name in op.inputs)
-        sent, layers = messages(program, op, self._types), len(self._layers(op))
-        sends = tuple((it.axes, of_message(program, it, self._on, prod(it.shape[layers:]))) for it in sent)
-        axes = dict.fromkeys(chain.from_iterable(it.axes for it in sent))
-        local = Local(program, op, types, (True,) * len(types), "cuda")
-        work = None if entry.views(program, op) else entry.work(local)
-        return _Timed(
-            sends,
-            EXPOSED + " × ".join(axes),
-            tuple(of_work(work, self._on).items()) if work else (),
-            work.kernels if work else 0,
-            any(it.op in ("all_reduce", "reduce_scatter") and not it.maximum for it in sent),
-            any(it.op == "all_gather" for it in sent),
-        )
-
-    def _bucket(self, op: Op) -> str:
-        """The bucket whose flat buffer an op takes, "" for none."""
-        last = "".join(self._types[op.inputs[0]].dims[-1:]) if op.inputs else ""
-        return next((it.name for it in self._program.buckets if it.dim == last), "") if last in self._flats else ""
-
-    def _layers(self, op: Op) -> tuple[str, ...]:
-        """The dims of the layers whose flat buffers an op takes as a stack, and sends one by one."""
-        return self._types[op.inputs[0]].dims[:-1] if self._bucket(op) else ()
+        price = self._prices(op)
+        self.clocks.until(end, price.waiting, price.line)
 
     def _gathers_layer(self, op: Op) -> bool:
-        return bool(self._bucket(op)) and self._timed(op).gathers
+        price = self._prices(op)
+        return bool(price.bucket) and price.gathers

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from attrs import evolve
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from helpers.zero_plans import program as zero
 from scalec.compiler import cli
 from scalec.compiler.analysis.time.hardware import Hardware
+from scalec.compiler.analysis.time.prices import EXPOSED
 from scalec.compiler.analysis.time.step import BUBBLE, step_time
-from scalec.compiler.analysis.time.timeline import EXPOSED, Walk
+from scalec.compiler.analysis.time.timeline import Clocks
 from scalec.compiler.ir import Program, Region, Stmt
 from scalec.compiler.ops import OPS
 from scalec.compiler.ops.saved_tensors import Local
@@ -54,8 +56,11 @@ MODEL = f"""model tiny(tokens[batch, seq], labels[batch, seq]) {{
 """
 
 
-def compiled(mesh: str = "", shard: str = "", rest: str = "", train: str = "", microbatch: int = 1) -> Program:
-    text = MODEL + (f"mesh {{ {mesh} }}\nshard {{\n{shard}\n}}\n" if mesh else "") + rest
+def compiled(
+    mesh: str = "", shard: str = "", rest: str = "", train: str = "", microbatch: int = 1, layers: int = LAYERS
+) -> Program:
+    text = MODEL.replace(f"layers = {LAYERS} ", f"layers = {layers} ")
+    text += (f"mesh {{ {mesh} }}\nshard {{\n{shard}\n}}\n" if mesh else "") + rest
     text += f"""
 train {{
   seq = {SEQ}  global_batch = {BATCH}  microbatch = {microbatch}  steps = {STEPS}  precision = bf16  {train}
@@ -172,6 +177,7 @@ PROGRAMS = {
     "one rank": compiled(),
     "tp": compiled("dp = 2  tp = 2", "batch over dp\nvocab, heads, kv_heads, ffn over tp\nseq over tp"),
     "zero 3": compiled("dp = 4", "batch over dp", "state { zero 3 over dp }"),
+    "zero 3, far ahead": compiled("dp = 2", "batch over dp", "state { zero 3 over dp  prefetch = 2 }", layers=11),
     "zero 1, recomputed": compiled("dp = 4", "batch over dp", "state { zero 1 over dp }", "recompute = full"),
     "ring": compiled("cp = 4", "seq over cp as zigzag via ring"),
     "pipeline": compiled(
@@ -211,17 +217,15 @@ def seconds(name: str, on: Hardware) -> float:
     return step_time(PROGRAMS[name], on).seconds
 
 
-@several
-def test_iterations_that_are_alike_may_be_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = step_time(PROGRAMS[name], HARDWARE)
-
-    def each(self: Walk, count: int, do: object) -> None:
-        assert callable(do)
-        for at in range(count):
-            do(at)
-
-    monkeypatch.setattr(Walk, "_iterate", each)
-    assert step_time(PROGRAMS[name], HARDWARE).seconds == pytest.approx(counted.seconds, rel=1e-9)
+@given(st.sampled_from(sorted(PROGRAMS)), st.floats(6.0, 13.0), st.floats(6.0, 13.0), st.floats(-8.0, -3.0))
+def test_iterations_that_are_alike_may_be_counted(name: str, link: float, network: float, op: float) -> None:
+    """On links and hosts of any speed: whatever of them is ahead, catches up or falls behind."""
+    on = evolve(HARDWARE, link=10**link, network=10**network, op=10**op)
+    counted = step_time(PROGRAMS[name], on)
+    with patch.object(Clocks, "is_steady", lambda *_: False):
+        each = step_time(PROGRAMS[name], on)
+    assert counted.seconds == pytest.approx(each.seconds, rel=1e-9)
+    assert counted.kinds == pytest.approx(each.kinds, rel=1e-6, abs=1e-12)
 
 
 @several

@@ -1,0 +1,136 @@
+"""What each op of a program takes: what a rank computes, by kind, and what it sends.
+
+Sizes of dims and axes may be numpy arrays, one number for each of many programs of one structure: all of them are
+priced at once (`stacked`), and walked one by one.  Non-goals: when ops begin (`timeline`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from math import prod
+
+from attrs import evolve, frozen
+
+from ...ir import Op, Program, Type
+from ...ops import OPS, messages
+from ...ops.saved_tensors import Local
+from .hardware import Hardware
+from .seconds import Size, of_message, of_work
+
+EXPOSED = "exposed: "
+"""Before the axes of collectives, the kind of time in which the GPU waits for them."""
+
+
+@frozen
+class Price:
+    """An op: what it sends, by axes and seconds; whom the GPU then waits for; what it computes, by kind.
+
+    layers  the dims of the layers whose flat buffers it takes as a stack, and sends one by one
+    bucket  whose flat buffer it takes, "" for none
+    line    of the plan
+    """
+
+    sends: tuple[tuple[tuple[str, ...], Size], ...]
+    waiting: str
+    computes: tuple[tuple[str, Size], ...]
+    kernels: int
+    reduces: bool
+    gathers: bool
+    layers: tuple[str, ...]
+    bucket: str
+    line: str
+
+    def at(self, lane: int) -> "Price":
+        """The price of one of many programs."""
+        return evolve(
+            self,
+            sends=tuple((axes, _at(seconds, lane)) for axes, seconds in self.sends),
+            computes=tuple((kind, _at(seconds, lane)) for kind, seconds in self.computes),
+        )
+
+
+def _at(size: Size, lane: int) -> float:
+    return size if isinstance(size, int | float) else float(size[lane])
+
+
+Prices = Callable[[Op], Price]
+
+
+def prices(program: Program, on: Hardware, types: Mapping[str, Type] | None = None) -> Prices:
+    """The prices of a program's ops, each made once; `types` are those of all values."""
+    of = types or program.types
+    return _known(lambda op: _price(program, op, on, of))
+
+
+def prices_of_all(programs: Sequence[Program], on: Hardware) -> list[Prices]:
+    """The prices of the ops of programs that differ in sizes alone, made for all of them at once.
+
+    An op whose rules ask something of sizes, as whether one is larger, is priced for one program after the other.
+    """
+    whole, types = stacked(programs), programs[0].types
+
+    def together(op: Op) -> Price:
+        try:
+            return _price(whole, op, on, types)
+        except (TypeError, ValueError):  # numpy's, of an array taken for one number
+            return _joined([_price(program, op, on, types) for program in programs])
+
+    of_all = _known(together)
+    return [_known(lambda op, lane=lane: of_all(op).at(lane)) for lane in range(len(programs))]
+
+
+def stacked(programs: Sequence[Program]) -> Program:
+    """Programs that differ in sizes alone as one, whose sizes are arrays."""
+    import numpy as np
+
+    sizes = zip(*([dim.size for dim in it.dims] for it in programs), strict=True)
+    degrees = zip(*([axis.size for axis in it.axes] for it in programs), strict=True)
+    dims = (evolve(dim, size=np.array(size)) for dim, size in zip(programs[0].dims, sizes, strict=True))
+    axes = (evolve(axis, size=np.array(degree)) for axis, degree in zip(programs[0].axes, degrees, strict=True))
+    return evolve(programs[0], dims=tuple(dims), axes=tuple(axes))
+
+
+def _known(price: Prices) -> Prices:
+    """The same, each op once."""
+    known = dict[int, Price]()
+
+    def of(op: Op) -> Price:
+        if (found := known.get(id(op))) is None:
+            found = known[id(op)] = price(op)
+        return found
+
+    return of
+
+
+def _joined(each: Sequence[Price]) -> Price:
+    """The prices of an op in many programs as one."""
+    import numpy as np
+
+    first = each[0]
+    sends = [np.array(seconds) for seconds in zip(*([s for _, s in it.sends] for it in each), strict=True)]
+    computes = [np.array(seconds) for seconds in zip(*([s for _, s in it.computes] for it in each), strict=True)]
+    return evolve(
+        first,
+        sends=tuple((axes, seconds) for (axes, _), seconds in zip(first.sends, sends, strict=True)),
+        computes=tuple((kind, seconds) for (kind, _), seconds in zip(first.computes, computes, strict=True)),
+    )
+
+
+def _price(program: Program, op: Op, on: Hardware, types: Mapping[str, Type]) -> Price:
+    entry, own = OPS[op.kind], tuple(types[name] for name in op.inputs)
+    bucket, sent = program.bucket_of(own[0]) if own else None, messages(program, op, types)
+    layers = own[0].dims[:-1] if bucket else ()
+    sends = tuple((it.axes, of_message(program, it, on, prod(it.shape[len(layers) :]))) for it in sent)
+    axes = dict.fromkeys(chain.from_iterable(it.axes for it in sent))
+    local = Local(program, op, own, (True,) * len(own), "cuda")
+    work = None if entry.views(program, op) else entry.work(local)
+    return Price(
+        sends,
+        EXPOSED + " × ".join(axes),
+        tuple(of_work(work, on).items()) if work else (),
+        work.kernels if work else 0,
+        any(it.op in ("all_reduce", "reduce_scatter") and not it.maximum for it in sent),
+        any(it.op == "all_gather" for it in sent),
+        layers,
+        bucket.name if bucket else "",
+        str(op.span),
+    )
