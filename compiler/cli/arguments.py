@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import __version__
-from . import compile, loads, schedule, verify
+from . import compile, explain, loads, schedule, verify
 from .fmt import fmt, import_
 
 
@@ -58,7 +58,7 @@ COMMANDS = (
     ),
     Command(
         "explain",
-        compile.explain,
+        explain.explain,
         "show the memory, the collectives or the time of a plan, or the meaning of a code",
         "memory: peak memory of one rank, where in the step it occurs, and saved activations by op and plan line;\n"
         "whether it fits the GPU named in the plan's cluster.\n"
@@ -181,8 +181,9 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
             parser.add_argument(f"--{name}", action="store_true", help=help)
         return
     if command == "explain":
-        parser.add_argument("topic", metavar="TOPIC", help="memory, collectives, or a code such as E0510")
+        parser.add_argument("topic", metavar="TOPIC", help="memory, collectives, time, or a code such as E0510")
         parser.add_argument("plan", type=_path, nargs="?", metavar="PLAN", help=f"{text}; not for a code")
+        parser.add_argument("--json", action="store_true", help="of time: print JSON")
         return
     parser.add_argument("plan", type=_path, metavar="PLAN", help=text)
     if command == "schedule":

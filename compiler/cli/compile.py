@@ -1,4 +1,4 @@
-"""The commands on one plan: `compile`, `run`, `ir`, `check`, `explain`."""
+"""The commands on one plan: `compile`, `run`, `ir`, `check`."""
 
 import os
 import sys
@@ -84,40 +84,6 @@ def check(options: Namespace) -> int:
         return PLAN_WRONG
     print(f"ok  {headline(plan.program)}, {tokens(plan.program)}")
     return 0
-
-
-def explain(options: Namespace) -> None:
-    """`scalec explain memory | collectives | time PLAN`, `scalec explain CODE`."""
-    from ..reports.explain import explain_code, explain_collectives, memory
-    from ..syntax.diagnostics import CODES, did_you_mean
-
-    topics = {"memory": memory, "collectives": explain_collectives, "time": _time}
-    topic, plan = options.topic, options.plan
-    code = topic.upper()
-    if topic in topics and plan:
-        print(topics[topic](load(plan).program))
-    elif code in CODES and not plan:
-        print(explain_code(code))
-    elif topic in topics or code in CODES:
-        raise UsageError(f"`scalec explain {topic}` {'takes no plan' if plan else 'needs a plan'}")
-    else:
-        known = "it takes `memory`, `collectives`, `time` or a code such as `E0510`"
-        help = did_you_mean(topic, (*topics, *CODES)) or known
-        raise UsageError(f"cannot explain `{topic}`: {help}")
-
-
-def _time(program: "Program") -> str:
-    """The time of a step, where the speed of the plan's GPU is known."""
-    from ..analysis.time.hardware import hardware
-    from ..analysis.time.step import step_time
-    from ..config.gpus import GPUS
-    from ..reports.time import time
-    from ..syntax.diagnostics import listing
-
-    on = hardware(program)
-    if on is None:
-        raise UsageError(f"the time of a step needs `cluster {{ gpu = … }}` to name one of {listing(GPUS)}")
-    return time(program, on, step_time(program, on))
 
 
 def load(path: Path, stage: str | None = None) -> Plan:

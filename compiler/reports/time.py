@@ -3,19 +3,13 @@
 Non-goals: the times themselves (`analysis.time`).
 """
 
-from collections.abc import Iterator, Sequence
-from math import prod
+from collections.abc import Iterator
 
-from ..analysis.communication import active_count
-from ..analysis.flops import cost
-from ..analysis.param_uses import leaves
-from ..analysis.time.hardware import Hardware
+from ..analysis.time.prices import EXPOSED
+from ..analysis.time.report import Report
 from ..analysis.time.step import StepTime
-from ..ir import MICROBATCHES, PRECISIONS, Op, Program, Region, Stmt, walk
-from ..ops import OPS, roles
-from ..ops.embedding import EMBEDDING
-from ..ops.saved_tensors import Local
-from .summary import headline, ranks
+from ..config.units import amount
+from .summary import headline
 
 LINES = 3
 """How many lines of the plan are named for each kind of time."""
@@ -24,19 +18,15 @@ LEAST = 0.0005
 """The least share of a step that a row has."""
 
 
-def time(program: Program, on: Hardware, it: StepTime) -> str:
-    """The time of a step of a program after the last pass, for people."""
-    per_gpu = program.train.global_batch * program.train.seq / ranks(program) / it.seconds
-    peak = on.peak[PRECISIONS[program.train.precision]] * it.seconds
-    model, done = _model(program) / ranks(program), _done(program)
-    source = f"on {ranks(program):,} × {on.name}, by data sheets: expect 15 to 20%"
-    summary = (
-        f"{_seconds(it.seconds)} a step, {per_gpu:,.0f} tokens/s/GPU, MFU {model / peak:.1%}, HFU {done / peak:.1%}"
-    )
+def time(it: Report) -> str:
+    """The time of a step, for people."""
+    source = f"on {it.ranks:,} × {it.on.name}, by data sheets: expect 15 to 20%"
+    summary = f"{seconds(it.step.seconds)} a step, {it.tokens:,.0f} tokens/s/GPU, MFU {it.mfu:.1%}, HFU {it.hfu:.1%}"
     rows = [("", "seconds", "share", "at"), *_rows(it)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (f"{kind:{widths[0]}}  {s:>{widths[1]}}  {part:>{widths[2]}}  {at}".rstrip() for kind, s, part, at in rows)
-    return "\n\n".join((f"{headline(program)}\n{source}", summary, "\n".join(lines), MFU))
+    said = "\n".join((summary, *_full(it)))
+    return "\n\n".join((f"{headline(it.program)}\n{source}", said, "\n".join(lines), MFU))
 
 
 MFU = (
@@ -45,60 +35,44 @@ MFU = (
 )
 
 
-def _rows(it: StepTime) -> Iterator[tuple[str, str, str, str]]:
+def _full(it: Report) -> Iterator[str]:
+    """Memory, where the step does not fit or hardly."""
+    if it.close_to_full and it.capacity:
+        needs = f"needs {amount(it.needs)} of {amount(it.capacity)}"
+        yield f"does not fit: {needs}" if it.needs > it.capacity else f"close to full: time cannot be told; {needs}"
+
+
+def _rows(it: Report) -> Iterator[tuple[str, str, str, str]]:
     """Kinds of time, the longest first, each with the plan's lines that take most; shorter ones add up."""
-    rest = 0.0
-    for kind, seconds in sorted(it.kinds.items(), key=lambda pair: -pair[1]):
-        if seconds < LEAST * it.seconds:
-            rest += seconds
+    rest, step = 0.0, it.step
+    for kind, spent in sorted(step.kinds.items(), key=lambda pair: -pair[1]):
+        if spent < LEAST * step.seconds:
+            rest += spent
             continue
-        lines = sorted(((s, line) for (of, line), s in it.spent.items() if of == kind), reverse=True)
-        most = [f"{line} {_seconds(s)}" for s, line in lines[:LINES] if s >= LEAST * it.seconds]
-        yield kind, _seconds(seconds), f"{seconds / it.seconds:.0%}", ", ".join(most) if len(lines) > 1 else ""
+        yield kind, seconds(spent), f"{spent / step.seconds:.0%}", "; ".join((*_beside(it, kind), *_at(step, kind)))
     if rest:
-        yield "other", _seconds(rest), f"{rest / it.seconds:.0%}", ""
+        yield "other", seconds(rest), f"{rest / step.seconds:.0%}", ""
 
 
-def _seconds(time: float) -> str:
+def _at(step: StepTime, kind: str) -> Iterator[str]:
+    """The lines that take most, for instance `llama.scale:28 2.98 s, :22 374.0 ms`; nothing where there is one."""
+    lines = sorted(((spent, line) for (of, line), spent in step.spent.items() if of == kind), reverse=True)
+    if len(lines) > 1:
+        most = [(spent, *line.rsplit(":", 1)) for spent, line in lines[:LINES] if spent >= LEAST * step.seconds]
+        files = ["", *(file for _, file, _ in most)]
+        yield ", ".join(
+            f"{'' if file == before else file}:{line} {seconds(spent)}"
+            for (spent, file, line), before in zip(most, files, strict=False)
+        )
+
+
+def _beside(it: Report, kind: str) -> Iterator[str]:
+    """For instance `8.70 s in all, 5.30 s beside computation`."""
+    in_all, waited = it.sent.get(kind.removeprefix(EXPOSED), (0.0, 0.0))
+    if kind.startswith(EXPOSED) and in_all - waited > LEAST * it.step.seconds:
+        yield f"{seconds(in_all)} in all, {seconds(in_all - waited)} beside computation"
+
+
+def seconds(time: float) -> str:
+    """For instance `8.70 s`, `3.1 ms` or `12 µs`."""
     return f"{time:.2f} s" if time >= 1 else f"{time * 1e3:.1f} ms" if time >= 1e-3 else f"{time * 1e6:.0f} µs"
-
-
-def _model(program: Program) -> int:
-    """The operations that a model needs for a step, on all ranks together."""
-    of, uses = leaves(program), list[tuple[str, str]]()
-    for op in walk(program.forward.body):
-        uses += [(of[name], op.kind) for name in op.inputs if name in of]
-    looked_up = {name for name, kind in uses if kind == EMBEDDING.name}
-    looked_up -= {name for name, kind in uses if kind != EMBEDDING.name}
-    tables = sum(prod(map(program.valid, program.param(name).type.dims)) for name in looked_up)
-    tokens = program.train.global_batch * program.train.seq
-    return 6 * tokens * (active_count(program) - tables) + 3 * _attention(program, program.forward.body)
-
-
-def _attention(program: Program, body: Sequence[Stmt]) -> int:
-    """Forward's operations of all microbatches, on all ranks together."""
-
-    def of(stmts: Sequence[Stmt]) -> int:
-        inner = (of(it.body) * program.size(it.dim) if isinstance(it, Region) else each(it) for it in stmts)
-        return sum(inner)
-
-    def each(op: Op) -> int:
-        return cost(program, [op]).forward if roles(op, program.types).key_seq else 0
-
-    return of(body) * program.size(MICROBATCHES)
-
-
-def _done(program: Program) -> int:
-    """The operations of a step that a rank does, on average over a pipeline's."""
-    stages = program.axis(program.pipeline.axis).size if program.pipeline else 1
-    return _of(program, program.region.body) // stages
-
-
-def _of(program: Program, body: Sequence[Stmt]) -> int:
-    inner = (
-        _of(program, stmt.body) * (program.size(stmt.dim) if stmt.dim else 1)
-        if isinstance(stmt, Region)
-        else OPS[stmt.kind].work(Local(program, stmt, program.operands(stmt))).operations
-        for stmt in body
-    )
-    return sum(inner)

@@ -1,0 +1,103 @@
+"""The time of a step with all that follows from it, as `explain time` prints it and `plan.json` has it."""
+
+from typing import Any
+
+from attrs import frozen
+
+from ...ir import PRECISIONS, Program
+from ..memory import account, capacity
+from . import operations
+from .hardware import Hardware
+from .prices import EXPOSED
+from .step import StepTime, step_time
+
+FULL = 0.9
+"""The part of a GPU's memory from which on steps run slower than any account of them says."""
+
+
+@frozen
+class Report:
+    """The time of a step of a program after the last pass.
+
+    needed   operations that the model needs, on a rank
+    done     operations that a rank does
+    peak     operations a second that the GPU is able to do, in the element type of the plan
+    needs    bytes that a rank needs
+    capacity bytes of the GPU; None where that is not known
+    """
+
+    program: Program
+    on: Hardware
+    step: StepTime
+    ranks: int
+    needed: float
+    done: int
+    peak: float
+    needs: int
+    capacity: int | None
+
+    @property
+    def tokens(self) -> float:
+        """Tokens a second and GPU."""
+        return self.program.train.global_batch * self.program.train.seq / self.ranks / self.step.seconds
+
+    @property
+    def mfu(self) -> float:
+        """The part of the peak that does what the model needs."""
+        return self.needed / (self.peak * self.step.seconds)
+
+    @property
+    def hfu(self) -> float:
+        """The part of the peak that does anything."""
+        return self.done / (self.peak * self.step.seconds)
+
+    @property
+    def close_to_full(self) -> bool:
+        """Whether memory is so full that the time cannot be told."""
+        return self.capacity is not None and self.needs > FULL * self.capacity
+
+    @property
+    def sent(self) -> dict[str, tuple[float, float]]:
+        """By axes, the seconds of all collectives over them, and those in which the GPU waits for them."""
+        sent = {" × ".join(axes): seconds for axes, seconds in self.step.sent.items()}
+        kinds = self.step.kinds
+        waited = {kind.removeprefix(EXPOSED): kinds[kind] for kind in kinds if kind.startswith(EXPOSED)}
+        return {axes: (sent.get(axes, 0.0), waited.get(axes, 0.0)) for axes in (sent | waited)}
+
+
+def report(program: Program, on: Hardware) -> Report:
+    """The time of a step of a program after the last pass."""
+    ranks = program.degree(tuple(axis.name for axis in program.axes))
+    return Report(
+        program,
+        on,
+        step_time(program, on),
+        ranks,
+        operations.needed(program) / ranks,
+        operations.done(program),
+        on.peak[PRECISIONS[program.train.precision]],
+        account(program).needs,
+        capacity(program),
+    )
+
+
+def as_json(it: Report) -> dict[str, Any]:
+    """The report as plain values: seconds, bytes, operations of one rank; docs/time.md says what each is."""
+    spent = sorted(it.step.spent.items(), key=lambda pair: -pair[1])
+    return {
+        "gpu": it.on.name,
+        "ranks": it.ranks,
+        "source": "data sheets",
+        "seconds": it.step.seconds,
+        "tokens_per_second_per_gpu": it.tokens,
+        "mfu": it.mfu,
+        "hfu": it.hfu,
+        "operations": {"needed": it.needed, "done": it.done, "peak": it.peak},
+        "memory": {"needs": it.needs, "capacity": it.capacity, "close_to_full": it.close_to_full},
+        "rank": it.step.rank,
+        "kinds": it.step.kinds,
+        "lines": [{"kind": kind, "line": line, "seconds": seconds} for (kind, line), seconds in spent],
+        "collectives": [
+            {"axes": axes, "seconds": seconds, "exposed": exposed} for axes, (seconds, exposed) in it.sent.items()
+        ],
+    }

@@ -1,0 +1,74 @@
+"""The command `explain`: the memory, the collectives or the time of a plan, or the meaning of a code."""
+
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from .compile import Plan, load
+from .streams import UsageError
+
+if TYPE_CHECKING:
+    from ..analysis.time.report import Report
+
+OF_TIME = ("json",)
+"""The options of `explain time`."""
+
+
+def explain(options: Namespace) -> None:
+    """`scalec explain memory | collectives | time PLAN`, `scalec explain CODE`."""
+    from ..reports.explain import explain_code, explain_collectives, memory
+    from ..syntax.diagnostics import CODES
+
+    of_program = {"memory": memory, "collectives": explain_collectives}
+    topic, path = options.topic, options.plan
+    topics, code = (*of_program, "time"), topic.upper()
+    _check(options, topics)
+    if topic == "time":
+        _time(load(path), options)
+    elif topic in of_program:
+        print(of_program[topic](load(path).program))
+    else:
+        assert code in CODES, "explain: neither a topic nor a code"
+        print(explain_code(code))
+
+
+def _check(options: Namespace, topics: tuple[str, ...]) -> None:
+    """A topic goes with a plan, a code without; some options go with one topic."""
+    from ..syntax.diagnostics import CODES, did_you_mean
+
+    topic, plan = options.topic, options.plan
+    if topic not in topics and topic.upper() not in CODES:
+        known = "it takes `memory`, `collectives`, `time` or a code such as `E0510`"
+        raise UsageError(f"cannot explain `{topic}`: {did_you_mean(topic, (*topics, *CODES)) or known}")
+    if (topic in topics) != bool(plan):
+        raise UsageError(f"`scalec explain {topic}` {'takes no plan' if plan else 'needs a plan'}")
+    if topic != "time":
+        for name in OF_TIME:
+            if getattr(options, name):
+                raise UsageError(f"`--{name}` goes with `scalec explain time`, not with `{topic}`")
+
+
+def _time(plan: Plan, options: Namespace) -> None:
+    """The time of a step, where the speed of the plan's GPU is known."""
+    from ..reports.time import time
+
+    found = _report(plan)
+    if options.json:
+        import json
+
+        from ..analysis.time.report import as_json
+
+        print(json.dumps(as_json(found), indent=2))
+    else:
+        print(time(found))
+
+
+def _report(plan: Plan) -> "Report":
+    from ..analysis.time.hardware import hardware
+    from ..analysis.time.report import report
+    from ..config.gpus import GPUS
+    from ..syntax.diagnostics import listing
+
+    on = hardware(plan.program)
+    if on is None:
+        raise UsageError(f"the time of a step needs `cluster {{ gpu = … }}` to name one of {listing(GPUS)}")
+    return report(plan.program, on)
