@@ -284,7 +284,7 @@ def _pairs(it: Local) -> int:
     return queries * (it.program.elements(documents[0]) if documents else it.program.size(SEQUENCE))
 
 
-def _attention_work(it: Local, backward: bool = False) -> Work:
+def attention_work(it: Local, backward: bool = False) -> Work:
     """The pairs of the rank that has most; all scores are made where they are saved."""
     q, size = it.types[0], it.program.size(SEQUENCE)
     causal, window = it.op.get("mask") == "causal", window_of(it.op)
@@ -415,13 +415,13 @@ ATTENTION = OpDef(
     vjp=Vjp(
         result=True,
         workspace=partial(_attention_workspace, back=True),
-        work=partial(_attention_work, backward=True),
+        work=partial(attention_work, backward=True),
     ),
     function="attention",
     call=attention_call,
     stem="o",
     saves=_attention_saves,
     workspace=_attention_workspace,
-    work=_attention_work,
+    work=attention_work,
     user_visible=True,
 )

@@ -15,18 +15,21 @@ from .attention import (
     ATTENTION,
     attention_call,
     attention_roles,
+    attention_work,
     documents_whole,
     flash_workspace,
     is_special,
     query_rows,
     result_elements,
     scores_of_some,
+    seen_pairs,
     window_of,
 )
 from .call import Call, Group
 from .messages import Message
 from .protocol import Attribute, TypingError
 from .saved_tensors import Local, Saved
+from .work import Work
 
 RING = "ring"
 """The attribute with the axis that keys go around, and the word of claims that ask for it."""
@@ -117,6 +120,20 @@ def _of_call(it: Local, back: bool, queries: int, keys: int) -> int:
     return made + copies + flash_workspace(it, back, queries, keys)
 
 
+def _ring_work(it: Local, backward: bool = False) -> Work:
+    """That of attention in parts, whose results are merged: sums are read and written, and parts read, hop by hop.
+
+    Forward a part is multiplied into the sum; backward three gradients are added up, those of keys with what comes.
+    """
+    work, blocks = attention_work(it, backward), _hops(it) + 1
+    assert work.scores, "ring attention: no scores"
+    part, keys = it.program.local_size(it.types[0], SEQUENCE), it.elements(1) + it.elements(2)
+    own = seen_pairs(part, it.op.get("mask") == "causal", window_of(it.op))
+    merged = 3 * (it.elements() + 2 * keys) if backward else 5 * result_elements(it)
+    scores = evolve(work.scores, length=part, own=own)
+    return evolve(work, scores=scores, bytes=blocks * merged * it.wide, kernels=6 * blocks)
+
+
 def _call(it: Local) -> Call:
     """As attention's, with the axis and its layout, from which the positions of ranks follow."""
     axes, told = it.op.names(RING), (RING, "positions")
@@ -134,12 +151,18 @@ RING_ATTENTION = evolve(
     ),
     typing=_typed,
     whole_operands=documents_whole,
-    vjp=evolve(ATTENTION.vjp, workspace=partial(_workspace, back=True), communicates=_backward),
+    vjp=evolve(
+        ATTENTION.vjp,
+        workspace=partial(_workspace, back=True),
+        work=partial(_ring_work, backward=True),
+        communicates=_backward,
+    ),
     communicates=_forward,
     function="ring_attention",
     call=_call,
     saves=_saves,
     workspace=_workspace,
+    work=_ring_work,
     roles=attention_roles,
     user_visible=False,
     plan_name=ATTENTION.name,

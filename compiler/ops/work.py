@@ -36,7 +36,8 @@ class Product:
 class Scores:
     """Attention in `heads` heads of all sequences: each with `pairs` pairs of query and key that the mask lets through.
 
-    width and value_width are those of a head's keys and values.  `backward` makes each score once more.
+    width and value_width are those of a head's keys and values.  `backward` makes each score once more.  `own` are the
+    pairs with a rank's own keys, of attention that does these first and then those of other ranks.
     """
 
     heads: int
@@ -45,6 +46,7 @@ class Scores:
     width: int
     value_width: int
     backward: bool = False
+    own: int = 0
 
     @property
     def operations(self) -> int:

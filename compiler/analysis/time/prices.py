@@ -7,6 +7,7 @@ priced at once (`stacked`), and walked one by one.  Non-goals: when ops begin (`
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from math import prod
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -20,16 +21,23 @@ EXPOSED = "exposed: "
 """Before the axes of collectives, the kind of time in which the GPU waits for them."""
 
 
+Sent = tuple[tuple[str, ...], Size]
+"""The axes of a group of ranks, and seconds of its collective."""
+
+
 @frozen
 class Price:
     """An op: what it sends, by axes and seconds; whom the GPU then waits for; what it computes, by kind.
 
+    sends   of a ring one hop of its keys and values, and backward one of their gradients, and the last of these
+    blocks  how many keys a ring brings one after the other, its own first; 1 of all other ops
+    own     the part of what it computes that is done with the first of them
     layers  the dims of the layers whose flat buffers it takes as a stack, and sends one by one
     bucket  whose flat buffer it takes, "" for none
     line    of the plan
     """
 
-    sends: tuple[tuple[tuple[str, ...], Size], ...]
+    sends: tuple[Sent, ...]
     waiting: str
     computes: tuple[tuple[str, Size], ...]
     kernels: int
@@ -38,6 +46,8 @@ class Price:
     layers: tuple[str, ...]
     bucket: str
     line: str
+    blocks: Size = 1
+    own: Size = 1.0
 
     def at(self, lane: int) -> "Price":
         """The price of one of many programs."""
@@ -45,11 +55,14 @@ class Price:
             self,
             sends=tuple((axes, _at(seconds, lane)) for axes, seconds in self.sends),
             computes=tuple((kind, _at(seconds, lane)) for kind, seconds in self.computes),
+            kernels=_at(self.kernels, lane),
+            blocks=_at(self.blocks, lane),
+            own=_at(self.own, lane),
         )
 
 
-def _at(size: Size, lane: int) -> float:
-    return size if isinstance(size, int | float) else float(size[lane])
+def _at(size: Size, lane: int) -> Any:
+    return size if isinstance(size, int | float) else size[lane].item()
 
 
 Prices = Callable[[Op], Price]
@@ -112,6 +125,7 @@ def _joined(each: Sequence[Price]) -> Price:
         first,
         sends=tuple((axes, seconds) for (axes, _), seconds in zip(first.sends, sends, strict=True)),
         computes=tuple((kind, seconds) for (kind, _), seconds in zip(first.computes, computes, strict=True)),
+        **{name: np.array([getattr(it, name) for it in each]) for name in ("kernels", "blocks", "own")},
     )
 
 
@@ -119,7 +133,8 @@ def _price(program: Program, op: Op, on: Hardware, types: Mapping[str, Type]) ->
     entry, own = OPS[op.kind], tuple(types[name] for name in op.inputs)
     bucket, sent = program.bucket_of(own[0]) if own else None, messages(program, op, types)
     layers = own[0].dims[:-1] if bucket else ()
-    sends = tuple((it.axes, of_message(program, it, on, prod(it.shape[len(layers) :]))) for it in sent)
+    calls = [evolve(it, hops=0) for it in sent]
+    sends = tuple((it.axes, of_message(program, it, on, prod(it.shape[len(layers) :]))) for it in calls)
     axes = dict.fromkeys(chain.from_iterable(it.axes for it in sent))
     local = Local(program, op, own, (True,) * len(own), "cuda")
     work = None if entry.views(program, op) else entry.work(local)
@@ -133,4 +148,6 @@ def _price(program: Program, op: Op, on: Hardware, types: Mapping[str, Type]) ->
         layers,
         bucket.name if bucket else "",
         str(op.span),
+        max((it.hops for it in sent), default=0) + 1,
+        work.scores.own / work.scores.pairs if work and work.scores and work.scores.own else 1.0,
     )

@@ -16,7 +16,7 @@ from attrs import define, field
 from ...ir import MICROBATCHES, Op, Program, Region, Stmt, ops_in, walk
 from ...ops.experts import begins
 from .hardware import Hardware
-from .prices import EXPOSED, Prices
+from .prices import EXPOSED, Price, Prices, Sent
 
 HOST, UPDATE = "host", "update"
 """The kinds of time in which the GPU waits for the host, and of what is done once a step."""
@@ -181,7 +181,9 @@ class Walk:
             for each in [it for it in self._begins if self._prices(it).bucket == bucket] if self._last else ():
                 self._reduced = max(self._reduced, self._begin(each))
             return
-        it, clocks = self._prices(op), self.clocks
+        it = self._prices(op)
+        if it.blocks > 1:
+            return self._ring(op, it)
         if it.sends:
             end = self._begin(op)
             if it.reduces and it.bucket and not kind:
@@ -192,21 +194,45 @@ class Walk:
                 self._await(op, end)
         if op.inputs and op.inputs[0] in self._under_way:
             self._await(*self._under_way.pop(op.inputs[0]))
+        self._compute(it, kind)
+
+    def _ring(self, op: Op, it: Price) -> None:
+        """Attention to its own keys while the next ones come, then to these; gradients of keys follow them around.
+
+        As `runtime.ops.ring_attention` does it: a hop of gradients begins when a block is done, beside the next block,
+        and the hop that brings them to the rank of their keys after the last one, beside nothing.
+        """
+        keys, gradients, last = it.sends[0], it.sends[1:], int(it.blocks) - 1
+        passed = self.clocks.gpu
+        for block in range(last + 1):
+            arrived = 0.0 if block == last else self._send(keys)
+            self._compute(it, part=(1 - it.own) / last if block else it.own)
+            if gradients:
+                self._await(op, passed)
+                passed = self._send(gradients[block == last])
+            self._await(op, arrived)
+        self._await(op, passed)
+
+    def _compute(self, it: Price, kind: str = "", part: float = 1.0) -> None:
+        """A part of what an op computes."""
+        clocks = self.clocks
         if it.kernels:
             clocks.until(clocks.host, HOST, it.line)
-            clocks.host += it.kernels * self._on.op
+            clocks.host += it.kernels * self._on.op * part
         for own, seconds in it.computes:
-            clocks.until(clocks.gpu + seconds, kind or own, it.line)
+            clocks.until(clocks.gpu + seconds * part, kind or own, it.line)
 
     def _begin(self, op: Op) -> float:
         """Begins all that an op sends, for one layer; when it is done."""
-        clocks = self.clocks
-        end = clocks.gpu
-        for axes, seconds in self._prices(op).sends:
-            clocks.host += self._on.collective
-            end = max(clocks.host, clocks.gpu, clocks.groups[axes]) + seconds
-            clocks.groups[axes] = end
-            clocks.sent[axes] += seconds
+        return max(map(self._send, self._prices(op).sends), default=self.clocks.gpu)
+
+    def _send(self, call: Sent) -> float:
+        """Begins a collective; when it is done."""
+        (axes, seconds), clocks = call, self.clocks
+        clocks.host += self._on.collective
+        end = max(clocks.host, clocks.gpu, clocks.groups[axes]) + seconds
+        clocks.groups[axes] = end
+        clocks.sent[axes] += seconds
         return end
 
     def _await(self, op: Op, end: float) -> None:

@@ -14,7 +14,7 @@ from helpers.zero_plans import program as zero
 from scalec.compiler import cli
 from scalec.compiler.analysis.time.hardware import Hardware
 from scalec.compiler.analysis.time.prices import EXPOSED
-from scalec.compiler.analysis.time.step import BUBBLE, step_time
+from scalec.compiler.analysis.time.step import BUBBLE, StepTime, step_time
 from scalec.compiler.analysis.time.timeline import Clocks
 from scalec.compiler.ir import Program, Region, Stmt
 from scalec.compiler.ops import OPS
@@ -248,6 +248,32 @@ def test_reductions_and_gathers_ahead_take_the_time_of_what_they_run_beside() ->
     assert beside.seconds < alone.seconds + 0.7 * sent
     at_once = zero("zero 3 over dp  prefetch = 0", microbatches=3)
     assert step_time(at_once, evolve(free, link=3e7)).seconds > beside.seconds
+
+
+RING = next(f"tiny.scale:{at}" for at, line in enumerate(MODEL.splitlines(), 1) if "attention(" in line)
+FREE = evolve(HARDWARE, op=0.0, collective=0.0, link_latency=0.0)
+KEYS = 2 * SEQ // 4 * KV_HEADS * HEAD_DIM
+"""The elements of a rank's keys and values, of 4 ranks."""
+
+
+def exposed_at(found: StepTime, line: str) -> float:
+    return sum(time for (kind, at), time in found.spent.items() if kind.startswith(EXPOSED) and at == line)
+
+
+@given(st.floats(9.0, 13.0))
+def test_of_a_fast_ring_only_the_last_hop_of_gradients_is_waited_for(link: float) -> None:
+    """A block takes 3 µs at least, a hop of gradients, in float32, up to 2 µs."""
+    found = exposed_at(step_time(PROGRAMS["ring"], evolve(FREE, link=10**link)), RING)
+    assert found == pytest.approx(LAYERS * BATCH * KEYS * 4 / 10**link, rel=1e-6, abs=1e-12)
+
+
+@given(st.floats(2.0, 5.0))
+def test_of_a_slow_ring_all_is_waited_for_but_what_blocks_take(link: float) -> None:
+    """Three hops of keys forward; backward as many, four of their gradients, and a block beside each but the last."""
+    found, on = step_time(PROGRAMS["ring"], evolve(FREE, link=10**link)), 10**link
+    sent = LAYERS * BATCH * KEYS * (6 * 2 + 4 * 4) / on
+    computed = sum(time for (kind, at), time in found.spent.items() if not kind.startswith(EXPOSED) and at == RING)
+    assert sent - computed < exposed_at(found, RING) < sent
 
 
 def test_exchanges_take_the_time_of_what_runs_before_their_wait() -> None:
