@@ -184,6 +184,8 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("topic", metavar="TOPIC", help="memory, collectives, time, or a code such as E0510")
         parser.add_argument("plan", type=_path, nargs="?", metavar="PLAN", help=f"{text}; not for a code")
         parser.add_argument("--json", action="store_true", help="of time: print JSON")
+        help = "of time: name no plans with one setting changed, which takes most of the time"
+        parser.add_argument("--no-advice", action="store_true", help=help)
         return
     parser.add_argument("plan", type=_path, metavar="PLAN", help=text)
     if command == "schedule":
@@ -223,6 +225,8 @@ def options(words: list[str]) -> Namespace:
     if meant := _command_meant(words[0] if words else ""):
         parser.error(f"unknown command `{words[0]}`: {meant}")
     given, unknown = parser.parse_known_args(words[:cut])
+    if given.command is explain.explain and not given.plan and unknown and not unknown[0].startswith("-"):
+        given.plan = Path(unknown.pop(0))  # argparse gives up on an optional argument at the first option
     given.rest = words[cut + 1 :]
     if unknown and unknown[0].startswith("-") and given.command is compile.run:
         parser.error(f"`{unknown[0]}` goes to train.py, after `--`: scalec run PLAN -- {unknown[0]} …")

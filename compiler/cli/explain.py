@@ -9,7 +9,7 @@ from .streams import UsageError
 if TYPE_CHECKING:
     from ..analysis.time.report import Report
 
-OF_TIME = ("json",)
+OF_TIME = ("json", "no_advice")
 """The options of `explain time`."""
 
 
@@ -44,14 +44,19 @@ def _check(options: Namespace, topics: tuple[str, ...]) -> None:
     if topic != "time":
         for name in OF_TIME:
             if getattr(options, name):
-                raise UsageError(f"`--{name}` goes with `scalec explain time`, not with `{topic}`")
+                option = name.replace("_", "-")
+                raise UsageError(f"`--{option}` goes with `scalec explain time`, not with `{topic}`")
 
 
 def _time(plan: Plan, options: Namespace) -> None:
     """The time of a step, where the speed of the plan's GPU is known."""
     from ..reports.time import time
+    from ..syntax.source import is_ir
+    from .advice import advised
 
     found = _report(plan)
+    if not options.no_advice and not is_ir(plan.source.text):
+        found = advised(found, plan.model, plan.source)
     if options.json:
         import json
 

@@ -3,16 +3,19 @@
 Non-goals: the times themselves (`analysis.time`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..analysis.time.prices import EXPOSED
-from ..analysis.time.report import Report
+from ..analysis.time.report import Neighbour, Report, Room
 from ..analysis.time.step import StepTime
 from ..config.units import amount
 from .summary import headline
 
 LINES = 3
 """How many lines of the plan are named for each kind of time."""
+
+SHOWN = 8
+"""How many other plans are named, of those that fit and of those that do not."""
 
 LEAST = 0.0005
 """The least share of a step that a row has."""
@@ -23,10 +26,8 @@ def time(it: Report) -> str:
     source = f"on {it.ranks:,} × {it.on.name}, by data sheets: expect 15 to 20%"
     summary = f"{seconds(it.step.seconds)} a step, {it.tokens:,.0f} tokens/s/GPU, MFU {it.mfu:.1%}, HFU {it.hfu:.1%}"
     rows = [("", "seconds", "share", "at"), *_rows(it)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (f"{kind:{widths[0]}}  {s:>{widths[1]}}  {part:>{widths[2]}}  {at}".rstrip() for kind, s, part, at in rows)
-    said = "\n".join((summary, *_full(it)))
-    return "\n\n".join((f"{headline(it.program)}\n{source}", said, "\n".join(lines), MFU))
+    said = "\n".join((summary, *_full(it.room), *_whose(it)))
+    return "\n\n".join((f"{headline(it.program)}\n{source}", said, "\n".join(_columns(rows)), *_advice(it), MFU))
 
 
 MFU = (
@@ -35,11 +36,49 @@ MFU = (
 )
 
 
-def _full(it: Report) -> Iterator[str]:
+def _full(room: Room) -> Iterator[str]:
     """Memory, where the step does not fit or hardly."""
-    if it.close_to_full and it.capacity:
-        needs = f"needs {amount(it.needs)} of {amount(it.capacity)}"
-        yield f"does not fit: {needs}" if it.needs > it.capacity else f"close to full: time cannot be told; {needs}"
+    if room.close_to_full and room.capacity:
+        needs = f"a rank needs {amount(room.needs)} of {amount(room.capacity)}"
+        yield f"close to full: time cannot be told; {needs}" if room.fits else f"does not fit: {needs}"
+
+
+def _whose(it: Report) -> Iterator[str]:
+    """The rank whose time is told, of a pipeline."""
+    if it.program.pipeline:
+        yield f"below, the time of rank {it.step.rank} of {it.program.pipeline.axis}, which computes longest"
+
+
+NONE = "would help: none of the plans with one setting changed"
+
+
+def _advice(it: Report) -> Iterator[str]:
+    """Faster plans that fit, then those that do not; of a plan that does not fit, those that do."""
+    if it.neighbours is None:
+        return
+    known = it.room.capacity is not None
+    fit = [other for other in it.neighbours if other.room.fits or not known]
+    large = [other for other in it.neighbours if other not in fit]
+    if not fit:
+        yield f"{NONE}{'' if it.room.fits or not known else ' fits; `scalec check` tries several'}"
+    for head, others in ((f"would {'help' if it.room.fits or not known else 'fit'}", fit), ("too large", large)):
+        if others:
+            rows = [(head, "seconds", "gain", "memory"), *(_neighbour(it, other) for other in others[:SHOWN])]
+            yield "\n".join(_columns(rows))
+
+
+def _neighbour(it: Report, other: Neighbour) -> tuple[str, str, str, str]:
+    needs, has = other.room.needs, other.room.capacity
+    full = ", close to full" if other.room.close_to_full else ""
+    more = f"{full}" if has is None or needs <= has else f", {amount(needs - has)} too many"
+    return other.told, seconds(other.seconds), f"{1 - other.seconds / it.step.seconds:.1%}", f"{amount(needs)}{more}"
+
+
+def _columns(rows: Sequence[tuple[str, str, str, str]]) -> Iterator[str]:
+    """Lines with the first and the last column flush left, those between, which are numbers, flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, second, third, last in rows:
+        yield f"{first:{widths[0]}}  {second:>{widths[1]}}  {third:>{widths[2]}}  {last}".rstrip()
 
 
 def _rows(it: Report) -> Iterator[tuple[str, str, str, str]]:

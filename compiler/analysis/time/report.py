@@ -16,14 +16,42 @@ FULL = 0.9
 
 
 @frozen
+class Room:
+    """The bytes that a rank needs, and those of its GPU; None where that is not known."""
+
+    needs: int
+    capacity: int | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether they are known to be enough."""
+        return self.capacity is not None and self.needs <= self.capacity
+
+    @property
+    def close_to_full(self) -> bool:
+        """Whether memory is so full that the time cannot be told."""
+        return self.capacity is not None and self.needs > FULL * self.capacity
+
+
+@frozen
+class Neighbour:
+    """Another plan, with one setting changed; `told` is the change in short."""
+
+    section: str
+    content: str
+    told: str
+    seconds: float
+    room: Room
+
+
+@frozen
 class Report:
     """The time of a step of a program after the last pass.
 
-    needed   operations that the model needs, on a rank
-    done     operations that a rank does
-    peak     operations a second that the GPU is able to do, in the element type of the plan
-    needs    bytes that a rank needs
-    capacity bytes of the GPU; None where that is not known
+    needed      operations that the model needs, on a rank
+    done        operations that a rank does
+    peak        operations a second that the GPU is able to do, in the element type of the plan
+    neighbours  other plans that are worth a look, the fastest first; None where none was looked for
     """
 
     program: Program
@@ -33,8 +61,8 @@ class Report:
     needed: float
     done: int
     peak: float
-    needs: int
-    capacity: int | None
+    room: Room
+    neighbours: tuple[Neighbour, ...] | None = None
 
     @property
     def tokens(self) -> float:
@@ -50,11 +78,6 @@ class Report:
     def hfu(self) -> float:
         """The part of the peak that does anything."""
         return self.done / (self.peak * self.step.seconds)
-
-    @property
-    def close_to_full(self) -> bool:
-        """Whether memory is so full that the time cannot be told."""
-        return self.capacity is not None and self.needs > FULL * self.capacity
 
     @property
     def sent(self) -> dict[str, tuple[float, float]]:
@@ -76,9 +99,13 @@ def report(program: Program, on: Hardware) -> Report:
         operations.needed(program) / ranks,
         operations.done(program),
         on.peak[PRECISIONS[program.train.precision]],
-        account(program).needs,
-        capacity(program),
+        room(program),
     )
+
+
+def room(program: Program) -> Room:
+    """The memory of a rank of a program after the last pass."""
+    return Room(account(program).needs, capacity(program))
 
 
 def as_json(it: Report) -> dict[str, Any]:
@@ -93,11 +120,26 @@ def as_json(it: Report) -> dict[str, Any]:
         "mfu": it.mfu,
         "hfu": it.hfu,
         "operations": {"needed": it.needed, "done": it.done, "peak": it.peak},
-        "memory": {"needs": it.needs, "capacity": it.capacity, "close_to_full": it.close_to_full},
+        "memory": _memory(it.room),
         "rank": it.step.rank,
         "kinds": it.step.kinds,
         "lines": [{"kind": kind, "line": line, "seconds": seconds} for (kind, line), seconds in spent],
         "collectives": [
             {"axes": axes, "seconds": seconds, "exposed": exposed} for axes, (seconds, exposed) in it.sent.items()
         ],
+        **({} if it.neighbours is None else {"neighbours": [_neighbour(it, each) for each in it.neighbours]}),
+    }
+
+
+def _memory(room: Room) -> dict[str, Any]:
+    return {"needs": room.needs, "capacity": room.capacity, "fits": room.fits, "close_to_full": room.close_to_full}
+
+
+def _neighbour(it: Report, other: Neighbour) -> dict[str, Any]:
+    return {
+        "section": other.section,
+        "content": other.content,
+        "seconds": other.seconds,
+        "gain": 1 - other.seconds / it.step.seconds,
+        "memory": _memory(other.room),
     }

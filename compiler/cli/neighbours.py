@@ -1,0 +1,248 @@
+"""Plans that differ from another in a few settings: the changes that there are, and such a plan compiled, unproved.
+
+Non-goals: which change is worth it (`remedies`, `advice`).
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice, permutations
+
+from attrs import evolve, frozen
+
+from ..analysis.context_parallel import STRATEGIES
+from ..analysis.recompute import selectable
+from ..config.settings import CHUNK, ON, SAVE, TORCH, TRITON
+from ..frontend import resolve
+from ..ir import BATCH, DATA_DIMS, SEQUENCE, Claim, Program, StateAxes, regions_in, walk_regions
+from ..ir.printer import how_claimed
+from ..ops.attention import ROPE
+from ..ops.norm import LAYERNORM, RMSNORM
+from ..ops.pointwise import FUNCTIONS
+from ..passes import passed
+from ..syntax.diagnostics import PlanError
+from ..syntax.source import Source
+
+CHEAP = {ROPE.name, RMSNORM.name, LAYERNORM.name, *(entry.name for entry in FUNCTIONS)}
+"""The ops that backward recomputes in little time."""
+
+SCHEDULES = (
+    "1f1b",
+    "interleaved_1f1b(chunks=2)",
+    "interleaved_1f1b(chunks=4)",
+    "zb_h1",
+    "interleaved_zero_bubble(chunks=2)",
+    "zbv",
+    "dualpipev",
+)
+"""The schedules of pipelines that are worth a comparison."""
+
+BUCKETS = ("32MiB", "128MiB", "512MiB")
+"""The sizes of buckets that are worth a comparison."""
+
+
+@frozen
+class Change:
+    """A section of a plan and what it sets; `told` says it shorter, where that is long."""
+
+    section: str
+    content: str
+    told: str = ""
+
+    def __str__(self) -> str:
+        return self.told or f"{self.section} {{ {self.content} }}"
+
+
+@frozen
+class Changed:
+    """A plan with some changes: resolved, and after the last pass."""
+
+    changes: tuple[Change, ...]
+    model: Program
+    program: Program
+
+
+def changed(source: Source, changes: Sequence[Change]) -> Changed | None:
+    """A plan with some changes; None where they make no plan."""
+    contents = dict[str, str]()
+    for each in changes:
+        contents[each.section] = f"{contents.get(each.section, '')} {each.content}"
+    text = "\n".join(f"{section} {{{content} }}" for section, content in contents.items())
+    try:
+        model = resolve(source, Source("changes", text))
+        *_, program = passed(model)
+    except PlanError:
+        return None
+    return Changed(tuple(changes), model, program)
+
+
+def neighbours(model: Program) -> Iterator[Change]:
+    """All changes of one setting of a plan before any placement, those first that often make steps faster."""
+    yield from less_recomputation(model)
+    yield from more_recomputation(model)
+    yield Change("train", f"microbatch = {2 * model.train.microbatch}")
+    yield from islice(smaller_microbatches(model), 1)
+    yield from less_sharding(model)
+    yield from more_sharding(model)
+    yield from sequence_parallelism(model)
+    yield from strategies(model)
+    yield from schedules(model)
+    yield from meshes(model)
+    yield from flows(model)
+    yield from implementations(model)
+
+
+def more_recomputation(model: Program) -> Iterator[Change]:
+    """Recomputation in backward: of ops that cost little, or of layers."""
+    recompute = model.train.recompute
+    if recompute.word == "none":
+        yield from _selective(model)
+    if recompute.word != "full":
+        yield Change("train", "recompute = full")
+
+
+def less_recomputation(model: Program) -> Iterator[Change]:
+    """Recomputation in backward of nothing, of ops that cost little, or of half of the layers."""
+    recompute = model.train.recompute
+    if recompute.word != "none":
+        yield Change("train", "recompute = none")
+    if recompute.word == "full":
+        yield from _selective(model)
+        yield from (Change("train", f"recompute = every(2, {dim})") for dim in _innermost(model))
+
+
+def smaller_microbatches(model: Program) -> Iterator[Change]:
+    """Half of the sequences at a time, a quarter, and so on."""
+    size = model.train.microbatch
+    while size % 2 == 0:
+        size //= 2
+        yield Change("train", f"microbatch = {size}")
+
+
+def _selective(model: Program) -> Iterator[Change]:
+    names = [name for name in selectable(model) if name in CHEAP]
+    if names and model.train.compile != ON:
+        yield Change("train", f"recompute = selective({', '.join(names)})")
+
+
+def _innermost(model: Program) -> list[str]:
+    """The dims of repeats without repeats."""
+    return [*dict.fromkeys(it.dim for it in walk_regions(model.region.body) if it.dim and not regions_in(it.body))]
+
+
+def data_axes(model: Program) -> tuple[str, ...]:
+    """The axes over which a batch lies, in the mesh's order."""
+    own = {claim.axis for claim in model.claims if claim.dim == BATCH}
+    return tuple(axis.name for axis in model.axes if axis.name in own)
+
+
+def more_sharding(model: Program) -> Iterator[Change]:
+    """Stages of ZeRO over all axes of data; a pipeline reduces gradients once a step, so it has no second."""
+    now, axes = _state(model), data_axes(model)
+    rules = {"zero 1": "optimizer", "zero 2": "gradients", "zero 3": "parameters"}
+    if model.pipeline:
+        rules = {"zero 1": "optimizer", "parameters, optimizer": "parameters"}
+    for rule, kind in rules.items() if now else ():
+        if axes and getattr(now, kind) != axes:
+            yield Change("state", f"{rule} over {', '.join(axes)}")
+
+
+def less_sharding(model: Program) -> Iterator[Change]:
+    """Lower stages of ZeRO over the same axes."""
+    now = _state(model)
+    if now and now.optimizer:
+        axes = ", ".join(now.optimizer)
+        stages = [0, 1, 2] if now.parameters else [0, 1] if now.gradients else [0]
+        for stage in reversed(stages):
+            if stage < 2 or not model.pipeline:
+                yield Change("state", f"zero {stage} over {axes}")
+
+
+def _state(model: Program) -> StateAxes | None:
+    """How state is shared out; None where groups of parameters have rules of their own."""
+    return None if len(model.state) > 1 else model.state[0] if model.state else StateAxes()
+
+
+def flows(model: Program) -> Iterator[Change]:
+    """Buckets of other sizes, gathers earlier or later."""
+    if data_axes(model):
+        yield from (Change("state", f"bucket = {size}") for size in BUCKETS)
+    if any(state.parameters for state in model.state):
+        ahead = model.flow.prefetch
+        yield from (Change("state", f"prefetch = {it}") for it in (ahead + 1, ahead - 1) if it >= 0)
+
+
+def sequence_parallelism(model: Program) -> Iterator[Change]:
+    """The sequence over an axis of tensor parallelism too, or no longer."""
+    of = {axis.name: [it.dim for it in model.claims if it.axis == axis.name] for axis in model.axes}
+    for axis, dims in of.items():
+        if SEQUENCE in dims and not {*dims} <= {*DATA_DIMS}:
+            without = [it for it in model.claims if (it.dim, it.axis) != (SEQUENCE, axis)]
+            yield Change("shard", _rules(model, without), f"shard without `{SEQUENCE} over {axis}`")
+        elif dims and not {*dims} & {*DATA_DIMS}:
+            last = max(it.rank for it in model.claims) + 1
+            more = [*model.claims, Claim(last, SEQUENCE, axis, True)]
+            yield Change("shard", _rules(model, more), f"shard with `{SEQUENCE} over {axis}`")
+
+
+def strategies(model: Program) -> Iterator[Change]:
+    """Other ways by which attention gets the keys of a sequence that lies over an axis of its own."""
+    for claim in model.claims:
+        others = {it.dim for it in model.claims if it.axis == claim.axis} - {SEQUENCE}
+        for via in () if claim.dim != SEQUENCE or others else STRATEGIES:
+            if via != claim.via:
+                rules = _rules(model, [evolve(it, via=via) if it is claim else it for it in model.claims])
+                yield Change("shard", rules, f"shard with `{SEQUENCE} over {claim.axis} via {via}`")
+
+
+def _rules(model: Program, claims: Sequence[Claim]) -> str:
+    """The rules of `shard` from which these claims are read, and those that cut a pipeline."""
+    rules = [f"{', '.join(model.pipeline.dims)} over {model.pipeline.axis}"] if model.pipeline else []
+    for _, of_rule in groupby(sorted(claims, key=lambda it: it.rank), key=lambda it: it.rank):
+        own = [*of_rule]
+        dims, axes = (dict.fromkeys(getattr(it, name) for it in own) for name in ("dim", "axis"))
+        rules.append(f"{', '.join(dims)} over {', '.join(axes)}{how_claimed(own[0])}")
+    return "  ".join(rules)
+
+
+def schedules(model: Program) -> Iterator[Change]:
+    """Other named schedules of a pipeline."""
+    if (pipeline := model.pipeline) and not pipeline.settings.stages:
+        now = pipeline.settings.schedule
+        own = f"{now.kind}(chunks={now.chunks or 2})"
+        yield from (Change("pipeline", f"schedule = {it}") for it in SCHEDULES if it not in (now.kind, own))
+
+
+def meshes(model: Program) -> Iterator[Change]:
+    """Twice the ranks along an axis, of those along another."""
+    if model.pipeline and (model.pipeline.given or model.pipeline.settings.stages):
+        return
+    for more, less in permutations([axis for axis in model.axes if axis.size > 1], 2):
+        if less.size % 2 == 0:
+            sizes = {axis.name: axis.size for axis in model.axes}
+            yield Change("mesh", mesh(sizes | {more.name: 2 * more.size, less.name: less.size // 2}))
+
+
+def mesh(sizes: dict[str, int]) -> str:
+    """For instance `dp = 2  tp = 4`."""
+    return "  ".join(f"{name} = {size}" for name, size in sizes.items())
+
+
+def more_stages(model: Program) -> Iterator[Change]:
+    """Twice and four times the ranks along a pipeline's axis, of those along an axis of data."""
+    pipeline = model.pipeline
+    if not pipeline or pipeline.given or pipeline.settings.stages:
+        return
+    for times in (2, 4):
+        data = next((axis for axis in model.axes if axis.name in data_axes(model) and axis.size > times), None)
+        if data and data.size % times == 0:
+            sizes = {axis.name: axis.size for axis in model.axes}
+            more = {pipeline.axis: sizes[pipeline.axis] * times, data.name: data.size // times}
+            yield Change("mesh", mesh(sizes | more))
+
+
+def implementations(model: Program) -> Iterator[Change]:
+    """Other kernels; logits and gathered activations that are saved, not made twice."""
+    yield Change("train", f"kernels = {TORCH if model.train.kernels == TRITON else TRITON}")
+    if model.train.logits == CHUNK:
+        yield Change("train", f"logits = {SAVE}")
+    if model.train.gathered != SAVE:
+        yield Change("train", f"gathered = {SAVE}")
