@@ -21,7 +21,7 @@ from time import perf_counter
 from attrs import evolve
 from measure import table
 
-from scalec.compiler.analysis.time.hardware import Hardware, named
+from scalec.compiler.analysis.hardware import Hardware, named
 from scalec.compiler.analysis.time.step import StepTime, step_time
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import PlanError

@@ -68,12 +68,13 @@ def _time(plan: Plan, options: Namespace) -> None:
 
 
 def _report(plan: Plan) -> "Report":
-    from ..analysis.time.hardware import hardware
+    from ..analysis.hardware import hardware
     from ..analysis.time.report import report
     from ..config.gpus import GPUS
     from ..syntax.diagnostics import listing
 
     on = hardware(plan.program)
     if on is None:
-        raise UsageError(f"the time of a step needs `cluster {{ gpu = … }}` to name one of {listing(GPUS)}")
+        known = f'to name one of {listing(GPUS)}, or a file of measured figures, `hardware = "…"`'
+        raise UsageError(f"the time of a step needs `cluster {{ gpu = … }}` {known}")
     return report(plan.program, on)

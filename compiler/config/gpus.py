@@ -88,7 +88,7 @@ def check_gpu(cluster: Cluster, found: Diagnostics) -> None:
     if cluster.memory and not name:
         help = "name the GPU; any name will do"
         found.error("E0402", "a `cluster` with `memory` needs `gpu`", cluster.spans["memory"], help=help)
-    elif name and name not in GPUS and cluster.memory is None:
+    elif name and name not in GPUS and cluster.memory is None and not cluster.hardware:
         alike = [known for known in GPUS if known.startswith(name.casefold())]
         help = f"did you mean {' or '.join(f'`{known}`' for known in alike)}?" if alike else did_you_mean(name, GPUS)
         notes = [Note(None, f"known GPUs: {listing(GPUS)}"), Note(None, ANOTHER)]

@@ -56,6 +56,7 @@ class Cluster(Settings):
     memory: Annotated[int | None, BYTES, "memory of a GPU; unset, that of the named GPU"] = None
     gpus_per_node: Annotated[int | None, AT_LEAST_1, "GPUs per node; unset, the mesh's ranks divided by `nodes`"] = None
     nodes: Annotated[int, AT_LEAST_1, "nodes of the cluster"] = 1
+    hardware: Annotated[str | None, TEXT, "file with measured figures of GPUs and links, for `explain time`"] = None
     reserve: Annotated[
         int | None, BYTES, "memory of a GPU left to its driver, CUDA, cuBLAS and NCCL; unset, an estimate"
     ] = None

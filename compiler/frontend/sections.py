@@ -5,6 +5,7 @@ from math import prod
 
 from attrs import evolve, frozen
 
+from ..analysis.hardware import check_hardware
 from ..config.fields import fields_of
 from ..config.gpus import check_gpu, kernels_for
 from ..config.schema import read
@@ -34,6 +35,8 @@ def read_settings(
     train = _train(sections["train"], cluster or Cluster(), found)
     if cluster:
         check_gpu(cluster, found)
+    if cluster and cluster.hardware:
+        check_hardware(cluster, found)
     pipeline = read(Pipelining, given["pipeline"], found, check_file) if "pipeline" in given else None
     flow = read_flow(sections["state"], found)
     return Sections(train, cluster or Cluster(), flow or Flow(), pipeline if train else None)

@@ -14,8 +14,8 @@ from attrs import evolve, frozen
 from ...ir import Op, Program, Type
 from ...ops import OPS, messages
 from ...ops.saved_tensors import Local
-from .hardware import Hardware
-from .seconds import Size, of_message, of_work
+from ..hardware import Hardware
+from .seconds import Size, measured_as, of_message, of_work
 
 EXPOSED = "exposed: "
 """Before the axes of collectives, the kind of time in which the GPU waits for them."""
@@ -141,7 +141,7 @@ def _price(program: Program, op: Op, on: Hardware, types: Mapping[str, Type]) ->
     return Price(
         sends,
         EXPOSED + " × ".join(axes),
-        tuple(of_work(work, on).items()) if work else (),
+        tuple(of_work(measured_as(op), work, on).items()) if work else (),
         work.kernels if work else 0,
         any(it.op in ("all_reduce", "reduce_scatter") and not it.maximum for it in sent),
         any(it.op == "all_gather" for it in sent),

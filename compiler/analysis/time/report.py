@@ -5,9 +5,9 @@ from typing import Any
 from attrs import frozen
 
 from ...ir import PRECISIONS, Program
+from ..hardware import Hardware
 from ..memory import account, capacity
 from . import operations
-from .hardware import Hardware
 from .prices import EXPOSED
 from .step import StepTime, step_time
 

@@ -6,16 +6,15 @@ be numpy arrays, with one number for each of many programs of one structure.
 """
 
 from functools import reduce
-from typing import Any, cast
+from typing import cast
 
-from ...ir import ITEM_BYTES, Program
+from ...ir import ITEM_BYTES, Op, Program
 from ...ops import Message
+from ...ops.vjp import KIND as VJP
 from ...ops.work import Product, Scores, Work
+from ..hardware import Hardware
+from ..hardware.measured import Size
 from ..link_traffic import HALVES
-from .hardware import Hardware
-
-Size = Any
-"""A number, or an array of numbers."""
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
 """Rows and columns of a product that a multiprocessor makes at a time: the best of these."""
@@ -27,16 +26,25 @@ LENGTH, WIDTH, NARROW = 370, 128, 0.17
 """Attention of `LENGTH` positions runs at half of what long ones do; below a width of `WIDTH` by this power of it."""
 
 
-def of_work(work: Work, on: Hardware) -> dict[str, Size]:
-    """Seconds by kind: `products`, `attention`, `memory-bound`; none where nothing is done."""
+def of_work(op: str, work: Work, on: Hardware) -> dict[str, Size]:
+    """Seconds by kind: `products`, `attention`, `memory-bound`; none where nothing is done.
+
+    `op` is what measured seconds of memory-bound ops go by (`measured_as`).
+    """
     found, moved = dict[str, Size](), cast(Size, work.bytes)
     if work.products:
         found["products"] = sum(_product(each, work.dtype, on) for each in work.products)
     if work.scores:
         found["attention"] = _attention(work.scores, work.dtype, on)
     if not isinstance(moved, int) or moved:
-        found["memory-bound"] = larger(moved / on.streamed, on.kernel * work.kernels)
+        own = on.measured.seconds_of(op, moved)
+        found["memory-bound"] = larger(moved / on.memory_rate, on.kernel * work.kernels) if own is None else own
     return found
+
+
+def measured_as(op: Op) -> str:
+    """The name of an op among measured ones: its kind, of a gradient that of its op and the operands."""
+    return " ".join((op.kind, str(op.get("of")), *op.names("wrt"))) if op.kind == VJP else op.kind
 
 
 def larger(first: Size, second: Size) -> Size:
@@ -54,9 +62,12 @@ def smaller(first: Size, second: Size) -> Size:
 
 
 def _product(it: Product, dtype: str, on: Hardware) -> Size:
+    own = on.measured.product(dtype, it.m, it.n, it.k, it.batch)
+    if own is not None:
+        return own
     filled = reduce(larger, (_filled(it, *tile, on.sms) for tile in TILES))
-    held = on.peak[dtype] * on.held * filled * it.k / (it.k + SHORT)
-    return larger(it.operations / held, it.elements * ITEM_BYTES[dtype] / on.streamed) + on.kernel
+    held = on.product_rate(dtype) * filled * it.k / (it.k + SHORT)
+    return larger(it.operations / held, it.elements * ITEM_BYTES[dtype] / on.memory_rate) + on.kernel
 
 
 def _filled(it: Product, rows: int, columns: int, sms: int) -> Size:
@@ -84,6 +95,8 @@ def of_message(program: Program, message: Message, on: Hardware, elements: Size)
     if message.op == "rotate":
         return larger(1, message.hops) * (ranks > 1) * (size / (away * own + (1 - away) * on.link) + latency)
     whole = size * (ranks if message.op == "all_gather" else 1)
+    if (known := _measured(message, whole, ranks, near, on)) is not None:
+        return known
     if message.op == "all_to_all":
         across, within = whole * (ranks - near) / ranks / own, whole * (near - 1) / ranks / on.link
         return larger(across, within) + (ranks > 1) * latency
@@ -91,6 +104,13 @@ def of_message(program: Program, message: Message, on: Hardware, elements: Size)
     across, within = away * sent / (own * near), (near > 1) * sent / on.link
     hops = (near - 1) * on.link_latency + _levels(ranks / near) * on.network_latency
     return larger(across, within) + steps * hops
+
+
+def _measured(message: Message, whole: Size, ranks: Size, near: Size, on: Hardware) -> Size | None:
+    """Seconds of a collective by measured ones of groups of its size."""
+    if not isinstance(ranks, int) or not isinstance(near, int):
+        return None
+    return on.measured.collective(message.op, ranks, -(-ranks // near), whole)
 
 
 def _levels(nodes: Size) -> Size:

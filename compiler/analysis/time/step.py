@@ -14,9 +14,9 @@ from ...ops import Message
 from ...schedules.actions import Work
 from ...schedules.cell_table import cell_table
 from ...schedules.timeline import Times, simulate
+from ..hardware import Hardware
 from ..memory.liveness import is_put_off
 from ..stage_program import StageProgram, rank_programs, stage_programs
-from .hardware import Hardware
 from .prices import prices
 from .seconds import of_message
 from .timeline import Clocks, Seconds, Walk, add, nothing

@@ -15,7 +15,7 @@ from attrs import define, field
 
 from ...ir import MICROBATCHES, Op, Program, Region, Stmt, ops_in, walk
 from ...ops.experts import begins
-from .hardware import Hardware
+from ..hardware import Hardware
 from .prices import EXPOSED, Price, Prices, Sent
 
 HOST, UPDATE = "host", "update"

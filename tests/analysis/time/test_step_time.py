@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from helpers.zero_plans import program as zero
 from scalec.compiler import cli
-from scalec.compiler.analysis.time.hardware import Hardware
+from scalec.compiler.analysis.hardware import Hardware
 from scalec.compiler.analysis.time.prices import EXPOSED
 from scalec.compiler.analysis.time.step import BUBBLE, StepTime, step_time
 from scalec.compiler.analysis.time.timeline import Clocks
@@ -29,7 +29,7 @@ HARDWARE = Hardware(
     peak={"bf16": 1e12, "f16": 1e12, "f32": 5e11, "f64": 1e11},
     memory=1e11,
     sms=8,
-    held=0.7,
+    held={"bf16": 0.7},
     attention=0.4,
     link=1e10,
     network=1e10,
@@ -187,7 +187,7 @@ PROGRAMS = {
     "experts": compile_plan(Source("tiny.scale", EXPERTS)),
 }
 
-RATES = ("memory", "link", "network", "held", "attention")
+RATES = ("memory", "link", "network", "held", "peak", "attention")
 LATENCIES = ("link_latency", "network_latency", "kernel", "op", "collective")
 
 several = pytest.mark.parametrize("name", PROGRAMS)
@@ -202,8 +202,9 @@ def test_kinds_add_up_to_the_step(name: str) -> None:
 
 @given(st.sampled_from(sorted(PROGRAMS)), st.sampled_from(RATES), st.floats(1.0, 100.0))
 def test_no_step_gets_slower_by_a_higher_rate(name: str, rate: str, times: float) -> None:
-    more = evolve(HARDWARE, **{rate: getattr(HARDWARE, rate) * times, "streamed": HARDWARE.streamed})
-    faster = evolve(more, streamed=0.81 * more.memory)
+    now = getattr(HARDWARE, rate)
+    more = {dtype: part * times for dtype, part in now.items()} if isinstance(now, dict) else now * times
+    faster = evolve(HARDWARE, **{rate: more})
     assert seconds(name, faster) <= seconds(name, HARDWARE) * (1 + 1e-9)
 
 

@@ -1,0 +1,23 @@
+"""The hardware that a step runs on, as data: a GPU, its links, its host; figures of data sheets, or measured ones.
+
+Non-goals: seconds of an op (`time.seconds`), memory (`config.gpus`).
+"""
+
+from .description import DATA_SHEETS, Hardware
+from .files import check_hardware, hardware, known_clusters, load, named
+from .measured import Attention, Collective, Measured, Moved, Product
+
+__all__ = [
+    "DATA_SHEETS",
+    "Attention",
+    "Collective",
+    "Hardware",
+    "Measured",
+    "Moved",
+    "Product",
+    "check_hardware",
+    "hardware",
+    "known_clusters",
+    "load",
+    "named",
+]

@@ -1,0 +1,127 @@
+"""Hardware read from files, and measured seconds between those that were measured."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalec.compiler.analysis.hardware import DATA_SHEETS, Attention, Collective, Measured, Moved, Product, load, named
+from scalec.compiler.config.gpus import GPUS
+from scalec.compiler.syntax.diagnostics import PlanError
+
+OWN = """
+[cluster]
+gpu = "a100_80gb"
+
+[gpu]
+held = { bf16 = 0.8 }
+
+[host]
+op = 1e-6
+
+[[link]]
+name = "node"
+ranks = 4
+bandwidth = 100e9
+
+[[product]]
+dtype = "bf16"
+m = 128
+n = 256
+k = 512
+batch = 1
+seconds = 1e-4
+"""
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_each_known_gpu_has_a_data_sheet(gpu: str) -> None:
+    found = named(gpu)
+    assert found
+    assert (found.name, found.source) == (gpu, DATA_SHEETS)
+    assert set(found.peak) == {"bf16", "f16", "f32", "f64"}
+
+
+def test_a_file_says_where_it_differs_from_a_shipped_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN)
+    found, base = load(path), named("a100_80gb")
+    assert base
+    assert (found.name, found.peak, found.network) == (base.name, base.peak, base.network)
+    assert (found.product_rate("f32"), found.op, found.link) == (0.8 * base.peak["f32"], 1e-6, 100e9)
+    assert (found.ranks_per_node, found.link_latency) == (4, base.link_latency)
+    assert found.measured.products == (Product("bf16", 128, 256, 512, 1, 1e-4),)
+    assert (found.source, found.error) == ("mine.toml", 0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("gpu = ", "is not TOML"),
+        ("[gpus]", "has no `gpus`"),
+        ('[cluster]\ngpu = "a100"', "there is no GPU `a100`"),
+        ("[gpu]\nsms = 3", "lacks `name`, `peak`, `memory`, `held`, `attention`, `link`, `network`"),
+        ("[host]\nop = -1", "`host.op` takes numbers of at least 0, not -1"),
+        ("[host]\nop = 'fast'", "not 'fast'"),
+        ("[[link]]\nname = 'rail'", "is one of `node`, `adapters`, not 'rail'"),
+        ("[[product]]\nm = 1", "lacks `dtype`, `n`, `k`, `batch`, `seconds`"),
+        ("[[moved]]\nop = 'silu'\nbytes = 0\nseconds = 1", "numbers of a `[[moved]]` are above 0"),
+        ("gpu = 3", "`[gpu]` is a table"),
+        ("[[host]]\nop = 1", "`[host]` is a table"),
+        ("[link]\nname = 'node'", "`[link]` is a list of tables"),
+        ("product = [3]", "`[product]` is a table"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(PlanError) as error:
+        load(path)
+    (found,) = error.value.diagnostics
+    assert found.code == "E0418"
+    assert told in found.message
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="E0418"):
+        load(tmp_path / "none.toml")
+
+
+MEASURED = Measured(
+    products=(Product("bf16", 256, 256, 256, 1, 1e-5), Product("bf16", 512, 512, 512, 1, 4e-5)),
+    attention=(Attention("flash", 64, 512, 1e12, 5e11), Attention("flash", 64, 2048, 2e12, 8e11)),
+    moved=(Moved("silu", 1000, 1e-5), Moved("silu", 100_000, 1e-4)),
+    collectives=(Collective("all_reduce", 4, 1, 1000, 1e-5), Collective("all_reduce", 4, 1, 10**6, 1e-3)),
+)
+
+
+def test_measured_seconds_are_given_back() -> None:
+    assert MEASURED.product("bf16", 256, 256, 256, 1) == pytest.approx(1e-5, rel=1e-4)
+    assert MEASURED.seconds_of("silu", 100_000) == pytest.approx(1e-4)
+    assert MEASURED.collective("all_reduce", 4, 1, 1000) == pytest.approx(1e-5)
+    assert MEASURED.attention_rate("flash", 64, 2048, backward=True) == pytest.approx(8e11)
+
+
+def test_nothing_is_said_of_what_is_far_from_all_that_was_measured() -> None:
+    assert MEASURED.product("f32", 256, 256, 256, 1) is None
+    assert MEASURED.product("bf16", 256, 256, 2560, 1) is None
+    assert MEASURED.seconds_of("gelu", 1000) is None
+    assert MEASURED.collective("all_reduce", 8, 1, 1000) is None
+    assert MEASURED.attention_rate("other", 64, 512, backward=False) is None
+
+
+@given(st.floats(100, 1e9), st.floats(1, 100))
+def test_more_bytes_never_take_less_time(bytes: float, times: float) -> None:
+    less, more = (MEASURED.seconds_of("silu", size) for size in (bytes, bytes * times))
+    assert less
+    assert more
+    assert less <= more * (1 + 1e-9)
+
+
+@given(st.integers(250, 520))
+def test_products_between_measured_ones_have_a_rate_between_theirs(m: int) -> None:
+    found = MEASURED.product("bf16", m, m, m, 1)
+    assert found
+    slow, fast = sorted((256**3 / 1e-5, 512**3 / 4e-5))
+    assert slow * (1 - 1e-9) <= m**3 / found <= fast * (1 + 1e-9)
