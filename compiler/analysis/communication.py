@@ -67,21 +67,21 @@ def _of_ranks(program: Program) -> tuple[tuple[Collective, ...], ...]:
 def _of_rank(program: Program, pipeline: Pipeline, rank: int) -> Iterator[Collective]:
     """The collectives of a pipeline rank: before its row, of each of its stages, when these end, and after the row."""
     of_stages = stage_programs(program)
-    account, moves = _Account(rank_programs(program)[rank], program.types), _ChunkMoves(program, pipeline, rank)
+    account, moves = _Account(rank_programs(program)[rank], program.types), ChunkMoves(program, pipeline, rank)
     for is_row, body in groupby(program.region.body, lambda stmt: isinstance(stmt, Region)):
         if is_row:
-            yield from moves.gathers()
+            yield from moves.collectives(moves.gathers())
             for number in pipeline.stages_of(rank):
                 yield from _of_stage(program, pipeline, number, of_stages[number])
-            yield from moves.reductions()
+            yield from moves.collectives(moves.reductions())
         else:
             rest = tuple(stmt for stmt in body if stmt not in moves.ops)
             found = account.within(evolve(program.region, body=rest), (), "step")
             yield from (evolve(each, rank=rank) for each in found if not each.among or rank in each.among)
 
 
-class _ChunkMoves:
-    """The gathers and reductions of a rank's chunks, which the IR has of all stages at once."""
+class ChunkMoves:
+    """The gathers and reductions of a rank's chunks, which the IR has of all stages at once, as `ops`."""
 
     def __init__(self, program: Program, pipeline: Pipeline, rank: int) -> None:
         assert pipeline.schedule, "account: a pipeline without rows"
@@ -90,27 +90,30 @@ class _ChunkMoves:
         self._account = _Account(program, program.types)
         self.ops = [op for op in chunk_moves(program) if self._account.messages(op)]
 
-    def gathers(self) -> Iterator[Collective]:
+    def gathers(self) -> Iterator[tuple[Chunk, Op]]:
         """In the order in which stages begin; buckets that the step gathers over the same axes go together."""
         gathers = [op for op in self.ops if not self._account.reduces(op)]
         for _, run in groupby(gathers, key=self._account.axes):
-            for chunk, op in sorted(self._pairs(run), key=lambda pair: pair[0].stages):
-                yield from self._moved(chunk, op)
+            yield from sorted(self._pairs(run), key=lambda pair: pair[0].stages)
 
-    def reductions(self) -> Iterator[Collective]:
+    def reductions(self) -> Iterator[tuple[Chunk, Op]]:
         """In the order in which stages end."""
         sums = filter(self._account.reduces, self.ops)
-        for chunk, op in sorted(self._pairs(sums), key=lambda pair: needed(self._spans, pair[0].stages).stop):
-            yield from self._moved(chunk, op)
+        yield from sorted(self._pairs(sums), key=lambda pair: needed(self._spans, pair[0].stages).stop)
+
+    def messages(self, chunk: Chunk, op: Op) -> tuple[Message, ...]:
+        """Those of an op on a chunk."""
+        return messages(with_chunks(self._program, [chunk]), op, self._account.types)
+
+    def collectives(self, moved: Iterable[tuple[Chunk, Op]]) -> Iterator[Collective]:
+        """The entries of moves."""
+        for chunk, op in moved:
+            for each in self.messages(chunk, op):
+                yield evolve(self._account.entry(op, each, (), "step"), rank=self._rank, chunk=chunk.stages)
 
     def _pairs(self, ops: Iterable[Op]) -> Iterator[tuple[Chunk, Op]]:
         """Each op with the chunks of its bucket."""
         return ((chunk, op) for op in ops for chunk in self._chunks if chunk.bucket == self._account.bucket(op))
-
-    def _moved(self, chunk: Chunk, op: Op) -> Iterator[Collective]:
-        own = with_chunks(self._program, [chunk])
-        for each in messages(own, op, self._account.types):
-            yield evolve(self._account.entry(op, each, (), "step"), rank=self._rank, chunk=chunk.stages)
 
 
 def _of_stage(program: Program, pipeline: Pipeline, number: int, stage: StageProgram) -> Iterator[Collective]:

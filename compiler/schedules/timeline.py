@@ -18,12 +18,18 @@ if TYPE_CHECKING:
 
 @frozen
 class Times:
-    """How long each stage's actions take, and a message between ranks; one unit for all."""
+    """How long each stage's actions take, and a message between ranks; one unit for all.
+
+    cuts   messages across each cut between stages, where these differ; else all take `send`
+    ready  when the weights of each stage are there; of none from the start
+    """
 
     forward: tuple[float, ...]
     input: tuple[float, ...]
     weight: tuple[float, ...]
     send: float = 0.0
+    cuts: tuple[float, ...] = ()
+    ready: tuple[float, ...] = ()
 
     @classmethod
     def uniform(cls, stages: int, f: float = 1, b: float = 1, w: float = 1, comm: float = 0) -> "Times":
@@ -38,7 +44,7 @@ class Times:
         """To a thousandth."""
         kinds = self.forward, self.input, self.weight
         forward, input, weight = (tuple(round(time, 3) for time in times) for times in kinds)
-        return Times(forward, input, weight, round(self.send, 3))
+        return evolve(self, forward=forward, input=input, weight=weight, send=round(self.send, 3))
 
     @property
     def are_uniform(self) -> bool:
@@ -117,7 +123,7 @@ class Timed:
     order: list[int]
 
 
-_Cells = Iterator[tuple[int, int, int, float, float, float, int]]
+_Cells = Iterator[tuple[int, int, int, float, float, float, int, float]]
 
 
 def timed(schedule: Schedule, times: Times) -> Timed:
@@ -127,7 +133,10 @@ def timed(schedule: Schedule, times: Times) -> Timed:
     from .cell_table import cell_table
 
     cells = cell_table(schedule)
-    ways = [cells.elsewhere(values) * times.send for values in cells.needed]
+    cuts = times.cuts or (times.send,) * (schedule.stages - 1)
+    crossed = np.array([*cuts, 0.0, 0.0, *cuts, 0.0])  # by values, each gradient across the cut before its stage
+    ways = [cells.elsewhere(values) * crossed[values // schedule.microbatches] for values in cells.needed]
+    opens = cells.each(lambda action: times.ready[action.stage] if times.ready else 0.0)
     takes, makes = cells.each(times.of), cells.values(made_by)
     makes[makes == cells.nothing] += 1
     start, order = [0.0] * len(takes), list[int]()
@@ -137,14 +146,15 @@ def timed(schedule: Schedule, times: Times) -> Timed:
     def row(rank: int) -> Iterator[tuple[int, int]]:
         """Does a row; stops at each value that is not there, and at which cell."""
         numbers = cells.row(rank)[~cells.are_messages[cells.row(rank)]]
-        columns = (it[numbers].tolist() for it in (*cells.needed, *ways, takes, makes))
+        columns = (it[numbers].tolist() for it in (*cells.needed, *ways, takes, makes, opens))
         free = 0.0
-        for cell, one, other, way, other_way, time, made in cast(_Cells, zip(numbers.tolist(), *columns, strict=True)):
+        each = cast(_Cells, zip(numbers.tolist(), *columns, strict=True))
+        for cell, one, other, way, other_way, time, made, opened in each:
             if done[one] < 0:
                 yield one, cell
             if done[other] < 0:
                 yield other, cell
-            start[cell] = max(free, done[one] + way, done[other] + other_way)
+            start[cell] = max(free, opened, done[one] + way, done[other] + other_way)
             free = start[cell] + time
             order.append(cell)
             done[made] = free

@@ -14,7 +14,7 @@ from ...ops.vjp import KIND as VJP
 from ...ops.work import Product, Scores, Work
 from ..hardware import Hardware
 from ..hardware.measured import Size
-from ..link_traffic import HALVES
+from ..link_traffic import HALVES, crosses
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
 """Rows and columns of a product that a multiprocessor makes at a time: the best of these."""
@@ -89,6 +89,8 @@ def of_message(program: Program, message: Message, on: Hardware, elements: Size)
     """
     ranks = len(message.among) or program.degree(message.axes)
     near = smaller(near_ranks(program, message.axes, on.ranks_per_node), ranks)
+    if message.among:
+        near = 1 if crosses(program, message.axes, on.ranks_per_node, message.among) else ranks
     away = near < ranks  # in all these sums a bool counts as 0 or 1
     size = elements * ITEM_BYTES[message.dtype]
     own, latency = on.network / on.ranks_per_node, away * on.network_latency + (1 - away) * on.link_latency

@@ -120,6 +120,11 @@ class Walk:
             else:
                 self._op(stmt, UPDATE)
 
+    def update(self, ops: Sequence[Op]) -> None:
+        """Ops that are done once a step."""
+        for op in ops:
+            self._op(op, UPDATE)
+
     def body(self, body: Sequence[Stmt]) -> None:
         """Ops and repeats, one after the other."""
         for stmt in body:
@@ -205,11 +210,11 @@ class Walk:
         keys, gradients, last = it.sends[0], it.sends[1:], int(it.blocks) - 1
         passed = self.clocks.gpu
         for block in range(last + 1):
-            arrived = 0.0 if block == last else self._send(keys)
+            arrived = 0.0 if block == last else self.send(keys)
             self._compute(it, part=(1 - it.own) / last if block else it.own)
             if gradients:
                 self._await(op, passed)
-                passed = self._send(gradients[block == last])
+                passed = self.send(gradients[block == last])
             self._await(op, arrived)
         self._await(op, passed)
 
@@ -224,9 +229,9 @@ class Walk:
 
     def _begin(self, op: Op) -> float:
         """Begins all that an op sends, for one layer; when it is done."""
-        return max(map(self._send, self._prices(op).sends), default=self.clocks.gpu)
+        return max(map(self.send, self._prices(op).sends), default=self.clocks.gpu)
 
-    def _send(self, call: Sent) -> float:
+    def send(self, call: Sent) -> float:
         """Begins a collective; when it is done."""
         (axes, seconds), clocks = call, self.clocks
         clocks.host += self._on.collective

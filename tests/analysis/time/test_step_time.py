@@ -183,6 +183,11 @@ PROGRAMS = {
     "pipeline": compiled(
         "pp = 2  dp = 2", "batch over dp\nlayers over pp", "pipeline { schedule = interleaved_1f1b(chunks=2) }"
     ),
+    "pipeline, zero 2": compiled(
+        "pp = 2  dp = 4",
+        "batch over dp\nlayers over pp",
+        "state { zero 2 over dp }\npipeline { schedule = interleaved_1f1b(chunks=2) }",
+    ),
     "zero bubble": compiled("pp = 2", "layers over pp", "pipeline { schedule = zb_h1 }"),
     "experts": compile_plan(Source("tiny.scale", EXPERTS)),
 }
