@@ -7,9 +7,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from pathlib import PurePath
 from typing import Any, cast
 
-from attrs import NOTHING, Attribute, asdict
+from attrs import NOTHING, Attribute, asdict, evolve
 
 from .. import __version__
 from ..analysis.certificate import Proof, certificate
@@ -17,6 +18,7 @@ from ..analysis.collective import Collective
 from ..analysis.communication import active_count, collectives, evaluation, parameter_count, places
 from ..analysis.expert_loads import Load
 from ..analysis.memory import Account, account, at_loads, capacity, fits
+from ..analysis.time.expected import expected
 from ..ir import Pipeline, Program
 from ..ir.printer import how_claimed, print_ir
 from ..ir.stages import stages
@@ -43,17 +45,28 @@ def plan_json(
             **({"active": active_count(program)} if program.choices else {}),
             "shapes": {p.name: _shape(p.type.dims, program) for p in program.params},
         },
-        "settings": {"train": _plain(program.train), "cluster": _plain(program.cluster)},
+        "settings": {"train": _plain(program.train), "cluster": _plain(_beside(program).cluster)},
         **({"pipeline": _pipeline(program, program.pipeline)} if program.pipeline else {}),
         "collectives": [_collective(each) for rank in places(program) for each in collectives(program, rank)],
         "evaluation": [_collective(each) for rank in places(program) for each in evaluation(program, rank)],
         "memory": _memory(program),
+        **({"time": time} if (time := _time(program)) else {}),
         "certificate": certificate(proof, matched, program),
         **({"modules": {name: digest(text) for name, text in modules.items()}} if modules else {}),
-        "model": print_ir(model).splitlines(),
+        "model": print_ir(_beside(model)).splitlines(),
     }
     entries = (f"  {json.dumps(key)}: {_written(value)}" for key, value in content.items())
     return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def _beside(program: Program) -> Program:
+    """The same with its cluster's file where it is copied to."""
+    cluster = program.cluster
+    return (
+        evolve(program, cluster=evolve(cluster, hardware=PurePath(cluster.hardware).name))
+        if cluster.hardware
+        else program
+    )
 
 
 def _written(value: object) -> str:
@@ -119,6 +132,15 @@ def _memory(program: Program) -> dict[str, Any]:
         "capacity": capacity(program),
         **({"loads": loads} if (loads := [_load(program, *each) for each in at_loads(program)]) else {}),
     }
+
+
+def _time(program: Program) -> dict[str, Any]:
+    """The time of a step, where the speed of the plan's GPUs is known."""
+    if (it := expected(program)) is None:
+        return {}
+    from ..analysis.time.report import as_json
+
+    return as_json(it)
 
 
 def _load(program: Program, load: Load, of_ranks: Sequence[Account]) -> dict[str, Any]:

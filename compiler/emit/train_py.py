@@ -7,11 +7,13 @@ Non-goals: checking what was written (`readback`).
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..analysis.certificate import Proof, header, trust_words, trusted
 from ..analysis.kernel_tiles import Used, kernels_of, tiles_file
 from ..analysis.memory import Account, account, accounts, at_loads
+from ..analysis.time.expected import expected
 from ..analysis.vocabulary import vocabulary
 from ..config.units import counted
 from ..ir import BATCH, MICROBATCHES, SEQUENCE, Arg, Program, base
@@ -30,6 +32,9 @@ from .module import Module
 from .naming import axes_word, call, class_name, exploded, file_word, letter, literal, read_beside, run_word
 from .step import step_lines
 from .user_ops import modules
+
+if TYPE_CHECKING:
+    from ..analysis.time.report import Report
 
 PARALLEL = {"dp": "data parallel", "tp": "tensor parallel", "pp": "pipeline parallel"}
 """The field's names for axes so called."""
@@ -156,6 +161,7 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
         f"schedule={schedule.kind.capitalize()}({', '.join(arguments)}),",
         *([f"nodes={program.cluster.nodes},"] if program.cluster.nodes > 1 else []),
         f"{call('account=Account', _account(program), 4)},",
+        *([f"{call('expected=Expected', _expected(it), 4)},"] if (it := expected(program)) else []),
         *([f"choices={literal(choices)},"] if (choices := limited_choices(program)) else []),
     ]
 
@@ -175,6 +181,13 @@ def _account(program: Program) -> list[str]:
 def _totals(accounts: Sequence[Account]) -> str:
     ranks = tuple(it.total for it in accounts)
     return literal(ranks) if len(ranks) < 8 else exploded("", [*map(str, ranks)], 8)
+
+
+def _expected(it: "Report") -> list[str]:
+    """A step's time, to four digits, and what its MFU is made of."""
+    figures = {"seconds": literal(float(f"{it.step.seconds:.4g}")), "error": literal(it.on.error)}
+    figures |= {"flops_per_token": f"{it.per_token:_}", "peak_flops": f"{it.peak / 1e12:g}e12"}
+    return [literal(it.on.name), *(f"{name}={value}" for name, value in figures.items())]
 
 
 def _input(arg: Arg, program: Program) -> str:

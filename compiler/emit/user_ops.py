@@ -1,6 +1,7 @@
 """The modules that a program's user ops come from: copied beside `train.py`, which imports them, with what they import.
 
-Purpose: an output folder is whole, and what was compiled is what runs.  Non-goals: what the modules say.
+The file of its cluster's hardware is copied too.
+Purpose: an output folder is whole, and what was compiled is what runs.  Non-goals: what the files say.
 """
 
 import ast
@@ -13,7 +14,7 @@ from ..frontend.user_ops import parsed
 from ..ir import Program, base
 from ..ops.user import module_and_function
 from ..syntax.diagnostics import PlanError, wrong
-from ..syntax.limits import load
+from ..syntax.limits import MAX_WRITTEN_BYTES, load
 from ..syntax.source import Source, Span
 from .naming import TAKEN, file_word, singular
 
@@ -40,6 +41,10 @@ def copied(program: Program, folder: Path) -> dict[str, Source]:
     found: dict[str, Source] = {}
     for name in modules(program):
         _gather(name, folder, _calls(program)[name], found)
+    if program.cluster.hardware:
+        from ..analysis.hardware import own_file
+
+        found[Path(program.cluster.hardware).name] = load(own_file(program.cluster), most=MAX_WRITTEN_BYTES)
     return found
 
 

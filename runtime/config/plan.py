@@ -1,4 +1,4 @@
-"""The settings of a run as a program writes them: its plan, account and learning-rate schedules."""
+"""The settings of a run as a program writes them: its plan, accounts of a step, learning-rate schedules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,6 +67,24 @@ class Account:
         return self.ranks[place], (self.most or self.ranks)[place]
 
 
+@dataclass(frozen=True)
+class Expected:
+    """A step as the compiler prices it.
+
+    gpu              the GPUs that it is priced for
+    seconds          of the step
+    error            by which it may differ from that, as a part of it
+    flops_per_token  operations that the model needs: 6 for each parameter but the embedding's, and attention's
+    peak_flops       operations a second that a GPU is able to do, in the element type of the plan
+    """
+
+    gpu: str
+    seconds: float
+    error: float
+    flops_per_token: int
+    peak_flops: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The settings of a run; options of the command line replace `data.files`, `steps`, `lr` and `seed`."""
@@ -86,6 +104,7 @@ class Plan:
     nodes: int = 1
     names: HFNames | None = None  # where files of weights hold the parameters
     account: Account | None = None  # what a step takes in memory, as the compiler counts it
+    expected: Expected | None = None  # what a step takes in time, where the compiler knows the GPUs
     model: str = ""  # a hash of what is computed, on any mesh
     choices: tuple[int, ...] = ()  # of each load, how many experts a token chooses, where a capacity may drop some
 

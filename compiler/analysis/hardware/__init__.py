@@ -4,7 +4,7 @@ Non-goals: seconds of an op (`time.seconds`), memory (`config.gpus`).
 """
 
 from .description import DATA_SHEETS, Hardware
-from .files import check_hardware, hardware, known_clusters, load, named
+from .files import check_hardware, hardware, known_clusters, load, named, own_file
 from .measured import Attention, Collective, Measured, Moved, Product
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "known_clusters",
     "load",
     "named",
+    "own_file",
 ]

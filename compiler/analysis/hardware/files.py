@@ -90,9 +90,13 @@ def ranks_per_node(program: Program) -> int:
 
 
 def _own(cluster: Cluster) -> Hardware:
+    return load(own_file(cluster), cluster.spans["hardware"])
+
+
+def own_file(cluster: Cluster) -> Path:
+    """The path of a cluster's own file, which is named from where the plan is."""
     assert cluster.hardware, "hardware: a cluster without a file"
-    span = cluster.spans["hardware"]
-    return load(Path(span.path).parent / cluster.hardware, span)
+    return Path(cluster.spans["hardware"].path).parent / cluster.hardware
 
 
 @cache

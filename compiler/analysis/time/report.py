@@ -70,6 +70,12 @@ class Report:
         return self.program.train.global_batch * self.program.train.seq / self.ranks / self.step.seconds
 
     @property
+    def per_token(self) -> int:
+        """The operations that the model needs for a token."""
+        train = self.program.train
+        return round(self.needed * self.ranks / (train.global_batch * train.seq))
+
+    @property
     def mfu(self) -> float:
         """The part of the peak that does what the model needs."""
         return self.needed / (self.peak * self.step.seconds)
@@ -114,7 +120,8 @@ def as_json(it: Report) -> dict[str, Any]:
     return {
         "gpu": it.on.name,
         "ranks": it.ranks,
-        "source": "data sheets",
+        "source": it.on.source,
+        "error": it.on.error,
         "seconds": it.step.seconds,
         "tokens_per_second_per_gpu": it.tokens,
         "mfu": it.mfu,

@@ -10,6 +10,7 @@ from math import prod
 
 from ... import __version__
 from ...analysis.memory import accounts, at_loads
+from ...analysis.time.expected import expected
 from ...analysis.vocabulary import tables, vocabulary
 from ...config.hf_names import HFWeight
 from ...ir import SEQUENCE, Buffer, Param, Program, base
@@ -56,6 +57,7 @@ def _plan(program: Program) -> dict[str, str]:
         **{name: repr(number) for name, number in numbers.items()},
         **({"nodes": repr(program.cluster.nodes)} if program.cluster.nodes > 1 else {}),
         "account": _account(program),
+        **({"expected": text} if (text := _expected(program)) else {}),
         **({"choices": repr(choices)} if (choices := limited_choices(program)) else {}),
     }
 
@@ -68,6 +70,14 @@ def _account(program: Program) -> str:
     options += f", axis={program.pipeline.axis!r}" if program.pipeline else ""
     options += f", most={tuple(it.total for it in worst)!r}" if worst is not found else ""
     return f"Account({found[0].device!r}, {tuple(it.total for it in found)!r}{options})"
+
+
+def _expected(program: Program) -> str:
+    """The time of a step, "" where the speed of the plan's GPUs is not known."""
+    if (it := expected(program)) is None:
+        return ""
+    seconds, flops = float(f"{it.step.seconds:.4g}"), f"flops_per_token={it.per_token}, peak_flops={it.peak!r}"
+    return f"Expected({it.on.name!r}, {seconds=}, error={it.on.error}, {flops})"
 
 
 def _data(program: Program) -> str:

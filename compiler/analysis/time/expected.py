@@ -1,0 +1,20 @@
+"""The time of a step on the GPUs of its plan's cluster.  A plan that names none loads nothing of it."""
+
+from typing import TYPE_CHECKING
+
+from ...ir import Program, once
+
+if TYPE_CHECKING:
+    from .report import Report
+
+
+@once
+def expected(program: Program) -> "Report | None":
+    """The time of a program after the last pass, None where the speed of its GPUs is not known."""
+    if not (program.cluster.gpu or program.cluster.hardware):
+        return None
+    from ..hardware import hardware
+    from .report import report
+
+    on = hardware(program)
+    return report(program, on) if on else None
