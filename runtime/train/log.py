@@ -20,6 +20,7 @@ from torch import Tensor
 from ..config.plan import Account, Metrics
 from ..errors import RunError
 from .allocator import Peak, line
+from .speed import Speed
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,20 @@ class Log:
     """Writes to the terminal and to `folder`/log.jsonl; with folder None (other ranks) it does nothing."""
 
     def __init__(
-        self, folder: Path | None, first: int, steps: int, tokens_per_step: int, choices: Sequence[int] = ()
+        self,
+        folder: Path | None,
+        first: int,
+        steps: int,
+        speed: Speed,
+        choices: Sequence[int] = (),
+        warm_up: int = 1,
     ) -> None:
-        """`choices`: of each load, how many experts a token chooses, where some may be dropped."""
-        self._folder, self._first, self._steps, self._tokens = folder, first, steps, tokens_per_step
-        self._choices = choices
+        """`choices`: of each load, how many experts a token chooses, where some may be dropped.
+
+        The run's first `warm_up` steps, and those of the same line, are not compared with the prediction.
+        """
+        self._folder, self._first, self._steps = folder, first, steps
+        self._speed, self._choices, self._warm = speed, choices, first + warm_up
         self._began = time.monotonic()
         self._last: dict[str, float] = {}
         self._due: _Due | None = None
@@ -102,7 +112,7 @@ class Log:
             return
         due, self._due = self._due, None
         metrics = due.read()
-        self._finished(due.step, metrics, due.lr, due.expert_load(), due.dropped(self._tokens, self._choices))
+        self._finished(due.step, metrics, due.lr, due.expert_load(), due.dropped(self._speed.tokens, self._choices))
 
     def _finished(
         self, step: int, metrics: dict[str, float], lr: float, load: list[list[int]], dropped: float | None
@@ -112,7 +122,7 @@ class Log:
         skipped = not isfinite(norm) and scale is not None and scale >= 1  # below 1 no scale would have helped
         if tokens and not (isfinite(loss) and (isfinite(norm) or skipped)):
             raise RunError(f"step {step}: loss {loss}, gradient norm {norm}; try a lower --lr")
-        speed = self._tokens * (step - self._marked_step) / (time.monotonic() - self._marked)
+        seconds, warm = (time.monotonic() - self._marked) / (step - self._marked_step), self._marked_step >= self._warm
         self.mark(step)
         self._say_empty(step, int(metrics["empty"]))
         reached = f"loss {loss:.4f}  norm {norm:.3f}" if tokens else "no label counts"
@@ -120,7 +130,7 @@ class Log:
             f"step {step:>{len(str(self._steps))}}/{self._steps}  {reached}  lr {lr:.2e}"
             f"{'' if scale is None else f'  scale {scale:g}'}{'  skipped' if skipped else ''}"
             f"{_spread(load)}{'' if dropped is None else f'  dropped {dropped:.1%}'}"
-            f"  {speed:,.0f} tokens/s  {self._left(step)} left"
+            f"  {self._speed.words(seconds)}  {self._left(step)} left"
         )
         known = {"loss": loss} if tokens else {}
         known |= {"norm": norm} if tokens and not skipped else {}  # JSON has no infinity
@@ -128,7 +138,9 @@ class Log:
         known |= {"router_loss": metrics["router_loss"]} if "router_loss" in metrics else {}
         known |= {"expert_load": load} if load else {}
         known |= {} if dropped is None else {"dropped": dropped}
-        self._write({"step": step, **known, "lr": lr, "tokens": tokens, "tokens_per_s": speed})
+        self._write({"step": step, **known, "lr": lr, "tokens": tokens, **self._speed.values(seconds)})
+        if warm and (complaint := self._speed.complaint(seconds)):
+            self._say(complaint)
 
     def _say_empty(self, step: int, empty: int) -> None:
         """Once, that steps went by in which there was nothing to learn from."""

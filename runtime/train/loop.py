@@ -38,6 +38,7 @@ from .launch import (
 )
 from .log import Log
 from .shutdown import ending, refuse
+from .speed import Speed
 
 Build = Callable[[Mesh], tuple[nn.Module, TrainState]]
 TrainStep = Callable[[nn.Module, TrainState, Batch, float], Metrics]
@@ -169,6 +170,7 @@ class _Run:
         self.model, self.state = build(self.mesh)
         self.loader = self._loader(start.training)
         self.held = self._loader(start.validation) if start.validation else None
+        self.speed = self._speed()
         self.log = self._log()
         self.saved = _checkpoints(options)
 
@@ -180,8 +182,15 @@ class _Run:
         folder = self.options.out if is_first() else None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        plan = self.plan
-        return Log(folder, self.start.first, self.options.steps, plan.global_batch * plan.seq, plan.choices)
+        asked = profiling()
+        warm_up = asked.last if asked else 1
+        return Log(folder, self.start.first, self.options.steps, self.speed, self.plan.choices, warm_up)
+
+    def _speed(self) -> Speed:
+        """Throughput beside the prediction, which knows nothing of what is done besides to find mistakes."""
+        plan, mesh = self.plan, self.mesh
+        expected = None if recording() or sanitizing() else plan.expected
+        return Speed(plan.global_batch * plan.seq, mesh.size(*plan.mesh), mesh.device, expected)
 
     def go(self) -> None:
         """Trains up to the last step."""
@@ -241,6 +250,8 @@ class _Run:
             f"{self.plan.name} on {self.mesh.device.type}, {mesh}: steps {self.start.first + 1} to"
             f" {self.options.steps}, each of {self.plan.global_batch} x {self.plan.seq} tokens"
         )
+        if self.start.resume is None and (predicted := self.speed.begin()):
+            self.log.say(predicted)
         self.log.mark(self.start.first)
 
     def _after(self, done: int, metrics: Metrics, lr: float) -> None:

@@ -33,7 +33,7 @@ def _run(folder: Path, options: str = "") -> list[tuple[int, str]]:
 
 def _losses(folder: Path) -> list[tuple[Any, ...]]:
     lines = [json.loads(line) for line in (folder / "runs/bigram/log.jsonl").read_text().splitlines()]
-    return [tuple(value for name, value in line.items() if name != "tokens_per_s") for line in lines]
+    return [tuple(value for name, value in line.items() if not name.startswith("tokens_per_s")) for line in lines]
 
 
 def _spans(path: Path) -> list[dict[str, Any]]:

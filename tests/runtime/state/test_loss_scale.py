@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers.small_log import small_log
 from helpers.small_state import made, update
 from scalec.runtime import RunError, TrainState
 from scalec.runtime.checkpoint import saver
 from scalec.runtime.config.plan import Metrics
 from scalec.runtime.state.loss_scale import FIRST, INTERVAL, MOST, STEPS, VALUE, LossScale
-from scalec.runtime.train.log import Log
 
 update_scale = cast(Any, torch)._amp_update_scale_  # what GradScaler calls
 NO, YES = torch.tensor(False), torch.tensor(True)
@@ -132,7 +132,7 @@ def _metrics(scale: float | None, norm: float = torch.inf, loss: float = 5.0) ->
 
 
 def test_a_skipped_step_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = Log(tmp_path, 0, 3, 4)
+    log = small_log(tmp_path)
     log.step(1, _metrics(FIRST), 0.1)
     log.step(2, _metrics(FIRST / 2, norm=1.5), 0.1)
     first, second = capsys.readouterr().out.splitlines()
@@ -146,4 +146,4 @@ def test_a_skipped_step_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("metrics", [_metrics(None), _metrics(0.5), _metrics(FIRST, loss=torch.nan)])
 def test_what_no_scale_would_have_helped_stops_the_run(tmp_path: Path, metrics: Metrics) -> None:
     with pytest.raises(RunError, match="try a lower --lr"):
-        Log(tmp_path, 0, 3, 4).step(1, metrics, 0.1)
+        small_log(tmp_path).step(1, metrics, 0.1)

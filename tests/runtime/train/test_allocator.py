@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.small_log import small_log
 from scalec.runtime.config.plan import Account
 from scalec.runtime.train import allocator, launch
 from scalec.runtime.train.allocator import Peak, expand_segments
-from scalec.runtime.train.log import Log
 
 GIB = 2**30
 ACCOUNT = Account("cuda", (50 * GIB,), reserve=3 * GIB)
@@ -77,7 +77,7 @@ def test_a_step_that_is_not_as_counted_is_told_of(
 ) -> None:
     """3% of 50 GiB and 3 GiB are 4.5."""
     found = Peak(allocated * GIB, 60 * GIB)
-    Log(tmp_path, 0, 3, 4).memory(1, (50 * GIB, 50 * GIB), ACCOUNT, found)
+    small_log(tmp_path).memory(1, (50 * GIB, 50 * GIB), ACCOUNT, found)
     said = f"memory: tensors took {allocated}.00 GiB, the allocator 60.00 GiB; the account for cuda says 50.00 GiB"
     further = ": they differ by more than 3% and the reserve of 3.00 GiB" if differs else ""
     assert capsys.readouterr().out == f"{said}{further}\n"
@@ -96,7 +96,7 @@ def test_with_experts_a_step_may_take_anything_between(
 ) -> None:
     """3% of 80 GiB and 3 GiB are 5.4."""
     account = replace(ACCOUNT, most=(80 * GIB,)).at(0)
-    Log(tmp_path, 0, 3, 4).memory(1, account, ACCOUNT, Peak(allocated * GIB, 90 * GIB))
+    small_log(tmp_path).memory(1, account, ACCOUNT, Peak(allocated * GIB, 90 * GIB))
     said = capsys.readouterr().out
     assert "the account for cuda says 50.00 GiB to 80.00 GiB, as experts are chosen" in said
     assert ("differ by more" in said) == differs
@@ -104,12 +104,12 @@ def test_with_experts_a_step_may_take_anything_between(
 
 
 def test_on_a_cpu_the_account_stands_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Log(tmp_path, 0, 3, 4).memory(1, (3 * 2**20, 3 * 2**20), Account("cpu", (3 * 2**20,)), None)
+    small_log(tmp_path).memory(1, (3 * 2**20, 3 * 2**20), Account("cpu", (3 * 2**20,)), None)
     expected = "memory: the account for cpu says 3.00 MiB; torch knows no peak of a CPU's memory\n"
     assert capsys.readouterr().out == expected
     assert json.loads((tmp_path / "log.jsonl").read_text()) == {"step": 1, "account": 3 * 2**20, "reserve": 0}
 
 
 def test_other_ranks_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    Log(None, 0, 3, 4).memory(1, (50 * GIB, 50 * GIB), ACCOUNT, None)
+    small_log(None).memory(1, (50 * GIB, 50 * GIB), ACCOUNT, None)
     assert capsys.readouterr().out == ""

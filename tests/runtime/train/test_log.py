@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.small_log import small_log
 from scalec.runtime.config.plan import Metrics
 from scalec.runtime.errors import RunError
 from scalec.runtime.train.launch import settle_streams
-from scalec.runtime.train.log import Log
 
 
 def _metrics(device: str, loss: float = 2.0) -> Metrics:
@@ -20,12 +20,12 @@ def _metrics(device: str, loss: float = 2.0) -> Metrics:
 
 
 def test_on_the_cpu_a_line_is_written_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Log(tmp_path, 0, 3, 4).step(1, _metrics("cpu"), 0.1)
+    small_log(tmp_path).step(1, _metrics("cpu"), 0.1)
     assert capsys.readouterr().out.startswith("step 1/3  loss 2.0000")
 
 
 def test_a_line_is_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = Log(tmp_path, 0, 3, 4)
+    log = small_log(tmp_path)
     log.settle()
     log.step(1, _metrics("cpu"), 0.1)
     log.settle()
@@ -35,7 +35,7 @@ def test_a_line_is_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_line_has_the_worst_loads_of_all_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layers, other = torch.tensor([[4, 4, 4, 4], [2, 10, 0, 4]]), torch.tensor([3, 5])
     metrics = Metrics(torch.tensor(2.0), torch.tensor(4), loads=(layers, other))
-    Log(tmp_path, 0, 3, 4).step(1, metrics, 0.1)
+    small_log(tmp_path).step(1, metrics, 0.1)
     assert "  load 0.00 to 2.50  " in capsys.readouterr().out
     (record,) = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
     assert record["expert_load"] == [[4, 4, 4, 4], [2, 10, 0, 4], [3, 5]]
@@ -45,7 +45,7 @@ def test_a_line_has_the_part_of_choices_that_no_expert_took(tmp_path: Path, caps
     """Of 8 tokens with 2 choices in each of 2 layers 24 of 32 were taken, and of 8 with one in another 7."""
     layers, other = torch.tensor([[4, 4, 4], [4, 4, 4]]), torch.tensor([3, 4])
     metrics = Metrics(torch.tensor(2.0), torch.tensor(8), loads=(layers, other))
-    Log(tmp_path, 0, 3, 8, (2, 1)).step(1, metrics, 0.1)
+    small_log(tmp_path, 8, (2, 1)).step(1, metrics, 0.1)
     assert "  dropped 22.5%  " in capsys.readouterr().out
     (record,) = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
     assert record["dropped"] == pytest.approx(9 / 40)
@@ -53,7 +53,7 @@ def test_a_line_has_the_part_of_choices_that_no_expert_took(tmp_path: Path, caps
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_line_waits_for_what_comes_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = Log(tmp_path, 0, 3, 4)
+    log = small_log(tmp_path)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -67,7 +67,7 @@ def test_on_a_gpu_a_line_waits_for_what_comes_next(tmp_path: Path, capsys: pytes
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_loss_that_is_not_finite_is_found_before_anything_is_saved(tmp_path: Path) -> None:
-    log = Log(tmp_path, 0, 3, 4)
+    log = small_log(tmp_path)
     log.step(1, _metrics("cuda", loss=torch.nan), 0.1)
     with pytest.raises(RunError, match="step 1"):
         log.settle()
@@ -77,7 +77,7 @@ def test_a_terminal_that_lacks_a_sign_shows_its_number(tmp_path: Path, monkeypat
     seen = BytesIO()
     monkeypatch.setattr(sys, "stdout", TextIOWrapper(seen, "ascii"))
     settle_streams()
-    Log(tmp_path, 0, 3, 4).say("größe → ×")
+    small_log(tmp_path).say("größe → ×")
     assert seen.getvalue() == b"gr\\xf6\\xdfe \\u2192 \\xd7\n"
 
 
@@ -86,7 +86,7 @@ def test_a_run_goes_on_though_nobody_reads_its_lines(tmp_path: Path, monkeypatch
     os.close(read)
     with os.fdopen(written, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        log = Log(tmp_path, 0, 3, 4)
+        log = small_log(tmp_path)
         for step in (1, 2):
             log.step(step, _metrics("cpu"), 0.1)
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 2

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from helpers.bigram import PLAN, build, eval_step, failing_step, train_step
 from helpers.forked_ranks import HANGS
-from scalec.runtime import Account, Batch, Metrics, Plan, TrainState, train
+from scalec.runtime import Account, Batch, Expected, Metrics, Plan, TrainState, train
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.train import loop
 
@@ -129,6 +129,23 @@ def test_a_run_says_what_it_takes_in_memory_once(folder: Path) -> None:
     ]
     (resumed, _) = _run(folder, plan, "--resume --steps 3 --data text/*.txt")
     assert resumed.out.count("memory: ") == 1
+
+
+def test_a_run_says_what_is_predicted_once_and_where_the_device_is_the_same(folder: Path) -> None:
+    """A run that goes on does not repeat it; validation and its steps are told as ever."""
+    plan = replace(ALONE, expected=Expected("cpu", seconds=1e3, error=0.1, flops_per_token=5, peak_flops=1e9))
+    options = "--log-every 1 --eval-every 2 --data text/*.txt"
+    (first,) = _run(folder, plan, f"{options} --steps 2")
+    assert first.out.count("predicted on cpu: 1000.00 s a step, ") == 1
+    assert first.out.count("(MFU ") == 2
+    (resumed,) = _run(folder, plan, f"{options} --resume --steps 4")
+    assert "predicted on" not in resumed.out
+    assert "slow" not in first.out + resumed.out
+    records = [record for record in _records(folder) if "loss" in record]
+    assert ["mfu" in record for record in records] == [True] * 4
+    elsewhere = replace(plan, expected=Expected("h100_sxm", seconds=1e-9, error=0.1, flops_per_token=5, peak_flops=1e9))
+    (other,) = _run(folder, elsewhere, f"{options} --steps 3")
+    assert not any(word in other.out for word in ("predicted", "MFU", "slow"))
 
 
 def test_a_resumed_run_is_bitwise_the_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
