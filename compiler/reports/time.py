@@ -26,7 +26,7 @@ def time(it: Report) -> str:
     source = f"on {it.ranks:,} × {it.on.name}, by data sheets: expect 15 to 20%"
     summary = f"{seconds(it.step.seconds)} a step, {it.tokens:,.0f} tokens/s/GPU, MFU {it.mfu:.1%}, HFU {it.hfu:.1%}"
     rows = [("", "seconds", "share", "at"), *_rows(it)]
-    said = "\n".join((summary, *_full(it.room), *_whose(it)))
+    said = "\n".join((summary, *_loads(it), *_full(it.room), *_whose(it)))
     return "\n\n".join((f"{headline(it.program)}\n{source}", said, "\n".join(_columns(rows)), *_advice(it), MFU))
 
 
@@ -41,6 +41,12 @@ def _full(room: Room) -> Iterator[str]:
     if room.close_to_full and room.capacity:
         needs = f"a rank needs {amount(room.needs)} of {amount(room.capacity)}"
         yield f"close to full: time cannot be told; {needs}" if room.fits else f"does not fit: {needs}"
+
+
+def _loads(it: Report) -> Iterator[str]:
+    """The step where experts of a rank get more rows than others, for instance `worst: 3.10 s`."""
+    if others := [f"{name}: {seconds(spent)}" for name, spent in it.loads.items() if name != "balanced"]:
+        yield f"at an equal load of experts; {', '.join(others)}"
 
 
 def _whose(it: Report) -> Iterator[str]:

@@ -25,7 +25,7 @@ from ..stage_program import StageProgram, rank_programs, stage_programs
 from .breakdown import StepTime
 from .prices import Prices, Sent, prices
 from .seconds import of_message
-from .timeline import Clocks, Walk, add
+from .timeline import HOST, Clocks, Walk, add
 
 BUBBLE = "bubble"
 """The kind of time in which a rank of a pipeline waits for others."""
@@ -194,10 +194,15 @@ def of_stages(program: Program, on: Hardware) -> list[Mapping[Work, Clocks]]:
 
 
 def _parts(program: Program, stage: StageProgram, on: Hardware) -> dict[Work, Clocks]:
-    """The clocks after each part of a stage's work on a microbatch; backward is one where no row splits it."""
+    """The clocks after each part of a stage's work on a microbatch; backward is one where no row splits it.
+
+    The host issues an action's ops while the GPU does them, and the next action once it has issued these.
+    """
     received = {value.name: value.type for value in (*stage.forward.inputs, *stage.backward.inputs)}
     backward = stage.backward.body
-    splits = stage.program.pipeline and stage.program.pipeline.splits
+    pipeline = stage.program.pipeline
+    assert pipeline, "time: a stage without a pipeline"
+    splits, line = pipeline.splits, str(program.axis(pipeline.axis).span)
     bodies = {
         Work.FORWARD: stage.forward.body,
         Work.INPUT: _part(backward, put_off=False) if splits else backward,
@@ -206,7 +211,9 @@ def _parts(program: Program, stage: StageProgram, on: Hardware) -> dict[Work, Cl
     of, found = prices(stage.program, on, {**program.types, **received}), dict[Work, Clocks]()
     for work, body in bodies.items():
         walk = Walk(stage.program, on, of)
-        walk.body(body)
+        if body:
+            walk.body(body)
+            walk.clocks.until(walk.clocks.host + on.action, HOST, line)
         found[work] = walk.clocks
     return found
 

@@ -12,10 +12,10 @@ from typing import Any
 from attrs import evolve, frozen
 
 from ...ir import Op, Program, Type
-from ...ops import OPS, messages
+from ...ops import OPS, Message, messages
 from ...ops.saved_tensors import Local
 from ..hardware import Hardware
-from .seconds import Size, measured_as, of_message, of_work
+from .seconds import Size, larger, measured_as, of_message, of_work
 
 EXPOSED = "exposed: "
 """Before the axes of collectives, the kind of time in which the GPU waits for them."""
@@ -133,8 +133,7 @@ def _price(program: Program, op: Op, on: Hardware, types: Mapping[str, Type]) ->
     entry, own = OPS[op.kind], tuple(types[name] for name in op.inputs)
     bucket, sent = program.bucket_of(own[0]) if own else None, messages(program, op, types)
     layers = own[0].dims[:-1] if bucket else ()
-    calls = [evolve(it, hops=0) for it in sent]
-    sends = tuple((it.axes, of_message(program, it, on, prod(it.shape[len(layers) :]))) for it in calls)
+    sends = tuple((it.axes, _seconds(program, it, op, on, it.shape[len(layers) :])) for it in sent)
     axes = dict.fromkeys(chain.from_iterable(it.axes for it in sent))
     local = Local(program, op, own, (True,) * len(own), "cuda")
     work = None if entry.views(program, op) else entry.work(local)
@@ -151,3 +150,9 @@ def _price(program: Program, op: Op, on: Hardware, types: Mapping[str, Type]) ->
         max((it.hops for it in sent), default=0) + 1,
         work.scores.own / work.scores.pairs if work and work.scores and work.scores.own else 1.0,
     )
+
+
+def _seconds(program: Program, it: Message, op: Op, on: Hardware, shape: Sequence[int]) -> Size:
+    """Of one hop of a message; ragged rows take as long as the larger of what goes and what comes."""
+    came = program.elements(op.outputs[0].type) if it.ragged else 0
+    return of_message(program, evolve(it, hops=0), on, larger(prod(shape), came))

@@ -1,5 +1,6 @@
 """The time of a step with all that follows from it, as `explain time` prints it and `plan.json` has it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import frozen
@@ -9,7 +10,7 @@ from ..hardware import Hardware
 from ..memory import account, capacity
 from . import operations
 from .prices import EXPOSED
-from .step import StepTime, step_time
+from .step import StepTime, step_time, times_by_load
 
 FULL = 0.9
 """The part of a GPU's memory from which on steps run slower than any account of them says."""
@@ -51,6 +52,7 @@ class Report:
     needed      operations that the model needs, on a rank
     done        operations that a rank does
     peak        operations a second that the GPU is able to do, in the element type of the plan
+    loads       by name, the seconds of the step at other loads of experts; none where all ranks get the same
     neighbours  other plans that are worth a look, the fastest first; None where none was looked for
     """
 
@@ -62,6 +64,7 @@ class Report:
     done: int
     peak: float
     room: Room
+    loads: Mapping[str, float]
     neighbours: tuple[Neighbour, ...] | None = None
 
     @property
@@ -96,7 +99,7 @@ class Report:
 
 def report(program: Program, on: Hardware) -> Report:
     """The time of a step of a program after the last pass."""
-    ranks = program.degree(tuple(axis.name for axis in program.axes))
+    ranks, loads = program.degree(tuple(axis.name for axis in program.axes)), times_by_load(program, on)
     return Report(
         program,
         on,
@@ -106,6 +109,7 @@ def report(program: Program, on: Hardware) -> Report:
         operations.done(program),
         on.peak[PRECISIONS[program.train.precision]],
         room(program),
+        {name: it.seconds for name, it in loads.items()},
     )
 
 
@@ -128,6 +132,7 @@ def as_json(it: Report) -> dict[str, Any]:
         "hfu": it.hfu,
         "operations": {"needed": it.needed, "done": it.done, "peak": it.peak},
         "memory": _memory(it.room),
+        **({"loads": it.loads} if it.loads else {}),
         "rank": it.step.rank,
         "kinds": it.step.kinds,
         "lines": [{"kind": kind, "line": line, "seconds": seconds} for (kind, line), seconds in spent],

@@ -225,7 +225,15 @@ class Walk:
             clocks.until(clocks.host, HOST, it.line)
             clocks.host += it.kernels * self._on.op * part
         for own, seconds in it.computes:
-            clocks.until(clocks.gpu + seconds * part, kind or own, it.line)
+            clocks.until(clocks.gpu + self._beside(seconds * part), kind or own, it.line)
+
+    def _beside(self, seconds: float) -> float:
+        """The seconds of computing beside what is sent meanwhile."""
+        lost, clocks = self._on.contention, self.clocks
+        if not lost or not clocks.groups:
+            return seconds
+        busy = max(max(clocks.groups.values()) - clocks.gpu, 0.0)
+        return seconds + min(seconds * lost / (1 - lost), lost * busy)
 
     def _begin(self, op: Op) -> float:
         """Begins all that an op sends, for one layer; when it is done."""

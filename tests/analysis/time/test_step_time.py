@@ -1,7 +1,7 @@
 """What a step takes: the operations that it does, and laws of its timeline."""
 
 from collections.abc import Iterator
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,7 +14,7 @@ from helpers.zero_plans import program as zero
 from scalec.compiler import cli
 from scalec.compiler.analysis.hardware import Hardware
 from scalec.compiler.analysis.time.prices import EXPOSED
-from scalec.compiler.analysis.time.step import BUBBLE, StepTime, step_time
+from scalec.compiler.analysis.time.step import BUBBLE, StepTime, step_time, times_by_load
 from scalec.compiler.analysis.time.timeline import Clocks
 from scalec.compiler.ir import Program, Region, Stmt
 from scalec.compiler.ops import OPS
@@ -191,6 +191,31 @@ PROGRAMS = {
     "zero bubble": compiled("pp = 2", "layers over pp", "pipeline { schedule = zb_h1 }"),
     "experts": compile_plan(Source("tiny.scale", EXPERTS)),
 }
+
+
+def test_an_uneven_load_of_experts_makes_products_and_exchanges_longer() -> None:
+    """All tokens choose two of a rank's two experts: 4 equal shares of rows, come and gone, in 4 times as long."""
+    on = evolve(HARDWARE, op=0.0, collective=0.0, link_latency=0.0, link=1e6, kernel=0.0)
+    found = times_by_load(PROGRAMS["experts"], on)
+    assert [*found] == ["balanced", "room = 1.25", "worst"]
+    assert found["balanced"].seconds == pytest.approx(step_time(PROGRAMS["experts"], on).seconds, rel=1e-9)
+    assert found["worst"].seconds == pytest.approx(step_time(PROGRAMS["experts"], on, load=inf).seconds, rel=1e-9)
+    sent = {name: it.sent["ep",] for name, it in found.items()}
+    rows = 4 * 2 * BATCH // 4 * SEQ * 2 * 64 * 4 * 3 / 4 / 1e6  # exchanges, layers, microbatches, rows, width, bytes
+    assert sent["room = 1.25"] - sent["balanced"] == pytest.approx(0.25 * rows, rel=1e-6)
+    assert sent["worst"] - sent["balanced"] == pytest.approx(3 * rows, rel=1e-6)
+
+
+def test_a_gpu_computes_more_slowly_while_it_communicates() -> None:
+    """By as much as hardware says, and only then."""
+    alone, program = PROGRAMS["one rank"], PROGRAMS["zero 3, far ahead"]
+    half = evolve(HARDWARE, contention=0.5)
+    assert step_time(alone, half).seconds == step_time(alone, HARDWARE).seconds
+    slow = evolve(HARDWARE, link=1e3)  # all but nothing is computed beside what is sent
+    kept, lost = (step_time(program, evolve(slow, contention=part)).kinds for part in (0.0, 0.5))
+    assert lost["products"] > 1.5 * kept["products"]
+    assert all(lost[kind] <= 2 * kept[kind] * (1 + 1e-9) for kind in ("products", "attention", "memory-bound"))
+
 
 RATES = ("memory", "link", "network", "held", "peak", "attention")
 LATENCIES = ("link_latency", "network_latency", "kernel", "op", "collective")
