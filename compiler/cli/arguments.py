@@ -184,6 +184,8 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("topic", metavar="TOPIC", help="memory, collectives, time, or a code such as E0510")
         parser.add_argument("plan", type=_path, nargs="?", metavar="PLAN", help=f"{text}; not for a code")
         parser.add_argument("--json", action="store_true", help="of time: print JSON")
+        parser.add_argument("--lines", action="store_true", help="of time: print a table of all ops")
+        parser.add_argument("--csv", type=_path, metavar="FILE", help="of time: write all ops as CSV")
         help = "of time: name no plans with one setting changed, which takes most of the time"
         parser.add_argument("--no-advice", action="store_true", help=help)
         return

@@ -9,8 +9,9 @@ from .streams import UsageError
 if TYPE_CHECKING:
     from ..analysis.time.report import Report
 
-OF_TIME = ("json", "no_advice")
-"""The options of `explain time`."""
+FORMS = ("json", "lines", "csv")
+OF_TIME = (*FORMS, "no_advice")
+"""The options of `explain time`: forms of its report, and what it leaves out."""
 
 
 def explain(options: Namespace) -> None:
@@ -50,21 +51,50 @@ def _check(options: Namespace, topics: tuple[str, ...]) -> None:
 
 def _time(plan: Plan, options: Namespace) -> None:
     """The time of a step, where the speed of the plan's GPU is known."""
-    from ..reports.time import time
-    from ..syntax.source import is_ir
-    from .advice import advised
+    from ..analysis.time.report import with_ops
 
-    found = _report(plan)
+    forms = [form for form in FORMS if getattr(options, form)]
+    if len(forms) > 1:
+        raise UsageError(f"--{forms[0]} and --{forms[1]} exclude each other: choose one")
+    found = with_ops(_report(plan))
+    print({"lines": _lines, "csv": _csv}.get("".join(forms), _whole)(found, plan, options))
+
+
+def _whole(found: "Report", plan: Plan, options: Namespace) -> str:
+    """The report with advice, as text or JSON."""
+    from ..syntax.source import is_ir
+
     if not options.no_advice and not is_ir(plan.source.text):
+        from .advice import advised
+
         found = advised(found, plan.model, plan.source)
     if options.json:
         import json
 
         from ..analysis.time.report import as_json
 
-        print(json.dumps(as_json(found), indent=2))
-    else:
-        print(time(found))
+        return json.dumps(as_json(found), indent=2)
+    from ..reports.time import time
+
+    return time(found)
+
+
+def _lines(found: "Report", _plan: Plan, _options: Namespace) -> str:
+    """A table of ops."""
+    from ..reports.op_times import lines
+
+    return lines(found.ops)
+
+
+def _csv(found: "Report", _plan: Plan, options: Namespace) -> str:
+    """Writes a file; its name."""
+    from ..reports.op_times import HEADER, as_csv
+    from .schedule import check_replaceable, replace
+
+    text = as_csv(found.ops)
+    check_replaceable(options.csv, text, "csv", ",".join(HEADER))
+    replace(options.csv, text, "csv")
+    return f"wrote {options.csv}"
 
 
 def _report(plan: Plan) -> "Report":

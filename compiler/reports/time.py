@@ -5,10 +5,13 @@ Non-goals: the times themselves (`analysis.time`).
 
 from collections.abc import Iterator, Sequence
 
+from ..analysis.hardware import DATA_SHEETS
 from ..analysis.time.prices import EXPOSED
 from ..analysis.time.report import Neighbour, Report, Room
-from ..analysis.time.step import StepTime
-from ..config.units import amount
+from ..analysis.time.step import BUBBLE, StepTime
+from ..analysis.time.timeline import HOST
+from ..config.units import amount, counted
+from ..ir import MICROBATCHES
 from .summary import headline
 
 LINES = 3
@@ -23,11 +26,21 @@ LEAST = 0.0005
 
 def time(it: Report) -> str:
     """The time of a step, for people."""
-    source = f"on {it.ranks:,} × {it.on.name}, by data sheets: expect 15 to 20%"
     summary = f"{seconds(it.step.seconds)} a step, {it.tokens:,.0f} tokens/s/GPU, MFU {it.mfu:.1%}, HFU {it.hfu:.1%}"
     rows = [("", "seconds", "share", "at"), *_rows(it)]
     said = "\n".join((summary, *_loads(it), *_full(it.room), *_whose(it)))
-    return "\n\n".join((f"{headline(it.program)}\n{source}", said, "\n".join(_columns(rows)), *_advice(it), MFU))
+    return "\n\n".join(
+        (f"{headline(it.program)}\n{_source(it)}", said, "\n".join(_columns(rows)), *_limit(it), *_advice(it), MFU)
+    )
+
+
+def _source(it: Report) -> str:
+    """For instance `on 64 × h100_sxm, by data sheets: expect 15 to 20%`."""
+    on = f"on {it.ranks:,} × {it.on.name}"
+    if it.on.source == DATA_SHEETS:
+        return f"{on}, by {DATA_SHEETS}: expect 15 to 20%"
+    part = f" ({it.measured:.0%} of the time of ops from measured sizes)" if it.ops else ""
+    return f"{on}, by {it.on.source}: expect {it.on.error:.0%}{part}"
 
 
 MFU = (
@@ -47,6 +60,35 @@ def _loads(it: Report) -> Iterator[str]:
     """The step where experts of a rank get more rows than others, for instance `worst: 3.10 s`."""
     if others := [f"{name}: {seconds(spent)}" for name, spent in it.loads.items() if name != "balanced"]:
         yield f"at an equal load of experts; {', '.join(others)}"
+
+
+def _limit(it: Report) -> Iterator[str]:
+    """For instance `limited by: products, at 66% of the GPU's peak`."""
+    if not it.ops:
+        return
+    kind = max(it.step.kinds, key=lambda kind: it.step.kinds[kind])
+    held, axes = it.held(kind), kind.removeprefix(EXPOSED)
+    if kind == HOST:
+        yield f"limited by: the host, which {_pace(it)}"
+    elif kind == BUBBLE and (pipeline := it.program.pipeline):
+        ranks, microbatches = it.program.axis(pipeline.axis).size, it.program.size(MICROBATCHES)
+        yield f"limited by: the bubble of {counted(ranks, 'rank')} with {counted(microbatches, 'microbatch')}"
+    elif axes != kind:
+        yield f"limited by: collectives over {axes}"
+    elif held is not None:
+        yield f"limited by: {kind}, at {held:.0%} of {RATES.get(kind, MEMORY)}"
+
+
+MEMORY = "the rate of the GPU's memory"
+RATES = {str(kind): "the GPU's peak" for kind in ("products", "attention")}
+
+
+def _pace(it: Report) -> str:
+    """For instance `issues a layer in 1.1 ms, the GPU takes 7.9 ms`."""
+    pace = it.pace
+    of = "" if pace.layers == "layers" else f" of `{pace.layers}`"
+    what = f"a layer{of}" if pace.layers else "a microbatch"
+    return f"issues {what} in {seconds(pace.issues)}, the GPU takes {seconds(pace.computes)}"
 
 
 def _whose(it: Report) -> Iterator[str]:
@@ -90,11 +132,12 @@ def _columns(rows: Sequence[tuple[str, str, str, str]]) -> Iterator[str]:
 def _rows(it: Report) -> Iterator[tuple[str, str, str, str]]:
     """Kinds of time, the longest first, each with the plan's lines that take most; shorter ones add up."""
     rest, step = 0.0, it.step
-    for kind, spent in sorted(step.kinds.items(), key=lambda pair: -pair[1]):
-        if spent < LEAST * step.seconds:
+    kinds = step.kinds | ({HOST: step.kinds.get(HOST, 0.0)} if it.ops else {})
+    for kind, spent in sorted(kinds.items(), key=lambda pair: -pair[1]):
+        if spent < LEAST * step.seconds and not (it.ops and kind == HOST):
             rest += spent
             continue
-        yield kind, seconds(spent), f"{spent / step.seconds:.0%}", "; ".join((*_beside(it, kind), *_at(step, kind)))
+        yield kind, seconds(spent), f"{spent / step.seconds:.0%}", "; ".join(_where(it, kind))
     if rest:
         yield "other", seconds(rest), f"{rest / step.seconds:.0%}", ""
 
@@ -111,6 +154,14 @@ def _at(step: StepTime, kind: str) -> Iterator[str]:
         )
 
 
+def _where(it: Report, kind: str) -> Iterator[str]:
+    """What goes with a kind of time: how much of it is seen, the host's pace, lines."""
+    yield from _beside(it, kind)
+    if it.ops and kind == HOST:
+        yield _pace(it)
+    yield from _at(it.step, kind)
+
+
 def _beside(it: Report, kind: str) -> Iterator[str]:
     """For instance `8.70 s in all, 5.30 s beside computation`."""
     in_all, waited = it.sent.get(kind.removeprefix(EXPOSED), (0.0, 0.0))
@@ -120,4 +171,6 @@ def _beside(it: Report, kind: str) -> Iterator[str]:
 
 def seconds(time: float) -> str:
     """For instance `8.70 s`, `3.1 ms` or `12 µs`."""
+    if not time:
+        return "0"
     return f"{time:.2f} s" if time >= 1 else f"{time * 1e3:.1f} ms" if time >= 1e-3 else f"{time * 1e6:.0f} µs"

@@ -1,12 +1,24 @@
 """`scalec explain time`: its text, its options, and what can be wrong with them."""
 
+import csv
 import json
+from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
+from scalec.compiler.analysis.hardware import Hardware
+from scalec.compiler.analysis.time.op_rows import OpRow
+from scalec.compiler.analysis.time.report import Neighbour, Report, Room
+from scalec.compiler.analysis.time.step import StepTime
+from scalec.compiler.analysis.time.timeline import nothing
 from scalec.compiler.cli import main
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.reports.time import time
+from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[2] / "plans"
 LLAMA = str(PLANS / "llama3_70b.scale")
@@ -26,7 +38,103 @@ def test_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
         assert sum(row["seconds"] for row in lines if row["kind"] == kind) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("option", ["--json", "--no-advice"])
+GIB = 2**30
+FAST = Hardware("h100_sxm", {"bf16": 1e15}, 3e12, 132, {"bf16": 0.7}, 0.4, 4e11, 4e11)
+
+TABLES: dict[str, tuple[str, int, dict[tuple[str, str], float], dict[tuple[str, ...], float], Hardware]] = {
+    "one_gpu": (
+        'use "gpt2_124m.scale" { mesh { dp = 1  tp = 1 }  cluster { gpus_per_node = 1 } }',
+        30,
+        {("products", "gpt2.scale:21"): 0.2, ("products", "gpt2.scale:23"): 0.1, ("host", "gpt2.scale:21"): 0.35}
+        | {("memory-bound", "gpt2.scale:20"): 0.01, ("update", "gpt2.scale:5"): 1e-5},
+        {},
+        FAST,
+    ),
+    "zero_3": (
+        'use "llama3_70b.scale" { state { zero 3 over dp } }',
+        75,
+        {("products", f"llama.scale:{line}"): seconds for line, seconds in ((28, 20.0), (22, 3.0), (25, 2.5), (6, 1))}
+        | {("attention", "llama.scale:25"): 5.0, ("exposed: tp", "llama.scale:28"): 4.0}
+        | {("exposed: dp", "llama.scale:6"): 0.03, ("exposed: tp", "plan.scale:2"): 1.0, ("update", "x.scale:1"): 5e-4},
+        {("tp",): 8.0, ("dp",): 1.5},
+        evolve(FAST, source="my_cluster.toml", error=0.05),
+    ),
+    "pipeline": (
+        'use "mixtral_8x7b.scale"',
+        90,
+        {("bubble", "mixtral_8x7b.scale:7"): 3.0, ("products", "mixtral.scale:29"): 2.0}
+        | {("exposed: ep", "mixtral.scale:28"): 0.5, ("attention", "mixtral.scale:25"): 0.25},
+        {("ep",): 0.75, ("pp",): 0.1},
+        FAST,
+    ),
+}
+"""For each golden file a plan, the GiB that a rank needs, seconds as they are spent, seconds of links, hardware."""
+
+
+def report(name: str) -> Report:
+    """A report of a real plan with times that are easy to follow."""
+    plan, needs, spent, sent, on = TABLES[name]
+    program = compile_plan(Source(str(PLANS / "plan.scale"), plan))
+    ranks = prod(axis.size for axis in program.axes)
+    step = StepTime(sum(spent.values()), nothing() | spent, nothing() | sent, 1 if program.pipeline else None)
+    each = {"products": 1.0, "attention": 0.2}
+    ops = (
+        OpRow("contract", "y", "a.scale:1", "forward", "layers", 40, each, {}, 0.1, 6 * 10**14, 9 * 10**11, 0),
+        OpRow("coerce", "z", "a.scale:1", "forward", "layers", 40, {}, {("tp",): 1.0}, 0.1, 0, 0, 10**9),
+    )
+    room, others = Room(needs * GIB, 80 * GIB), [("microbatch = 2", 0.9, 60), ("recompute = none", 0.8, 95)]
+    neighbours = tuple(
+        Neighbour("train", content, f"train {{ {content} }}", step.seconds * part, Room(size * GIB, 80 * GIB))
+        for content, part, size in others
+    )
+    needed, loads = 0.4e15 * step.seconds, {"balanced": step.seconds, "worst": 9.0} if program.choices else {}
+    return Report(program, on, step, ranks, needed, round(1.25 * needed), 1e15, room, loads, ops, 0.96, neighbours)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_people_are_told(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"time/{name}.txt", time(report(name)) + "\n")
+
+
+def test_ops_as_csv_and_as_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same ops as in JSON, with the same sums."""
+    ops, path = as_json(capsys, "explain", "time", "--no-advice", LLAMA)["ops"], tmp_path / "ops.csv"
+    assert main(["explain", "time", "--csv", str(path), LLAMA]) == 0
+    assert capsys.readouterr().out == f"wrote {path}\n"
+    with path.open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert [row["value"] for row in rows] == [op["name"] for op in ops]
+    assert sum(float(row["products_s"]) for row in rows) == pytest.approx(
+        sum(op["computes"].get("products", 0) for op in ops)
+    )
+    main(["explain", "time", "--csv", str(path), LLAMA])  # replaces its own
+    path.write_text("mine")
+    assert main(["explain", "time", "--csv", str(path), LLAMA]) == 2
+    capsys.readouterr()
+    main(["explain", "time", "--lines", LLAMA])
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["op", "value", "line", "where"]
+    assert sorted(line.split()[1] for line in lines) == sorted(op["name"] for op in ops)
+
+
+def test_forms_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "time", LLAMA, "--json", "--lines"]) == 2
+    assert "--json and --lines exclude each other" in capsys.readouterr().err
+
+
+def test_measured_figures_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All products of a size that is measured; the others, and all else, by formulas."""
+    shape = 'dtype = "bf16"\nm = 8192\nn = 8192\nk = 8192\nbatch = 1\nseconds = 1e-3\n'
+    (tmp_path / "mine.toml").write_text(f'[cluster]\ngpu = "h100_sxm"\nerror = 0.04\n[[product]]\n{shape}')
+    plan = tmp_path / "plan.scale"
+    plan.write_text(f'use "{LLAMA}" {{ cluster {{ hardware = "mine.toml" }} }}')
+    assert 0 < as_json(capsys, "explain", "time", str(plan), "--no-advice")["measured"] < 1
+    main(["explain", "time", str(plan), "--no-advice"])
+    assert "by mine.toml: expect 4% (" in capsys.readouterr().out
+    assert as_json(capsys, "explain", "time", LLAMA, "--no-advice")["measured"] == 0
+
+
+@pytest.mark.parametrize("option", ["--json", "--lines", "--no-advice"])
 @pytest.mark.parametrize("words", [("memory", LLAMA), ("collectives", LLAMA), ("E0510",)])
 def test_options_of_time_go_with_time(words: tuple[str, ...], option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", *words, option]) == 2

@@ -1,14 +1,15 @@
 """The time of a step with all that follows from it, as `explain time` prints it and `plan.json` has it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import asdict, evolve, frozen
 
 from ...ir import PRECISIONS, Program
-from ..hardware import Hardware
+from ..hardware import Hardware, Measured
 from ..memory import account, capacity
 from . import operations
+from .op_rows import OpRow, Pace, op_rows, pace
 from .prices import EXPOSED
 from .step import StepTime, step_time, times_by_load
 
@@ -53,6 +54,8 @@ class Report:
     done        operations that a rank does
     peak        operations a second that the GPU is able to do, in the element type of the plan
     loads       by name, the seconds of the step at other loads of experts; none where all ranks get the same
+    ops         the step's ops, in the program's order; none where they were not asked for
+    measured    the part of the seconds of all ops that comes from measured ones, not from formulas
     neighbours  other plans that are worth a look, the fastest first; None where none was looked for
     """
 
@@ -65,6 +68,8 @@ class Report:
     peak: float
     room: Room
     loads: Mapping[str, float]
+    ops: tuple[OpRow, ...] = ()
+    measured: float = 0.0
     neighbours: tuple[Neighbour, ...] | None = None
 
     @property
@@ -95,6 +100,38 @@ class Report:
         kinds = self.step.kinds
         waited = {kind.removeprefix(EXPOSED): kinds[kind] for kind in kinds if kind.startswith(EXPOSED)}
         return {axes: (sent.get(axes, 0.0), waited.get(axes, 0.0)) for axes in (sent | waited)}
+
+    @property
+    def pace(self) -> Pace:
+        """How fast the host issues what the GPU computes."""
+        return pace(self.program, self.ops, self.step.rank)
+
+    def held(self, kind: str) -> float | None:
+        """The part of the GPU's rate that ops of a kind hold, of operations or of bytes; None where none are known.
+
+        Of memory-bound ops it is that of those which do nothing else.
+        """
+        rows, is_counted = [row for row in self.ops if kind in row.computes], kind in ("products", "attention")
+        rows = rows if is_counted else [row for row in rows if len(row.computes) == 1]
+        done = sum(row.operations if is_counted else row.bytes for row in rows)
+        seconds = sum(row.computes[kind] for row in rows)
+        return done / (seconds * (self.peak if is_counted else self.on.memory)) if seconds else None
+
+
+def with_ops(it: Report) -> Report:
+    """The report with the step's ops."""
+    ops = tuple(op_rows(it.program, it.on, it.step.rank))
+    return evolve(it, ops=ops, measured=_measured(it, ops))
+
+
+def _measured(it: Report, ops: Sequence[OpRow]) -> float:
+    """The part of the seconds of ops that formulas would not give."""
+    if it.on.measured == Measured():
+        return 0.0
+    formulas = op_rows(it.program, evolve(it.on, measured=Measured()), it.step.rank)
+    pairs = [(row.taken, other.taken) for row, other in zip(ops, formulas, strict=True)]
+    own = sum(seconds for row, other in pairs for key, seconds in row.items() if seconds != other[key])
+    return own / sum(seconds for row, _ in pairs for seconds in row.values())
 
 
 def report(program: Program, on: Hardware) -> Report:
@@ -139,8 +176,25 @@ def as_json(it: Report) -> dict[str, Any]:
         "collectives": [
             {"axes": axes, "seconds": seconds, "exposed": exposed} for axes, (seconds, exposed) in it.sent.items()
         ],
+        **(_of_ops(it) if it.ops else {}),
         **({} if it.neighbours is None else {"neighbours": [_neighbour(it, each) for each in it.neighbours]}),
     }
+
+
+def _of_ops(it: Report) -> dict[str, Any]:
+    """The part of the GPU's rates that is held, the pace of the host, and each op."""
+    pace, held = it.pace, {kind: it.held(kind) for kind in it.step.kinds}
+    return {
+        "measured": it.measured,
+        "limited_by": max(it.step.kinds, key=lambda kind: it.step.kinds[kind]),
+        "held": {kind: part for kind, part in held.items() if part is not None},
+        "host": {"layers": pace.layers, "issues": pace.issues, "computes": pace.computes},
+        "ops": [_op(row) for row in it.ops],
+    }
+
+
+def _op(row: OpRow) -> dict[str, Any]:
+    return asdict(row) | {"sends": {" × ".join(axes): seconds for axes, seconds in row.sends.items()}}
 
 
 def _memory(room: Room) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a step takes: the operations that it does, and laws of its timeline."""
 
+from collections import Counter
 from collections.abc import Iterator
 from math import inf, prod
 from pathlib import Path
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 from helpers.zero_plans import program as zero
 from scalec.compiler import cli
 from scalec.compiler.analysis.hardware import Hardware
+from scalec.compiler.analysis.time.op_rows import op_rows
 from scalec.compiler.analysis.time.prices import EXPOSED
 from scalec.compiler.analysis.time.step import BUBBLE, StepTime, step_time, times_by_load
-from scalec.compiler.analysis.time.timeline import Clocks
+from scalec.compiler.analysis.time.timeline import HOST, Clocks
 from scalec.compiler.ir import Program, Region, Stmt
 from scalec.compiler.ops import OPS
 from scalec.compiler.ops.saved_tensors import Local
@@ -228,6 +230,20 @@ def test_kinds_add_up_to_the_step(name: str) -> None:
     found = step_time(PROGRAMS[name], HARDWARE)
     assert sum(found.spent.values()) == pytest.approx(found.seconds, rel=1e-9)
     assert all(seconds >= 0 for seconds in found.spent.values())
+
+
+@several
+def test_ops_add_up_to_what_the_gpu_computes_and_links_send(name: str) -> None:
+    """Counted by the loops around each op, not walked; the rest of the step is waiting."""
+    found = step_time(PROGRAMS[name], HARDWARE)
+    rows = op_rows(PROGRAMS[name], HARDWARE, found.rank)
+    computed, sent = Counter[str](), Counter[tuple[str, ...]]()
+    for row in rows:
+        computed.update(row.computes)
+        sent.update(row.sends)
+    assert sent == pytest.approx(dict(found.sent))
+    waiting = {kind for kind in found.kinds if kind.startswith(EXPOSED)} | {BUBBLE, HOST}
+    assert computed == pytest.approx({kind: s for kind, s in found.kinds.items() if kind not in waiting})
 
 
 @given(st.sampled_from(sorted(PROGRAMS)), st.sampled_from(RATES), st.floats(1.0, 100.0))

@@ -1,0 +1,59 @@
+"""The ops of a step with their time: the table of `explain time --lines`, and its CSV."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from io import StringIO
+
+from ..analysis.time.op_rows import OpRow
+from ..config.units import amount
+from .time import seconds
+
+KINDS = ("products", "attention", "memory-bound", "update")
+
+HEADER = (
+    *("op", "value", "line", "where", "layers", "runs"),
+    *(f"{kind.replace('-', '_')}_s" for kind in KINDS),
+    *("links_s", "host_s", "operations", "bytes", "sent_bytes"),
+)
+"""The columns of the CSV: seconds by kind, on links and of the host, all of a step."""
+
+
+def lines(ops: Sequence[OpRow]) -> str:
+    """A table of ops, those that take longest first."""
+    head = ("op", "value", "line", "where", "runs", "seconds", "on links", "operations", "bytes", "sent")
+    rows = [head, *map(_row, sorted(ops, key=lambda row: -_computes(row) - _links(row)))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(_padded(row, widths)).rstrip() for row in rows)
+
+
+def as_csv(ops: Sequence[OpRow]) -> str:
+    """The ops in the program's order."""
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEADER)
+    for row in ops:
+        kinds = [row.computes.get(kind, 0.0) for kind in KINDS]
+        named = (row.kind, row.name, row.line, row.where, row.layers, row.count)
+        writer.writerow((*named, *kinds, _links(row), row.issued, row.operations, row.bytes, row.sent))
+    return text.getvalue()
+
+
+def _row(row: OpRow) -> tuple[str, ...]:
+    taken = [seconds(each) if each else "" for each in (_computes(row), _links(row))]
+    sizes = [amount(each) if each else "" for each in (row.bytes, row.sent)]
+    operations = f"{row.operations:.2e}" if row.operations else ""
+    return row.kind, row.name, row.line, row.where, f"{row.count:,}", *taken, operations, *sizes
+
+
+def _padded(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """Names flush left, numbers flush right."""
+    for at, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        yield cell.ljust(width) if at < 4 else cell.rjust(width)
+
+
+def _computes(row: OpRow) -> float:
+    return sum(row.computes.values())
+
+
+def _links(row: OpRow) -> float:
+    return sum(row.sends.values())
