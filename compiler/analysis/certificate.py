@@ -23,7 +23,7 @@ class Proof:
              there is of it in IR text of a later stage
     bound    the logarithm to base 2 of the probability that a step that is not equal passes
     gradients, parameters  how many of each were compared, beside loss, norm and count
-    ops      the ops of the IR, of so many `kinds`, each evaluated by its field meaning
+    ops      the number of ops of the IR, of `kinds` kinds, each evaluated by its field meaning
     trusted  the user's own functions among them, whose meaning is any function of the dims that they work along
     losses   2 where routers have one of their own
     stages   the axis of a pipeline's stages, whose rows were run

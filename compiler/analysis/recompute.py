@@ -69,7 +69,7 @@ def recomputes_region(program: Program, region: Region) -> bool:
 
 
 def recomputes_layers(program: Program, dim: str) -> int:
-    """The interval of recomputed layers in a repeat over `dim`: the first of so many is; 0 for none."""
+    """The interval of recomputed layers in a repeat over `dim`: the first layer of each interval is; 0 for none."""
     recompute = program.train.recompute
     if recompute.word == "every":
         return recompute.number if dim in recompute.names else 0

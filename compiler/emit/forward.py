@@ -240,7 +240,7 @@ class Body:
         return call(f"{', '.join(variables)} = {function}", arguments, self._lines.indent(deeper=1), after=0), comment
 
     def _every(self, region: Region) -> int:
-        """The interval of recomputed layers: backward recomputes the first of so many; 0 for none."""
+        """The interval of recomputed layers: backward recomputes the first layer of each; 0 for none."""
         program = self._frame.program
         return recomputes_layers(program, region.dim) if recomputes_region(program, region) else 0
 

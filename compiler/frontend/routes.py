@@ -1,6 +1,6 @@
 """Routes: `route y to experts by top(logits, k, …) { … }`, a body that each expert applies to the tokens it is sent.
 
-Purpose: the dims of choices and of logits, which no plan names; the ops before and behind the body.
+Purpose: the dims of choices and of logits, which no plan names; the ops before and after the body.
 Non-goals: the statements of the body (`model`), which are ordinary ones on rows.
 """
 

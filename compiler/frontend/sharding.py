@@ -124,7 +124,7 @@ def state_axes(
 def check_patterns(section: tree.Section, program: Program, found: Diagnostics) -> None:
     """Groups are of parameters, each in one."""
     spans = [span for *_, span in _groups(section, Diagnostics())]  # whose mistakes `state_axes` has told
-    groups = zip((state.of for state in program.state), spans, strict=False)  # behind them the rules for all others
+    groups = zip((state.of for state in program.state), spans, strict=False)  # after them the rules for all others
     check_groups(groups, [param.name for param in program.params], found)
 
 

@@ -56,7 +56,7 @@ def product_call(it: Local) -> Call:
 
 
 def logits_work(it: Local, of_x: int = 0, of_w: int = 0, made: int = 1) -> Work:
-    """The work of making logits `made` times, and so many products for the gradients of x and of w.
+    """The work of making logits `made` times, and of `of_x` and `of_w` products for the gradients of x and of w.
 
     What is not a product reads the logits, and writes what takes their place.
     """

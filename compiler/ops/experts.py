@@ -327,7 +327,7 @@ SORT = OpDef(
 
 COUNTS = OpDef(
     "exchange_counts",
-    "The order of rows behind an exchange: each rank tells the others how many it has for each of their experts.",
+    "The order of rows after an exchange: each rank tells the others how many it has for each of their experts.",
     operands=takes("order"),
     attributes=(MOVES,),
     typing=_counted,

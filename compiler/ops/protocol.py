@@ -171,7 +171,7 @@ class OpDef:
     unsharded_dims  dims that no axis may shard
     as_placed       operands that it takes as they are placed; by the generic rule, invariant and without a gradient
     whole_operands  operands that an axis leaves whole along some dims where it shards those of the others
-    permutes        for an op that moves the positions along its dim `over`: where each of so many comes from
+    permutes        for an op that moves the positions along its dim `over`: where each position comes from, given their number
     joins           dims that others make up, concatenated: their sizes are the sums of these
     allows          whether operands that one axis shards so make sense together
     contracts       the placement of a result that lacks the dim that was sharded
@@ -310,7 +310,7 @@ class OpDef:
         return [next((sharded(dim) for dim in dims if dim in split), self.contracts) for _, dims in shapes]
 
     def is_linear(self, count: int) -> bool:
-        """Whether the op is jointly linear in all of its operands, if they are so many."""
+        """Whether the op is jointly linear in all of its operands, if there are `count`."""
         return (*range(count),) in self._groups(count)
 
     def _groups(self, count: int) -> tuple[tuple[int, ...], ...]:

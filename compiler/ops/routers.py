@@ -147,7 +147,7 @@ def _capacity_call(it: Local) -> Call:
 
 
 def capacity(program: Program, op: Op) -> int:
-    """The most tokens of a sequence that `limit_capacity` leaves an expert: so many times an equal share."""
+    """The most tokens of a sequence that `limit_capacity` leaves an expert: an equal share times the capacity."""
     experts, k = program.size(str(op.get("experts"))), program.size(op.outputs[0].type.dims[-1])
     return ceil(float(str(op.get("capacity"))) * program.size(SEQUENCE) * k / experts)
 

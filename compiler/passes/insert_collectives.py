@@ -124,7 +124,7 @@ class _Inserter(OpBuilder):
         self._reduced: dict[str, str] = {}  # a pending sum or maximum → its one reduction
         self._versions: dict[tuple[str, Places], str] = {}
         self._orders: dict[str, str] = {}  # rows of experts → their order
-        self._held: dict[str, str] = {}  # an order → that behind an exchange
+        self._held: dict[str, str] = {}  # an order → that after an exchange
 
     def region(self, region: Region) -> Region:
         """The region with its body placed; coercions made inside are not visible outside."""
@@ -269,7 +269,7 @@ class _Inserter(OpBuilder):
         return made
 
     def _counted(self, order: str, to: tuple[str, ...]) -> str:
-        """The order behind an exchange, asked for as soon as there is one."""
+        """The order after an exchange, asked for as soon as there is one."""
         sorted_at = next(at for at, op in enumerate(self.body) if isinstance(op, Op) and op.outputs[0].name == order)
         later, self.body = self.body[sorted_at + 1 :], self.body[: sorted_at + 1]
         held = self.write(COUNTS.name, [order], COUNTS.stem, to=to)

@@ -73,9 +73,9 @@ def _balanced(program: Program, pipeline: Pipeline, count: int) -> tuple[int, ..
     bodies, repeats = groups(pipeline, program.region.body)
     first, *between, last = (cost(program, body).forward for body in bodies)
     costs: list[int] = []
-    for repeat, behind in zip(repeats, (*between, 0), strict=True):
+    for repeat, following in zip(repeats, (*between, 0), strict=True):
         costs += [cost(program, repeat.body).forward] * program.size(repeat.dim)
-        costs[-1] += behind
+        costs[-1] += following
     return balanced(tuple(costs), first, last, count)
 
 

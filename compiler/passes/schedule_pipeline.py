@@ -88,7 +88,7 @@ class _Sums(OpBuilder):
         self._same: dict[str, str] = {}  # what is summed → its sum
         self._once: dict[str, tuple[int, ...]] = {}  # sums that several ranks hold
         self._passed_on = {name for op in ops_in(program.region.body) if op.kind in CHAIN for name in op.inputs}
-        self._later: list[tuple[str, Op]] = []  # sums of gradients, behind all that stages do by themselves
+        self._later: list[tuple[str, Op]] = []  # sums of gradients, after all that stages do by themselves
 
     def region(self) -> Region:
         region = self.program.region

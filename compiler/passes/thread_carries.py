@@ -38,8 +38,8 @@ def carried(program: Program, pipeline: Pipeline) -> Region:
         if isinstance(stmt, Region) and isinstance(made, Region) and stmt.dim in pipeline.dims:
             read = {*uses(evolve(stmt, args=()), *region.body[at + 1 :]), *(end.name for end in region.yields)}
             through = {name: Value(called.get(name, name), of[name]) for name in bound if name in read}
-            made, behind = _carrying(made, through, names)
-            called |= behind
+            made, following = _carrying(made, through, names)
+            called |= following
         body.append(made)
         bound += _made_once(stmt)
     yields = tuple(evolve(end, name=called.get(end.name, end.name)) for end in region.yields)
@@ -56,7 +56,7 @@ def _made_once(stmt: Stmt) -> list[str]:
 def _carrying(repeat: Region, through: Mapping[str, Value], names: Names) -> tuple[Region, dict[str, str]]:
     """The repeat that carries these values too, unchanged, and their names after it."""
     inner = {name: _fresh(value, names) for name, value in through.items()}
-    behind = {name: _fresh(value, names) for name, value in through.items()}
+    following = {name: _fresh(value, names) for name, value in through.items()}
     own = [arg for arg in repeat.args if arg.enter is Enter.CARRY]
     others = [arg for arg in repeat.args if arg.enter is not Enter.CARRY]
     more = [Arg(inner[name], value.name, Enter.CARRY) for name, value in through.items()]
@@ -66,9 +66,9 @@ def _carrying(repeat: Region, through: Mapping[str, Value], names: Names) -> tup
         args=(*own, *more, *others),
         body=tuple(rename(stmt, new) for stmt in repeat.body),
         yields=(*repeat.yields, *(Yield(value.name, Leave.LAST) for value in inner.values())),
-        results=(*repeat.results, *behind.values()),
+        results=(*repeat.results, *following.values()),
     )
-    return made, {name: value.name for name, value in behind.items()}
+    return made, {name: value.name for name, value in following.items()}
 
 
 def _fresh(value: Value, names: Names) -> Value:

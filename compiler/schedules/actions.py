@@ -156,7 +156,7 @@ def spans(row: Row) -> dict[int, range]:
 
 def stages_of_rank(stage_to_rank: Sequence[int], rank: int) -> tuple[int, ...]:
     """The stages of a rank, in the model's order."""
-    return tuple(stage for stage, home in enumerate(stage_to_rank) if home == rank)
+    return tuple(stage for stage, owner in enumerate(stage_to_rank) if owner == rank)
 
 
 class ScheduleError(Exception):

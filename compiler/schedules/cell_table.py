@@ -87,8 +87,8 @@ class CellTable:
     @cached_property
     def at_home(self) -> NDArray[np.bool_]:
         """Which are of a stage of their rank, and of a microbatch that there is."""
-        home = dict(enumerate(self.schedule.stage_to_rank))
-        own = self.each(lambda action: home.get(action.stage, -1)) == self.rank
+        owner = dict(enumerate(self.schedule.stage_to_rank))
+        own = self.each(lambda action: owner.get(action.stage, -1)) == self.rank
         return own & (self.microbatch >= 0) & (self.microbatch < self.schedule.microbatches)
 
     @property
@@ -138,8 +138,8 @@ class CellTable:
 
     def elsewhere(self, values: Numbers) -> NDArray[np.bool_]:
         """Of a value for each cell, whether another rank makes it."""
-        home = np.array([*self.schedule.stage_to_rank * 2, -1])[values // self.schedule.microbatches]
-        return (home >= 0) & (home != self.rank)
+        owner = np.array([*self.schedule.stage_to_rank * 2, -1])[values // self.schedule.microbatches]
+        return (owner >= 0) & (owner != self.rank)
 
     def where_of(self, values: Numbers, chosen: NDArray[np.bool_]) -> Numbers:
         """For each value the number of the chosen cell that has it, -1 where none has."""

@@ -41,8 +41,8 @@ def _cells(schedule: Schedule) -> list[Problem]:
         else:
             done.update(((part, action.stage, action.microbatch), cell) for part in PARTS[action.work])
     missing = (
-        (home, action)
-        for stage, home in enumerate(schedule.stage_to_rank)
+        (owner, action)
+        for stage, owner in enumerate(schedule.stage_to_rank)
         for action in _missing(stage, done, schedule)
     )
     return [*found, *lacking(missing, "each stage runs forward and backward once per microbatch")]

@@ -39,9 +39,9 @@ def read_csv(text: str) -> Schedule:
     microbatches: dict[int, Cell] = {}
     for rank, at in ((rank, at) for rank, line in enumerate(lines) for at in range(len(line))):
         for action in _actions(lines[rank][at].strip(), (rank, at)):
-            home, _ = stages.setdefault(action.stage, (rank, at))
-            if home != rank:
-                raise BadRows(rank, at, f"`{action}` is for stage {action.stage}, which rank {home} has")
+            owner, _ = stages.setdefault(action.stage, (rank, at))
+            if owner != rank:
+                raise BadRows(rank, at, f"`{action}` is for stage {action.stage}, which rank {owner} has")
             microbatches.setdefault(action.microbatch, (rank, at))
             rows[rank].append(action)
     for rank, row in enumerate(rows):

@@ -80,7 +80,7 @@ def _ends(schedule: Schedule) -> "CellTable":
 
 
 def _in_order(ends: "CellTable", found: Timed) -> Schedule:
-    """By when what they are of begins, messages behind actions, then rank by rank.
+    """By when what they are of begins, messages after actions, then rank by rank.
 
     But actions that take no time come first, in an order in which they can be done, each with its message.
     """

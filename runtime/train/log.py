@@ -60,7 +60,7 @@ class _Due:
         return [row for load in self.loads for row in cast(Any, load.reshape(-1, load.shape[-1])).tolist()]
 
     def dropped(self, tokens: int, choices: Sequence[int]) -> float | None:
-        """After `read`: the part of so many tokens' choices that no expert took; None where none can be dropped."""
+        """After `read`: the part of `tokens` tokens' choices that no expert took; None where none can be dropped."""
         pairs = [*zip(self.loads, choices, strict=False)]
         made = sum(tokens * k * (load.numel() // load.shape[-1]) for load, k in pairs)
         return 1 - sum(int(load.sum()) for load, _ in pairs) / made if made else None

@@ -12,7 +12,7 @@ from ..expert_loads import Load, loads, with_room
 from ..stage_program import rank_programs
 from .aliasing import Storages
 from .peak import PeakSnapshot, Walk, update
-from .pipeline_peak import Stage, device_of, fullest, keeps, stages_of
+from .pipeline_peak import Stage, device_of, keeps, peaks, stages_of
 from .reserve import reserve
 from .saved_activations import Keeper, Kept
 
@@ -133,7 +133,7 @@ def accounts_of(program: Program) -> tuple[Account, ...]:
         return (_account(program, storages, tuple(keeper.all.values()), peak),)
     pipeline, of = program.pipeline, stages_of(program)
     assert pipeline.schedule, "memory: no rows"
-    moments = zip(idle(program, of), fullest(program, pipeline.schedule, of, keeps(program, of)), strict=True)
+    moments = zip(idle(program, of), peaks(program, pipeline.schedule, of, keeps(program, of)), strict=True)
     return tuple(evolve(it, peak=max(it.peak, peak, key=lambda moment: moment.bytes)) for it, peak in moments)
 
 

@@ -20,9 +20,9 @@ class Storages:
     gathered    weights that layers of repeats gather for themselves, as flat buffers and by parameter: autograd keeps
                 views of these, whose memory comes and goes with the layer
     packs       the ops after which a layer's gradient is summed in each microbatch
-    again       values that backward recomputes → the op of forward that computed them
+    recomputed  values that backward recomputes → the op of forward that computed them
     second      forward's values that backward recomputes → their names in backward
-    made_again  forward's values that backward recomputes → the operands of their op
+    recomputed_from  forward's values that backward recomputes → the operands of their op
     sometimes   those of them that it makes not in every layer
     """
 
@@ -46,12 +46,12 @@ class Storages:
         unpacks = [op for op in inner if op.kind == "unpack"]
         self.gathered = {self.root(op.inputs[0]) for op in unpacks} | {v.name for op in unpacks for v in op.outputs}
         self.packs = [op for op in inner if op.kind == "pack"]
-        self.again: dict[str, Op] = {}
+        self.recomputed: dict[str, Op] = {}
         self.second: dict[str, str] = {}
         self._first: dict[str, str] = {}
-        self.made_again: dict[str, tuple[str, ...]] = {}
+        self.recomputed_from: dict[str, tuple[str, ...]] = {}
         self.sometimes: set[str] = set()
-        self._find_again()
+        self._find_recomputed()
         self._find_given()
 
     @property
@@ -111,7 +111,7 @@ class Storages:
         root = self.root(name)
         return self.root(self._first.get(root, root))
 
-    def _find_again(self) -> None:
+    def _find_recomputed(self) -> None:
         """Backward's ops that do what one of forward's did, to the same operands."""
         done = {self._does(op): op for op in walk(self.forward.body)}
         for op in walk(self.backward.body):
@@ -119,8 +119,8 @@ class Storages:
                 pairs = [(second.name, value.name) for second, value in zip(op.outputs, first.outputs, strict=True)]
                 self._first |= dict(pairs)
                 self.second |= {value: second for second, value in pairs}
-                self.again |= {value.name: first for value in op.outputs}
-                self.made_again |= {value.name: first.inputs for value in first.outputs}
+                self.recomputed |= {value.name: first for value in op.outputs}
+                self.recomputed_from |= {value.name: first.inputs for value in first.outputs}
                 self.sometimes |= {value.name for value in first.outputs} if "every" in dict(op.attrs) else set()
 
     def _find_given(self) -> None:

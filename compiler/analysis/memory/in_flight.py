@@ -56,7 +56,7 @@ class Passing:
         return sum(self._made.values()) + sum(self._under_way.values())
 
     def forward(self, region: Region) -> Iterator[int]:
-        """Enters the layers of a repeat of which one is fullest, and leaves them; how far each is from the last.
+        """Enters the layers of a repeat one of which has the peak, and leaves them; how far each is from the last.
 
         The last has all that is kept, those before it gather for the next ones too.
         """
@@ -67,7 +67,7 @@ class Passing:
             self._gathered.pop()
 
     def backward(self, region: Region) -> Iterator[int]:
-        """Enters the layers of a repeat's backward of which one is fullest, and leaves them; how far from the first.
+        """Enters the layers of a repeat's backward one of which has the peak, and leaves them; how far from the first.
 
         The first has all that is kept, those after it begin with sums under way.
         """

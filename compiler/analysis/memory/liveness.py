@@ -60,16 +60,16 @@ def weights_beside(exchange: Op, body: Sequence[Stmt]) -> list[int]:
 
 
 def unkept(body: Sequence[Stmt], forward: Sequence[Stmt], storages: Storages, keeper: Keeper) -> dict[str, int]:
-    """Of what backward's `body` makes again and no op of `forward` keeps, the statement that last makes more of it.
+    """Of what backward's `body` recomputes and no op of `forward` keeps, the statement that last makes more of it.
 
     Backward's own ops read it in the IR; autograd has a copy of it in another element type.
     """
     kept = {storages.root(name) for op in walk(forward) for name in keeper.values(op)}
     last: dict[str, int] = {}
     for i, stmt in enumerate(body):
-        if isinstance(stmt, Op) and stmt.outputs and stmt.outputs[0].name in storages.again:
+        if isinstance(stmt, Op) and stmt.outputs and stmt.outputs[0].name in storages.recomputed:
             around = map(storages.root, (*stmt.inputs, *(value.name for value in stmt.outputs)))
-            last |= {root: i for root in around if root in storages.again}
+            last |= {root: i for root in around if root in storages.recomputed}
     return {root: i for root, i in last.items() if storages.origin(root) not in kept}
 
 
@@ -143,8 +143,8 @@ class Releases:
         own = [name for name in around if not self._is_order(name)]  # which all ops of a route read
         mine = self._reading(own, op, backward) or self._reading(around, op, backward)
         second = self._storages.second
-        again = {second[name] for name in self._keeper.values(op) if name in second}
-        return max(mine, default=len(backward) - 1), {*self._keeper.saved(op), *self._keeper.others(op), *again}
+        recomputed = {second[name] for name in self._keeper.values(op) if name in second}
+        return max(mine, default=len(backward) - 1), {*self._keeper.saved(op), *self._keeper.others(op), *recomputed}
 
     def _is_order(self, name: str) -> bool:
         type = self._storages.types[name]

@@ -61,7 +61,7 @@ class PeakSnapshot:
 
 
 class Walk:
-    """Walks one microbatch; `fullest` has the moment when most is in memory in `forward`, `backward` and `update`.
+    """Walks one microbatch; `peaks` has the moment when most is in memory in `forward`, `backward` and `update`.
 
     If it `splits`, backward does not make the gradients of weights, and keeps what they are made of.
     """
@@ -78,7 +78,7 @@ class Walk:
         bodies = (*walk(storages.forward.body), *walk(storages.backward.body))
         self._begun = {op.outputs[0].name: op for op in bodies if begins(op)}
         self._where, self._layers = "forward", list[tuple[str, int, int]]()
-        self.fullest = {"update": update(storages)}
+        self.peaks = {"update": update(storages)}
         self._given = [*storages.received, *storages.received_gradients]  # there until backward is done
         self._live |= {self._root(name): storages.bytes(name) for name in storages.received}
         self._forward(storages.forward.body, None, keeper.all)
@@ -88,8 +88,8 @@ class Walk:
 
     @property
     def peak(self) -> PeakSnapshot:
-        """The fullest of all, the first of several."""
-        return max(self.fullest.values(), key=lambda it: it.bytes)
+        """The highest of all, the first of several."""
+        return max(self.peaks.values(), key=lambda it: it.bytes)
 
     # ---- forward
 
@@ -108,7 +108,7 @@ class Walk:
             self._free(gone)
 
     def _forward_layer(self, region: Region, gone: Sequence[str], kept: Mapping[str, Kept]) -> None:
-        """The last layer of a repeat, or those of which one is fullest, in place of all."""
+        """The last layer of a repeat, or those one of which has the peak, in place of all."""
         layer, before = self._keeper.layers[region.results[0].name], self._live
         for back in self._passing.forward(region):
             self._live = dict(before)
@@ -145,7 +145,7 @@ class Walk:
                 for _ in self._passing.moves(stmt):
                     self._look(stmt, 0)
             else:
-                first = self._storages.again.get(stmt.outputs[0].name)
+                first = self._storages.recomputed.get(stmt.outputs[0].name)
                 self._passing.makes(value.name for value in stmt.outputs)
                 self._run(stmt, self._keeper.others(first) if first else {})
             self._free(gone if i not in beside else ())
@@ -155,7 +155,7 @@ class Walk:
             self._free(v.name for v in results(stmt) if v.name in self._summed or v.name in found.added)
 
     def _backward_layer(self, region: Region, gone: Sequence[str], forward: Sequence[Stmt]) -> None:
-        """The first layer of a repeat's backward, that of forward's last layer, or those of which one is fullest."""
+        """The first layer of a repeat's backward, that of forward's last layer, or those one of which has the peak."""
         repeats = (it for it in forward if isinstance(it, Region))
         mirror = next((it for it in repeats if mirrors(region, it, self._storages)), None)
         layer = self._keeper.layers[mirror.results[0].name] if mirror else SavedByLayer({}, 0, 0)
@@ -242,7 +242,7 @@ class Walk:
         other = sum(self._live.values()) - kept + workspace
         buckets = self._passing.weights, self._passing.gradients
         moment = PeakSnapshot(op, self._where, tuple(self._layers), self._about(op), kept, *buckets, other)
-        self.fullest[self._where] = max(self.fullest.get(self._where, moment), moment, key=lambda it: it.bytes)
+        self.peaks[self._where] = max(self.peaks.get(self._where, moment), moment, key=lambda it: it.bytes)
 
     def _about(self, op: Op) -> str:
         """A parameter that the op reads, or else what it makes."""

@@ -87,7 +87,7 @@ def stages_of(program: Program) -> list[Stage]:
 def _stage(stage: StageProgram, device: Device, splits: bool) -> Stage:
     storages = Storages(stage.program, stage)
     keeper = Keeper(storages, device)
-    walked = Walk(storages, keeper, device).fullest
+    walked = Walk(storages, keeper, device).peaks
     entered = sum(storages.bytes(name) for name in storages.received if storages.root(name) not in keeper.all)
     kept = tuple(keeper.all.values())
     body = storages.backward.body
@@ -96,7 +96,7 @@ def _stage(stage: StageProgram, device: Device, splits: bool) -> Stage:
         made[op.inputs] += storages.bytes(op.outputs[0].name)
     largest = max(made.values(), default=0)
     later = sum(put_off(storages, body).values())
-    apart = Walk(storages, keeper, device, splits=True).fullest if splits else walked
+    apart = Walk(storages, keeper, device, splits=True).peaks if splits else walked
     back = walked["backward"]
     first = apart.get("backward", back)  # of an embedding alone, all of backward is put off
     return Stage(kept, entered, later, largest, walked["forward"], back, first)
@@ -114,7 +114,7 @@ def keeps(program: Program, of: Sequence[Stage]) -> Keeps:
     return Keeps(tuple(stage.held for stage in of), tuple(stage.later for stage in of), max(cuts, default=0), cuts)
 
 
-def fullest(program: Program, schedule: Schedule, of: Sequence[Stage], keeps: Keeps) -> Iterator[PeakSnapshot]:
+def peaks(program: Program, schedule: Schedule, of: Sequence[Stage], keeps: Keeps) -> Iterator[PeakSnapshot]:
     """When in each rank's row most is in memory beside what always is, the last sums of gradients included."""
     assert program.pipeline, "memory: no pipeline"
     for rank, it in enumerate(beside(schedule, keeps)):

@@ -43,8 +43,8 @@ class SavedByLayer:
     found  by storage, as the body keeps it, with what it keeps of its surroundings
     own    bytes that every layer keeps
     chain  bytes of what a layer is handed by another, if it keeps that
-    every  one layer in every so many is recomputed and saves `own` bytes; the others save `other` bytes
-    links  one layer in every so many keeps `chain`
+    every  one layer in every `every` is recomputed and saves `own` bytes; the others save `other` bytes
+    links  one layer in every `links` keeps `chain`
     start  how many layers other stages do before
     """
 
@@ -58,8 +58,8 @@ class SavedByLayer:
 
     def first(self, layers: int) -> int:
         """The bytes that the first `layers` layers save."""
-        again = multiples(self.every, self.start, self.start + layers)
-        return again * self.own + (layers - again) * self.other + self.handed(layers) * self.chain
+        recomputed = multiples(self.every, self.start, self.start + layers)
+        return recomputed * self.own + (layers - recomputed) * self.other + self.handed(layers) * self.chain
 
     def handed(self, layers: int) -> int:
         """How many of the first `layers` layers keep what another hands them."""
@@ -81,7 +81,7 @@ class Keeper:
         self._wanted = {name for name in storages.types if storages.root(name) in weights} | {*storages.received}
         self.layers: dict[str, SavedByLayer] = {}
         self._decisions: dict[str, Saved] = {}  # by first result, in layers that are recomputed
-        self._by_layer = True  # whether what backward does again layer by layer is not kept
+        self._by_layer = True  # whether what backward recomputes layer by layer is not kept
         self.all = self._body(storages.forward.body)
 
     def _body(self, body: tuple[Stmt, ...]) -> dict[str, Kept]:
@@ -105,8 +105,8 @@ class Keeper:
     def saved(self, op: Op) -> dict[str, Kept]:
         """The tensors that an op of forward saves, by storage; one that is no value of the IR has a name of its own."""
         storages = self._storages
-        again = self._is_made_again(op.outputs[0].name) or is_recomputed(storages.program, op)
-        saved = Saved(operands=tuple(range(len(op.inputs)))) if again else self._by_itself(op)
+        recomputed = self._is_recomputed_from(op.outputs[0].name) or is_recomputed(storages.program, op)
+        saved = Saved(operands=tuple(range(len(op.inputs)))) if recomputed else self._by_itself(op)
         if self._by_layer and op.outputs[0].name in self._decisions:
             saved = self._decisions[op.outputs[0].name]
         roots = dict.fromkeys(storages.root(it) for name in _values(op, saved) for it in self._made_of(name))
@@ -134,13 +134,13 @@ class Keeper:
 
     def _made_of(self, name: str) -> list[str]:
         """A value, or its operands where backward recomputes it; nothing of a decision that keeps another tensor."""
-        if not self._is_made_again(name):
+        if not self._is_recomputed_from(name):
             decision = self._decisions.get(name) if self._by_layer else None
             return [] if decision and not decision.results else [name]
-        return [it for source in self._storages.made_again[name] for it in self._made_of(source)]
+        return [it for source in self._storages.recomputed_from[name] for it in self._made_of(source)]
 
-    def _is_made_again(self, name: str) -> bool:
-        return name in self._storages.made_again and (self._by_layer or name not in self._storages.sometimes)
+    def _is_recomputed_from(self, name: str) -> bool:
+        return name in self._storages.recomputed_from and (self._by_layer or name not in self._storages.sometimes)
 
     def _repeat(self, region: Region, found: dict[str, Kept]) -> None:
         """A layer receives the result of the one before: the source, results of all but the last, the result."""
@@ -169,20 +169,20 @@ class Keeper:
         other = {key: whole[key] for key in bound(whole, region) if key not in handed}
         links = 1 if whole.keys() & handed else every
         start = storages.layers.get(region.dim, range(0)).start
-        again = multiples(every, start, start + layers)
+        recomputed = multiples(every, start, start + layers)
         self.layers[region.results[0].name] = SavedByLayer(
             inner, _total(own), _total(chains), every, _total(other), links, start
         )
         for key, kept in inner.items():
             if key not in own and key not in handed:
                 found.setdefault(key, kept)
-        counts = {key: again * (key in own) + (layers - again) * (key in other) for key in own | other}
+        counts = {key: recomputed * (key in own) + (layers - recomputed) * (key in other) for key in own | other}
         found |= {key: evolve(kept, layers=kept.layers * counts[key]) for key, kept in (own | other).items()}
         kept_links = self.layers[region.results[0].name].handed(layers)
         found |= {key: evolve(kept, layers=kept_links) for key, kept in chains.items() if kept_links}
 
     def _others(self, region: Region) -> dict[str, Kept]:
-        """What a layer keeps that is not done again."""
+        """What a layer keeps that is not recomputed."""
         self._by_layer = False
         found = self._body(region.body)
         self._by_layer = True

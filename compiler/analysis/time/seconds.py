@@ -116,7 +116,7 @@ def _measured(message: Message, whole: Size, ranks: Size, near: Size, on: Hardwa
 
 
 def _levels(nodes: Size) -> Size:
-    """The height of a tree of so many nodes; 0 of one."""
+    """The height of a tree of `nodes` nodes; 0 of one."""
     from math import ceil, log2
 
     if isinstance(nodes, int | float):

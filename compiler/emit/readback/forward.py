@@ -263,7 +263,7 @@ class Forward:
         return tuple(i % every == 0 for i in range(size))
 
     def recomputes(self, region: Region) -> int:
-        """The interval of wholly recomputed layers: the first of so many is; 0 for none."""
+        """The interval of wholly recomputed layers: the first layer of each interval is; 0 for none."""
         recompute = self._program.train.recompute
         if any(isinstance(inner, Region) for inner in region.body):
             return 0

@@ -73,13 +73,13 @@ class _Fuser:
         microbatches, totals = self._per_layer(microbatches, parts)
         summed = {group.name: [param.summed for param in group.params] for group in self._groups}
         final = {g.name: totals.get(g.name) or reduced(g, summed[g.name], builder) for g in self._groups}
-        behind = ops_in(body[at:])
-        norm = next(i for i, op in enumerate(behind) if op.kind in NORMS)
-        total = self._norm(behind[norm], list(final.values()))
+        following = ops_in(body[at:])
+        norm = next(i for i, op in enumerate(following) if op.kind in NORMS)
+        total = self._norm(following[norm], list(final.values()))
         updates = [self._update(group, final[group.name]) for group in self._groups]
         # gathers are last of all that comes before forward: who waits for a count does not wait for them
         ahead = (*body[:at], *gathers.body, microbatches)
-        ops = (*ahead, *behind[:norm], *builder.body, total, *behind[norm + 1 :], *updates)
+        ops = (*ahead, *following[:norm], *builder.body, total, *following[norm + 1 :], *updates)
         buckets = tuple(evolve(b, type=builder.types[final[b.name]]) for b in self._frame.buckets)
         return evolve(self._frame, region=evolve(self._step, body=ops), buckets=buckets)
 

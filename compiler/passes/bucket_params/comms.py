@@ -114,8 +114,8 @@ def _within(
     if path[1:]:
         inner, made = _within(region.body, path[1:], slice, layer, builder)
     else:
-        ahead, behind, made = layer(slice)
-        inner = (*ahead, *region.body, *behind)
+        ahead, following, made = layer(slice)
+        inner = (*ahead, *region.body, *following)
     stacks = [builder.value(made, types[made].stacked(region.dim))] if made else []
     region = evolve(
         region,

@@ -13,7 +13,7 @@ def ropes(body: tuple[Stmt, ...], known: Known) -> tuple[Stmt, ...]:
         pair = [turned[name] for name in op.inputs[:2] if name in turned]
         if len(pair) == 2 and len({each.attrs for _, each in pair}) == 1 and pair[0] != pair[1]:
             (first, q), (second, k) = sorted(pair, key=lambda each: each[0])
-            if known.uses[q.outputs[0].name] == 1 and second not in by:  # it moves behind other uses, or is paired
+            if known.uses[q.outputs[0].name] == 1 and second not in by:  # it moves after other uses, or is paired
                 inputs, outputs = (*q.inputs, *k.inputs), (*q.outputs, *k.outputs)
                 by |= {first: None, second: Op(ROPE_PAIR.name, inputs, outputs, q.attrs, span=q.span)}
     return replaced(body, by)

@@ -29,9 +29,9 @@ def _turned_all(c: Call, x: Tensor, sign: int) -> Tensor:
     cos, sin = n.angles(c.indices(0, at), half, c.number("theta"), scaling)
     cos, sin = (Tensor((at, last), t.array, t.degree) for t in (cos, sin))
     back = n.negative(sin)
-    ahead, behind = (sin, back) if sign > 0 else (back, sin)
+    ahead, opposite = (sin, back) if sign > 0 else (back, sin)
     first, second = Tensor(x.dims, x.array[..., :half], x.degree), Tensor(x.dims, x.array[..., half:], x.degree)
-    low = n.total(x.dims, n.product(x.dims, first, cos), n.product(x.dims, second, behind))
+    low = n.total(x.dims, n.product(x.dims, first, cos), n.product(x.dims, second, opposite))
     high = n.total(x.dims, n.product(x.dims, second, cos), n.product(x.dims, first, ahead))
     return joined(low, high)
 

@@ -102,7 +102,7 @@ def picture(title: str, kind: str, schedule: Schedule, times: Times) -> Picture:
     """The picture of a schedule, with messages or without."""
     rows = tuple(tuple(action for action in row if not action.work.is_message) for row in schedule.rows)
     bare = Schedule(schedule.stage_to_rank, schedule.microbatches, rows)
-    chunks = tuple(schedule.stages_of(home).index(stage) for stage, home in enumerate(schedule.stage_to_rank))
+    chunks = tuple(schedule.stages_of(owner).index(stage) for stage, owner in enumerate(schedule.stage_to_rank))
     return Picture(title, kind, bare, times, simulate(bare, times), chunks)
 
 

@@ -36,7 +36,7 @@ def router_sums_kernel(
     logits, ids, shares, counts, batch_stride, seq_stride, batch_ids, seq_ids, length,
     SIGMOID: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """shares, counts [batch, programs, experts]: of every so many blocks of tokens of a sequence."""
+    """shares, counts [batch, programs, experts]: sums over every `programs`-th block of tokens of a sequence."""
     sequence, column = tl.program_id(0).to(tl.int64), tl.arange(0, COLUMNS)[None, :]
     known = column < WIDTH
     logits += sequence * batch_stride
