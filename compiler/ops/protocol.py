@@ -171,7 +171,7 @@ class OpDef:
     unsharded_dims  dims that no axis may shard
     as_placed       operands that it takes as they are placed; by the generic rule, invariant and without a gradient
     whole_operands  operands that an axis leaves whole along some dims where it shards those of the others
-    permutes        for an op that moves the positions along its dim `over`: where each position comes from, given their number
+    permutes        for an op that moves the positions along its dim `over`: where each position comes from
     joins           dims that others make up, concatenated: their sizes are the sums of these
     allows          whether operands that one axis shards so make sense together
     contracts       the placement of a result that lacks the dim that was sharded
