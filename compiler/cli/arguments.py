@@ -186,6 +186,8 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("--json", action="store_true", help="of time: print JSON")
         parser.add_argument("--lines", action="store_true", help="of time: print a table of all ops")
         parser.add_argument("--csv", type=_path, metavar="FILE", help="of time: write all ops as CSV")
+        help = "of time: write the step as a trace for ui.perfetto.dev"
+        parser.add_argument("--trace", type=_path, metavar="FILE", help=help)
         help = "of time: name no plans with one setting changed, which takes most of the time"
         parser.add_argument("--no-advice", action="store_true", help=help)
         return

@@ -1,6 +1,7 @@
 """The command `explain`: the memory, the collectives or the time of a plan, or the meaning of a code."""
 
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .compile import Plan, load
@@ -10,8 +11,8 @@ if TYPE_CHECKING:
     from ..analysis.time.report import Report
 
 FORMS = ("json", "lines", "csv")
-OF_TIME = (*FORMS, "no_advice")
-"""The options of `explain time`: forms of its report, and what it leaves out."""
+OF_TIME = (*FORMS, "trace", "no_advice")
+"""The options of `explain time`: forms of its report, a file beside it, and what it leaves out."""
 
 
 def explain(options: Namespace) -> None:
@@ -57,7 +58,20 @@ def _time(plan: Plan, options: Namespace) -> None:
     if len(forms) > 1:
         raise UsageError(f"--{forms[0]} and --{forms[1]} exclude each other: choose one")
     found = with_ops(_report(plan))
+    if options.trace:
+        _trace(found, options.trace)
     print({"lines": _lines, "csv": _csv}.get("".join(forms), _whole)(found, plan, options))
+
+
+def _trace(found: "Report", path: Path) -> None:
+    """Writes the events of the step."""
+    from ..analysis.time.events import events_of
+    from ..reports.time_trace import MARK, time_trace
+    from .schedule import check_replaceable, replace
+
+    text = time_trace(found.program, events_of(found.program, found.on))
+    check_replaceable(path, text, "trace", MARK)
+    replace(path, text, "trace")
 
 
 def _whole(found: "Report", plan: Plan, options: Namespace) -> str:

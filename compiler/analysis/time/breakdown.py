@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from .timeline import Seconds
+from .clocks import Seconds
 
 
 @frozen

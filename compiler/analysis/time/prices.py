@@ -49,6 +49,11 @@ class Price:
     blocks: Size = 1
     own: Size = 1.0
 
+    @property
+    def sending(self) -> str:
+        """The kind of its collectives."""
+        return "reduction" if self.reduces else "gather" if self.gathers else "exchange"
+
     def at(self, lane: int) -> "Price":
         """The price of one of many programs."""
         return evolve(

@@ -6,94 +6,23 @@ other where it stands, and the GPU waits for it there.  Iterations are walked un
 rest are counted.  Non-goals: other ranks, which are taken to be as fast.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-
-from attrs import define, field
 
 from ...ir import MICROBATCHES, Op, Program, Region, Stmt, ops_in, walk
 from ...ops.experts import begins
 from ..hardware import Hardware
+from .clocks import HOST, UPDATE, Clocks
 from .prices import EXPOSED, Price, Prices, Sent
-
-HOST, UPDATE = "host", "update"
-"""The kinds of time in which the GPU waits for the host, and of what is done once a step."""
-
-EPSILON = 1e-12
-"""Seconds by which equal times differ as they are added up."""
-
-Seconds = defaultdict[tuple[str, ...], float]
-"""Seconds by kind and line of the plan, or by the axes of a group."""
-
-
-def nothing() -> Seconds:
-    """No seconds yet."""
-    return Seconds(float)
-
-
-def add(to: Seconds, seconds: Mapping[tuple[str, ...], float], times: int = 1) -> None:
-    """Adds seconds, `times` times."""
-    for key, each in seconds.items():
-        to[key] += each * times
-
-
-@define
-class Clocks:
-    """By when each stream is free, in seconds from the step's begin, and for how long each was busy with what.
-
-    groups  by the axes of a group of ranks, its collectives
-    spent   the GPU's time, by kind and line
-    sent    that of groups, by axes
-    """
-
-    gpu: float = 0.0
-    host: float = 0.0
-    groups: Seconds = field(factory=nothing)
-    spent: Seconds = field(factory=nothing)
-    sent: Seconds = field(factory=nothing)
-
-    def until(self, time: float, kind: str, line: str) -> None:
-        """The GPU is busy, or waits."""
-        if time > self.gpu:
-            self.spent[kind, line] += time - self.gpu
-            self.gpu = time
-
-    def copy(self) -> "Clocks":
-        """As they are now."""
-        return Clocks(self.gpu, self.host, *(Seconds(float, it) for it in (self.groups, self.spent, self.sent)))
-
-    def since(self, before: "Clocks") -> list[float]:
-        """How far each stream has come since `before`, the GPU first."""
-        groups = (now - before.groups.get(axes, 0.0) for axes, now in self.groups.items())
-        return [self.gpu - before.gpu, self.host - before.host, *groups]
-
-    def is_steady(self, took: Sequence[float], earlier: Sequence[float]) -> bool:
-        """Whether iterations will go on as the last two, in which streams came this far.
-
-        A stream that is ahead of the GPU must not fall behind it later, nor one that is behind it come ahead.
-        """
-        if len(took) != len(earlier) or any(abs(a - b) > EPSILON for a, b in zip(took, earlier, strict=True)):
-            return False
-        return all(
-            abs(each - took[0]) < EPSILON or not each or (each > took[0]) == (stream > self.gpu)
-            for each, stream in zip(took[1:], (self.host, *self.groups.values()), strict=False)
-        )
-
-    def repeat(self, before: "Clocks", times: int) -> None:
-        """As if what has happened since `before` happened `times` times more."""
-        self.gpu += (self.gpu - before.gpu) * times
-        self.host += (self.host - before.host) * times
-        for now, then in ((self.groups, before.groups), (self.spent, before.spent), (self.sent, before.sent)):
-            add(now, {key: now[key] - then[key] for key in now}, times)
 
 
 class Walk:
     """Walks the step of a program without a pipeline, or parts of one stage."""
 
-    def __init__(self, program: Program, on: Hardware, prices: Prices) -> None:
-        self.clocks = Clocks()
+    def __init__(self, program: Program, on: Hardware, prices: Prices, record: bool = False) -> None:
+        self.clocks = Clocks(events=[] if record else None)
         self._program, self._on, self._prices = program, on, prices
         self._first, self._last = True, False
         self._reduced = 0.0  # when all reductions are done that have begun
@@ -144,14 +73,14 @@ class Walk:
         """
         at, took = 0, list[float]()
         while at < count:
-            before, then = self.clocks.copy(), [*under_way]
+            before, then, events = self.clocks.copy(), [*under_way], len(self.clocks.events or ())
             do(at)
             at += 1
             progress = self.clocks.since(before)
             earlier, took = took, progress + [now - was for now, was in zip(under_way, then, strict=False)]
             if at < count - ends and self.clocks.is_steady(took, earlier):
                 times = count - ends - at
-                self.clocks.repeat(before, times)
+                self.clocks.repeat(before, times, events)
                 under_way.extend([under_way.popleft() + times * progress[0] for _ in range(len(under_way))])
                 at += times
 
@@ -210,11 +139,11 @@ class Walk:
         keys, gradients, last = it.sends[0], it.sends[1:], int(it.blocks) - 1
         passed = self.clocks.gpu
         for block in range(last + 1):
-            arrived = 0.0 if block == last else self.send(keys)
+            arrived = 0.0 if block == last else self.send(keys, it.sending, it.line)
             self._compute(it, part=(1 - it.own) / last if block else it.own)
             if gradients:
                 self._await(op, passed)
-                passed = self.send(gradients[block == last])
+                passed = self.send(gradients[block == last], it.sending, it.line)
             self._await(op, arrived)
         self._await(op, passed)
 
@@ -223,7 +152,7 @@ class Walk:
         clocks = self.clocks
         if it.kernels:
             clocks.until(clocks.host, HOST, it.line)
-            clocks.host += it.kernels * self._on.op * part
+            clocks.issue(it.kernels * self._on.op * part, it.line)
         for own, seconds in it.computes:
             clocks.until(clocks.gpu + self._beside(seconds * part), kind or own, it.line)
 
@@ -237,16 +166,13 @@ class Walk:
 
     def _begin(self, op: Op) -> float:
         """Begins all that an op sends, for one layer; when it is done."""
-        return max(map(self.send, self._prices(op).sends), default=self.clocks.gpu)
+        price = self._prices(op)
+        return max((self.send(each, price.sending, price.line) for each in price.sends), default=self.clocks.gpu)
 
-    def send(self, call: Sent) -> float:
+    def send(self, call: Sent, kind: str, line: str) -> float:
         """Begins a collective; when it is done."""
-        (axes, seconds), clocks = call, self.clocks
-        clocks.host += self._on.collective
-        end = max(clocks.host, clocks.gpu, clocks.groups[axes]) + seconds
-        clocks.groups[axes] = end
-        clocks.sent[axes] += seconds
-        return end
+        self.clocks.issue(self._on.collective, line)
+        return self.clocks.send(*call, kind, line)
 
     def _await(self, op: Op, end: float) -> None:
         price = self._prices(op)

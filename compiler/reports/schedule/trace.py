@@ -1,32 +1,22 @@
 """A schedule as a trace that Perfetto and chrome://tracing show: a track for each rank, an arrow for each message."""
 
-import json
 from collections.abc import Iterator
 from itertools import count
-from typing import Any
 
 from ...schedules.dependencies import made_by, needs
 from ...schedules.timeline import Slot
+from ..chrome_trace import Event, chrome_trace, process
 from .picture import MARK, WORDS, Picture
 
 _UNIT = 1000
 """Microseconds, in which the format counts."""
 
-Event = dict[str, Any]
-
 
 def trace(picture: Picture) -> str:
-    """The text of the file, an event in each line."""
-    events = ",\n".join(json.dumps(event) for event in (*_tracks(picture), *_actions(picture), *_messages(picture)))
-    about = json.dumps({"about": f"{picture.title}; {picture.subtitle}", "origin": MARK})
-    return f'{{"otherData": {about},\n"displayTimeUnit": "ms",\n"traceEvents": [\n{events}\n]}}\n'
-
-
-def _tracks(picture: Picture) -> Iterator[Event]:
-    yield {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": picture.title}}
-    for rank in range(picture.schedule.ranks):
-        yield {"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}"}}
-        yield {"ph": "M", "pid": 0, "tid": rank, "name": "thread_sort_index", "args": {"sort_index": rank}}
+    """The text of the file."""
+    tracks = process(0, picture.title, [f"rank {rank}" for rank in range(picture.schedule.ranks)])
+    events = (*tracks, *_actions(picture), *_messages(picture))
+    return chrome_trace(f"{picture.title}; {picture.subtitle}", MARK, events)
 
 
 def _actions(picture: Picture) -> Iterator[Event]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.time.test_step_time import HARDWARE, LAYERS, compiled
-from scalec.compiler.analysis.time.pipeline import BUBBLE, of_ranks, of_stages, times_of
+from scalec.compiler.analysis.time.pipeline import BUBBLE, Rows
 from scalec.compiler.analysis.time.prices import EXPOSED
 from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import Program
@@ -74,7 +74,7 @@ def test_messages_take_the_link_between_the_ranks_of_two_stages() -> None:
     on = evolve(FREE, link=1e9, network=1e9, ranks_per_node=2)
     program = pipeline("pp = 4", schedule="interleaved_1f1b(chunks=2)", layers=8)
     assert program.pipeline
-    cuts = times_of(program, program.pipeline, on, of_stages(program, on), of_ranks(program, program.pipeline, on)).cuts
+    cuts = Rows(program, program.pipeline, on).times.cuts
     near, far = cuts[:2]
     assert far == pytest.approx(2 * near)
     assert cuts == pytest.approx((near, far, near, far, near, far, near))

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from helpers.zero_plans import program as zero
 from scalec.compiler import cli
 from scalec.compiler.analysis.hardware import Hardware
+from scalec.compiler.analysis.time.clocks import HOST, Clocks
 from scalec.compiler.analysis.time.op_rows import op_rows
 from scalec.compiler.analysis.time.prices import EXPOSED
 from scalec.compiler.analysis.time.step import BUBBLE, StepTime, step_time, times_by_load
-from scalec.compiler.analysis.time.timeline import HOST, Clocks
 from scalec.compiler.ir import Program, Region, Stmt
 from scalec.compiler.ops import OPS
 from scalec.compiler.ops.saved_tensors import Local

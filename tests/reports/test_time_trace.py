@@ -1,0 +1,54 @@
+"""`scalec explain time --trace`: the predicted step as a trace."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalec.compiler.cli import main
+
+PLANS = Path(__file__).parents[2] / "plans"
+
+
+def traced(plan: str, path: Path) -> list[dict[str, Any]]:
+    assert main(["explain", "time", str(PLANS / plan), "--no-advice", "--trace", str(path)]) == 0
+    return json.loads(path.read_text())["traceEvents"]
+
+
+def tracks(events: list[dict[str, Any]], pid: int) -> list[str]:
+    return [it["args"]["name"] for it in events if it["name"] == "thread_name" and it["pid"] == pid]
+
+
+@pytest.mark.parametrize("plan", ["llama3_70b.scale", "mixtral_8x7b.scale"])
+def test_the_gpu_is_busy_or_waits_until_the_step_is_over(
+    plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = traced(plan, tmp_path / "trace.json")
+    capsys.readouterr()
+    assert main(["explain", "time", str(PLANS / plan), "--no-advice", "--json"]) == 0
+    seconds = json.loads(capsys.readouterr().out)["seconds"]
+    for pid in {it["pid"] for it in events}:
+        gpu = tracks(events, pid).index("gpu")
+        spans = [it for it in events if it["ph"] == "X" and (it["pid"], it["tid"]) == (pid, gpu)]
+        assert sum(it["dur"] for it in spans) == pytest.approx(seconds * 1e6, rel=1e-4)
+        assert max(it["ts"] + it["dur"] for it in spans) == pytest.approx(seconds * 1e6, rel=1e-6)
+
+
+def test_ranks_of_a_pipeline_are_processes_and_streams_are_tracks(tmp_path: Path) -> None:
+    events = traced("mixtral_8x7b.scale", tmp_path / "trace.json")
+    names = [it["args"]["name"] for it in events if it["name"] == "process_name"]
+    assert names == ["predicted: pp 0", "predicted: pp 1"]
+    assert tracks(events, 1) == ["actions", "gpu", "dp", "dp × ep", "ep", "pp × dp × ep", "host"]
+    lines = {it["args"]["line"] for it in events if it["ph"] == "X"}
+    assert "mixtral.scale:29" in lines  # as a recorded trace has it
+
+
+def test_only_traces_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.json"
+    traced("llama3_70b.scale", path)
+    traced("llama3_70b.scale", path)
+    path.write_text("mine")
+    assert main(["explain", "time", str(PLANS / "llama3_70b.scale"), "--no-advice", "--trace", str(path)]) == 2
+    assert "was not written by scalec" in capsys.readouterr().err
+    assert path.read_text() == "mine"
