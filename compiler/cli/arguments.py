@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import __version__
-from . import compile, explain, loads, schedule, verify
+from . import compile, diff, explain, loads, schedule, verify
 from .fmt import fmt, import_
 
 
@@ -68,6 +68,15 @@ COMMANDS = (
         "tokens/s/GPU and MFU, by data sheets.\n"
         "A code such as E0510: its meaning, with a wrong and a right plan.",
         "scalec explain memory plans/llama3_405b.scale",
+    ),
+    Command(
+        "diff",
+        diff.diff,
+        "show two plans side by side",
+        "Shows where two plans differ: where parameters and values lie, collectives, the bytes that a rank sends, its\n"
+        "memory, and the seconds of a step where their GPUs are known.  Exits with status 1 if they differ.\n"
+        "Of a pipeline, collectives are those of the rank that sends most, memory that of the rank that needs most.",
+        "scalec diff plans/llama3_70b.scale mine.scale",
     ),
     Command(
         "schedule",
@@ -175,6 +184,11 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("--svg", type=_path, metavar="FILE", help="write a picture")
         return
     text = "a plan (.scale), or IR text that `scalec ir` printed"
+    if command == "diff":
+        parser.add_argument("plans", type=_path, nargs=2, metavar="PLAN", help=text)
+        parser.add_argument("--all", action="store_true", help="show what is equal too")
+        parser.add_argument("--json", action="store_true", help="print JSON: both figures by section and name")
+        return
     if command == "verify":
         parser.add_argument("plans", type=_path, nargs="+", metavar="PLAN", help=f"{text}; two plans are compared")
         for name, help in MODES.items():

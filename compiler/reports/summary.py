@@ -63,13 +63,14 @@ def _mesh(program: Program) -> str:
     """The axes as the plan names them, those that were factored with their factors."""
     axes: list[str] = []
     for parent in dict.fromkeys(axis.parent for axis in program.axes):
-        factors = _factors(program, parent)
-        parts = " x ".join(f"{name} {program.axis(name).size}" for name in factors)
-        axes.append(parts if factors == [parent] else f"{parent} {program.degree(tuple(factors))} ({parts})")
+        its = factors(program, parent)
+        parts = " x ".join(f"{name} {program.axis(name).size}" for name in its)
+        axes.append(parts if its == [parent] else f"{parent} {program.degree(tuple(its))} ({parts})")
     return " x ".join(axes)
 
 
-def _factors(program: Program, parent: str) -> list[str]:
+def factors(program: Program, parent: str) -> list[str]:
+    """The axes that an axis of the plan was factored into; itself for most."""
     return [axis.name for axis in program.axes if axis.parent == parent]
 
 
@@ -144,9 +145,9 @@ def axes_of(program: Program, collective: Collective) -> str:
     """The axes of the mesh as the plan names them, wherever all factors of an axis take part."""
     names: list[str] = []
     for parent in dict.fromkeys(program.axis(name).parent for name in collective.axes):
-        factors = _factors(program, parent)
-        taking = [name for name in factors if name in collective.axes]
-        names += [parent] if taking == factors else taking
+        its = factors(program, parent)
+        taking = [name for name in its if name in collective.axes]
+        names += [parent] if taking == its else taking
     return " x ".join(names)
 
 
