@@ -4,15 +4,16 @@ Each row of published measurements becomes a plan, is compiled, and its step is 
 the row's cluster: no number of a row is used but what it ran, on what.  Printed are the errors of rows that have a
 time, by source; the JSON has seconds and their parts for each row, or why the plan language cannot say it.
 
+Rows of `pipeline.csv` are known by their columns and predicted by `predicting.pipeline`.
+
 Non-goals: what a framework does otherwise than scalec: its host time, kernels and overlap are not in a row's plan.
 """
 
-import csv
 import json
 import sys
 from argparse import ArgumentParser
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import median, quantiles
@@ -20,14 +21,14 @@ from time import perf_counter
 
 from attrs import evolve
 from measure import table
+from predicting import figures, pipeline
+from predicting.rows import Row, Unsaid, read, why
 
 from scalec.compiler.analysis.hardware import Hardware, named
 from scalec.compiler.analysis.time.step import StepTime, step_time
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
-
-Row = Mapping[str, str]
 
 USABLE = 0.8
 """The part of its data sheet's rate that a network holds."""
@@ -54,10 +55,6 @@ MLP = {"yes": "(silu(m @ w_gate[hidden -> ffn]) * (m @ w_up[hidden -> ffn]))", "
 HEAD = {"yes": "wte", "no": "head[hidden -> vocab]"}
 
 
-class Unsaid(Exception):
-    """Why no plan says what a row ran."""
-
-
 def main() -> None:
     parser = ArgumentParser(description=__doc__, prog="predict.py")
     parser.add_argument("rows", type=Path)
@@ -65,14 +62,18 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--every", type=int, default=1, help="take one of so many rows")
     given = parser.parse_args()
-    clusters = {row["cluster"]: row for row in _read(given.clusters or given.rows.with_name("clusters.csv"))}
+    rows = read(given.rows)
+    if rows and "T_F_ms" in rows[0]:
+        _other(rows, pipeline.Predictor(rows), pipeline.FIGURES, given.json)
+        return
+    clusters = {row["cluster"]: row for row in read(given.clusters or given.rows.with_name("clusters.csv"))}
     begin, found = perf_counter(), dict[str, dict[str, object]]()
     errors = defaultdict[str, list[float]](list)
-    for row in islice(_read(given.rows), 0, None, given.every):
+    for row in islice(rows, 0, None, given.every):
         try:
             it = predicted(row, clusters)
         except (Unsaid, PlanError) as error:
-            found[row["id"]] = {"step_s": None, "why": _why(error)}
+            found[row["id"]] = {"step_s": None, "why": why(error)}
             continue
         found[row["id"]] = {"step_s": it.seconds, "parts": it.kinds}
         if row["status"] == "ok" and row["step_s"]:
@@ -86,6 +87,18 @@ def main() -> None:
     rows = [(source, *_summary(each)) for source, each in sorted(errors.items())]
     table("Predicted over measured, less 1", ("source", "rows", "median error", "p90", "bias"), rows)
     table("", ("", "rows", "median error", "p90", "bias"), [("all", *_summary(everything))])
+
+
+def _other(
+    rows: Sequence[Row], predictor: Callable[[Row], Mapping[str, float]], names: Sequence[str], json_file: Path | None
+) -> None:
+    """Predicts rows that are no training steps."""
+    found = figures.predicted(rows, predictor, names)
+    if json_file:
+        json_file.write_text(json.dumps({"rows": found}, indent=1))
+    unsaid = sum(it[names[0]] is None for it in found.values())
+    print(f"{len(found)} rows, {unsaid} that cannot be predicted")
+    figures.print_errors(rows, found, names, lambda row: row["schedule"])
 
 
 def predicted(row: Row, clusters: Mapping[str, Row]) -> StepTime:
@@ -133,15 +146,6 @@ def _on(row: Row, clusters: Mapping[str, Row]) -> Hardware:
         float(clusters[row["cluster"]]["node_gbit_s"] or 0) * 1e9 / 8 * USABLE if row["cluster"] in clusters else 0.0
     )
     return evolve(found, ranks_per_node=int(row["gpus_per_node"]), network=network or found.network)
-
-
-def _read(path: Path) -> Iterable[Row]:
-    with path.open(newline="", encoding="utf-8") as file:
-        yield from csv.DictReader(file)
-
-
-def _why(error: Exception) -> str:
-    return error.diagnostics[0].message if isinstance(error, PlanError) else str(error)
 
 
 def _summary(errors: list[float]) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""Predictions of published measurements, one module for each kind of rows."""

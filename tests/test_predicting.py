@@ -1,0 +1,53 @@
+"""Rows of published measurements: what is read, predicted and written of a file of each kind."""
+
+import json
+import runpy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+Predict = Callable[[str], Mapping[str, Mapping[str, float | str | None]]]
+
+PIPELINE = "id,layers,hidden,heads,seq,gpu,pp,schedule,micro_batch,microbatches,samples_s_gpu,bubble_rate,\
+T_F_ms,T_B_ms,T_W_ms,T_comm_ms"
+
+
+@pytest.fixture
+def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Predict:
+    """Predicts the rows of a file's text."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def predicted(text: str) -> Mapping[str, Mapping[str, float | str | None]]:
+        (tmp_path / "rows.csv").write_text(text)
+        out = tmp_path / "out.json"
+        monkeypatch.setattr("sys.argv", ["predict.py", str(tmp_path / "rows.csv"), "--json", str(out)])
+        runpy.run_path(str(BENCHMARKS / "predict.py"), run_name="predict")["main"]()
+        return json.loads(out.read_text())["rows"]
+
+    return predicted
+
+
+def test_pipelines_of_profiled_stages_have_the_bubble_of_their_schedule(predict: Predict) -> None:
+    """1F1B of stages without messages waits p - 1 of m + p - 1 times, H1 for what W does not fill, ZB-2p nothing."""
+    each = "6,512,8,1024,A100-80GB,4,{},1,16,,,2,2,2,0"
+    names = {"1F1B": 3 / 19, "ZB-H1": 1 / 17, "ZB-1p": 1 / 17, "ZB-2p": 0.0}
+    rows = [f"{name},{each.format(name)}" for name in names]
+    found = predict("\n".join((PIPELINE, *rows, "formula,,,,,,,1F1B,,,,,,,,")))
+    assert {name: found[name]["bubble_rate"] for name in names} == pytest.approx(names)
+    assert found["formula"] == {"samples_s_gpu": None, "bubble_rate": None, "why": "a formula, without sizes"}
+
+
+def test_stages_that_nobody_profiled_are_priced_or_taken_from_a_row_of_the_same_model(predict: Predict) -> None:
+    """A stage of twice the layers takes twice as long, and so do twice the samples."""
+    row = "{},6,512,8,1024,A100-80GB,{},1F1B,{},8,,,{}"
+    given, alike = row.format("given", 4, 1, "2,2,2,0"), row.format("alike", 2, 2, ",,,")
+    found = predict("\n".join((PIPELINE, given, alike)))
+    busy = 8 * 6 * 2 * 2  # microbatches, milliseconds, layers, samples
+    assert found["alike"]["bubble_rate"] == pytest.approx(1 / 9)
+    assert found["alike"]["samples_s_gpu"] == pytest.approx(16 / (busy * 9 / 8 / 1e3) / 2, rel=0.2)
+    priced = predict("\n".join((PIPELINE, row.format("alone", 4, 1, ",,,"))))["alone"]
+    assert isinstance(priced["bubble_rate"], float)
+    assert 3 / 11 < priced["bubble_rate"] < 0.5
