@@ -10,9 +10,20 @@ Non-goals: when backward first needs them (`passes.differentiate`), and the memo
 from ..ir import REPLICATED, Kind, Op, Program, Region, regions_in, walk_regions
 from ..ir.placements import ends
 from ..ops import OPS
+from ..ops.attention import ROPE
 from ..ops.experts import DISPATCH, EXCHANGE
+from ..ops.norm import LAYERNORM, RMSNORM
+from ..ops.pointwise import FUNCTIONS
 from ..syntax.diagnostics import Diagnostic, PlanError, did_you_mean, listing
 from ..syntax.source import Span
+
+CHEAP = {ROPE.name, RMSNORM.name, LAYERNORM.name, *(entry.name for entry in FUNCTIONS)}
+"""The ops that backward recomputes in little time."""
+
+
+def cheap(program: Program) -> list[str]:
+    """Those of a program before any pass that a plan can name."""
+    return [name for name in selectable(program) if name in CHEAP]
 
 
 def selectable(program: Program) -> list[str]:

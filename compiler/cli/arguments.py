@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import __version__
-from . import compile, diff, explain, loads, schedule, verify
+from . import compile, diff, explain, loads, plan, schedule, verify
 from .fmt import fmt, import_
 
 
@@ -77,6 +77,16 @@ COMMANDS = (
         "memory, and the seconds of a step where their GPUs are known.  Exits with status 1 if they differ.\n"
         "Of a pipeline, collectives are those of the rank that sends most, memory that of the rank that needs most.",
         "scalec diff plans/llama3_70b.scale mine.scale",
+    ),
+    Command(
+        "plan",
+        plan.plan,
+        "find the best plans of a model for a number of GPUs",
+        "Finds the plans of a model that train it fastest on a number of GPUs: degrees of all axes, microbatch,\n"
+        "sharded state, recomputation, pipeline schedule.  Prints the best, compiled and proved, with their time and\n"
+        "memory, why the first is as it is, each reason a comparison with another plan, and its text.\n"
+        "Exits with status 1 if nothing fits.",
+        "scalec plan plans/llama3_8b.scale --gpus 64 --cluster h100_sxm --global-batch 256 --seq 8192",
     ),
     Command(
         "schedule",
@@ -183,6 +193,9 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("run", type=_path, metavar="RUN", help="the folder of a run, or its log.jsonl")
         parser.add_argument("--svg", type=_path, metavar="FILE", help="write a picture")
         return
+    if command == "plan":
+        _add_plan_arguments(parser)
+        return
     text = "a plan (.scale), or IR text that `scalec ir` printed"
     if command == "diff":
         parser.add_argument("plans", type=_path, nargs=2, metavar="PLAN", help=text)
@@ -226,6 +239,29 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("--after", metavar="PASS", help="the pass; an unknown name lists all passes")
         help = "print a graph in place of IR text: ops and regions are nodes, values with their types edges"
         parser.add_argument("--graph", choices=("dot", "graphml", "json"), help=help)
+
+
+def _add_plan_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("model", type=_path, metavar="MODEL", help="a model (.scale), or a plan whose model is meant")
+    parser.add_argument("--gpus", type=_count, required=True, metavar="N", help="how many GPUs there are")
+    parser.add_argument(
+        "--cluster", required=True, metavar="C", help="a GPU such as h100_sxm, or a file of figures (.toml)"
+    )
+    help = "GPUs of a node (default: those of the cluster's file, or 8)"
+    parser.add_argument("--gpus-per-node", type=_count, metavar="N", help=help)
+    parser.add_argument("--global-batch", type=_count, metavar="B", help="sequences of a step (default: the plan's)")
+    parser.add_argument("--seq", type=_count, metavar="S", help="tokens of a sequence (default: the plan's)")
+    parser.add_argument("--keep", default="", metavar="CHOICES", help="fix choices, for instance tp=8,zero=3")
+    parser.add_argument("--top", type=_count, default=5, metavar="K", help="plans to show and prove (default: 5)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    help = "write the first plan, with a comment on each choice"
+    parser.add_argument("-o", "--output", type=_path, metavar="FILE", help=help)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise ArgumentTypeError(f"`{text}` is not a whole number above 0")
+    return int(text)
 
 
 def _command_meant(word: str) -> str:

@@ -9,20 +9,14 @@ from itertools import groupby, islice, permutations
 from attrs import evolve, frozen
 
 from ..analysis.context_parallel import STRATEGIES
-from ..analysis.recompute import selectable
+from ..analysis.recompute import cheap
 from ..config.settings import CHUNK, ON, SAVE, TORCH, TRITON
 from ..frontend import resolve
 from ..ir import BATCH, DATA_DIMS, SEQUENCE, Claim, Program, StateAxes, regions_in, walk_regions
 from ..ir.printer import how_claimed
-from ..ops.attention import ROPE
-from ..ops.norm import LAYERNORM, RMSNORM
-from ..ops.pointwise import FUNCTIONS
 from ..passes import passed
 from ..syntax.diagnostics import PlanError
 from ..syntax.source import Source
-
-CHEAP = {ROPE.name, RMSNORM.name, LAYERNORM.name, *(entry.name for entry in FUNCTIONS)}
-"""The ops that backward recomputes in little time."""
 
 SCHEDULES = (
     "1f1b",
@@ -118,7 +112,7 @@ def smaller_microbatches(model: Program) -> Iterator[Change]:
 
 
 def _selective(model: Program) -> Iterator[Change]:
-    names = [name for name in selectable(model) if name in CHEAP]
+    names = cheap(model)
     if names and model.train.compile != ON:
         yield Change("train", f"recompute = selective({', '.join(names)})")
 

@@ -1,0 +1,113 @@
+"""The command `plan`: the best plans of a model for a number of GPUs."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .schedule import check_replaceable, replace
+from .streams import PLAN_WRONG, UsageError
+
+if TYPE_CHECKING:
+    from ..analysis.hardware import Hardware
+    from ..planner import Goal, ModelFile
+
+MARK = "Found by `scalec plan`"
+"""Begins the plans that the command writes, which it overwrites."""
+
+
+def plan(options: Namespace) -> int:
+    """`scalec plan`; returns the exit status."""
+    from ..planner import ModelFile, planned
+    from ..planner.report import as_json, print_plans
+    from ..syntax.limits import load
+
+    file = ModelFile(load(options.model))
+    goal, kept = _goal(options, file), keeps(options.keep)
+    folder = options.output.parent if options.output else file.folder
+    it = planned(file, goal, kept, options.top, folder)
+    if not it.shown:
+        raise UsageError(_empty(it.found.left, options))
+    if options.json:
+        import json
+
+        print(json.dumps(as_json(it), indent=1))
+    else:
+        print(print_plans(it))
+    if options.output and it.text:
+        check_replaceable(options.output, it.text, "output", MARK)
+        replace(options.output, it.text, "output")
+        print(f"wrote {options.output}", file=sys.stderr)
+    return 0 if it.found.fitting else PLAN_WRONG
+
+
+def _goal(options: Namespace, file: "ModelFile") -> "Goal":
+    from ..planner import Goal
+
+    gpus, path = options.gpus, Path(options.cluster) if options.cluster.endswith(".toml") else None
+    hardware = _hardware(options.cluster, path, options.gpus_per_node)
+    if gpus > hardware.ranks_per_node and gpus % hardware.ranks_per_node:
+        raise UsageError(f"{gpus} GPUs are no whole number of nodes of {hardware.ranks_per_node}: see --gpus-per-node")
+    sizes = {"global_batch": options.global_batch, "seq": options.seq}
+    said = {name: given or file.said(name) for name, given in sizes.items()}
+    for name, value in said.items():
+        if value is None:
+            raise UsageError(f"`{options.model}` does not say `{name}`: give --{name.replace('_', '-')}")
+    return Goal(gpus, hardware, said["global_batch"] or 0, said["seq"] or 0, path)
+
+
+def _hardware(cluster: str, path: Path | None, per_node: int | None) -> "Hardware":
+    """The hardware of a file, or of data sheets.  Raises UsageError or PlanError."""
+    from attrs import evolve
+
+    from ..analysis.hardware import load, named
+    from ..config.gpus import GPUS
+    from ..syntax.diagnostics import did_you_mean, listing
+
+    found = load(path) if path else named(cluster)
+    if found is None:
+        help = did_you_mean(cluster, GPUS) or f"known GPUs: {listing(GPUS)}; a file ends in .toml"
+        raise UsageError(f"--cluster: there is no GPU `{cluster}`: {help}")
+    return evolve(found, ranks_per_node=per_node or max(found.ranks_per_node, 1))
+
+
+def keeps(text: str) -> dict[str, object]:
+    """The values that `--keep tp=8,zero=3` fixes, by fields of a choice.  Raises UsageError."""
+    from ..planner.choice import RECOMPUTE
+    from ..planner.space import FLAGS, SCHEDULES, VIA
+    from ..syntax.diagnostics import listing
+
+    words = {"recompute": RECOMPUTE, "schedule": SCHEDULES[1:], "via": VIA[1:], **dict.fromkeys(FLAGS, ("on", "off"))}
+    numbers = ("pp", "dp", "cp", "ep", "tp", "zero", "microbatch", "chunks", "prefetch")
+    kept = dict[str, object]()
+    for part in text.split(",") if text else ():
+        name, _, value = part.strip().partition("=")
+        if name not in (*words, *numbers):
+            raise UsageError(
+                f"--keep has no `{name}`; it takes {listing((*numbers, *words))}, as in --keep tp=8,zero=3"
+            )
+        if name in numbers and not (value.isascii() and value.isdigit()):
+            raise UsageError(f"--keep sets `{name}` to `{value}`, which is not a whole number")
+        if name in words and value not in words[name]:
+            raise UsageError(f"--keep sets `{name}` to `{value}`; it takes {listing(words[name])}")
+        kept[name] = int(value) if name in numbers else value == "on" if name in FLAGS else value
+    return kept
+
+
+def _empty(left: tuple[tuple[str, int], ...], options: Namespace) -> str:
+    """Why there is no plan at all: the step of thinning that left none."""
+    if not left[0][1]:
+        return (
+            f"no choice has {options.keep}: {options.gpus} GPUs have no such degrees" if options.keep else "no choices"
+        )
+    (_, before), (step, _) = next(pair for pair in pairwise(left) if not pair[1][1])
+    hint = _hints(options)
+    return f"no plan: of {before:,} choices there is none {step}; {'; '.join(hint)}"
+
+
+def _hints(options: Namespace) -> Iterator[str]:
+    yield f"there are {options.gpus} GPUs"
+    if options.keep:
+        yield f"--keep {options.keep}"

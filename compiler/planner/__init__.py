@@ -1,0 +1,50 @@
+"""`scalec plan`: the plans of a model for a number of GPUs, searched, priced and compiled.
+
+Purpose: a space of choices, thinned by arithmetic, ranked in closed form, then compiled, the best of them proved.
+Non-goals: seconds and bytes of a compiled plan (`analysis.time`, `analysis.memory`).
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from ..config.gpus import GIB
+from ..frontend import resolve
+from ..reports.time import seconds
+from ..syntax.formatter import format_plan
+from .exact import Priced, price
+from .facts import Facts
+from .goal import Goal
+from .model_file import ModelFile
+from .plan_text import bare_plan, plan
+from .reasons import SECTIONS, Reason, reasons
+from .report import Planned
+from .search import search
+
+__all__ = ["Goal", "ModelFile", "Planned", "planned"]
+
+
+def planned(file: ModelFile, goal: Goal, kept: Mapping[str, object], top: int, at: Path) -> Planned:
+    """The best plans of a model for a goal; the text of the first is that of a plan in the folder `at`.
+
+    Raises PlanError where the model is none.
+    """
+    facts = Facts(resolve(bare_plan(file, goal)))
+    found = search(file, facts, goal, kept, proved=top)
+    if not found.fitting:
+        return Planned(found, top)
+    best = found.fitting[0]
+    why = reasons(best, partial(price, file, facts, goal))
+    source = plan(file, facts, goal, best.choice, _notes(goal, best, why), at)
+    return Planned(found, top, why, format_plan(source))
+
+
+def _notes(goal: Goal, best: Priced, why: tuple[Reason, ...]) -> dict[str, str]:
+    """Comments for the sections of a plan."""
+    source, room = goal.hardware.source, f"{best.needs / GIB:,.1f} of {(best.capacity or 0) / GIB:,.0f} GiB"
+    speed = f"{seconds(best.seconds)} a step, {best.tokens:,.0f} tokens/s/GPU, MFU {best.mfu:.1%}"
+    notes = {"": f"Found by `scalec plan`, by {source}: {speed}, {room}."}
+    for section in SECTIONS:
+        lines = [str(it) for it in why if it.section == section]
+        notes |= {section: "\n".join(lines)} if lines else {}
+    return notes

@@ -1,0 +1,107 @@
+"""One point of the space: all that a plan says of how a model is trained on a number of GPUs."""
+
+from collections.abc import Mapping
+
+from attrs import evolve, fields, frozen
+
+AXES = ("pp", "dp", "cp", "ep", "tp")
+"""The axes of a mesh, outermost first."""
+
+NONE, REGATHER, SELECTIVE, HALF, FULL = RECOMPUTE = ("none", "regather", "selective", "half", "full")
+"""What backward makes once more: nothing, gathers, cheap ops, all of every second layer, all layers."""
+
+WORDS = {True: "on", False: "off"}
+
+
+@frozen
+class Choice:
+    """Degrees of all axes and settings; those that a plan does not need have the value that says nothing.
+
+    sp        whether `seq` lies over tp too, where nothing else does
+    via       how attention comes by the keys of other ranks of cp; "" without cp
+    fold      whether experts lie over tp too
+    zero      over all axes of data
+    schedule  of a pipeline; "" without one
+    chunks    stages of a rank
+    """
+
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    tp: int = 1
+    sp: bool = False
+    via: str = ""
+    fold: bool = False
+    zero: int = 0
+    microbatch: int = 1
+    recompute: str = NONE
+    schedule: str = ""
+    chunks: int = 1
+    prefetch: int = 1
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """The axes with several ranks, outermost first."""
+        sizes = {"pp": self.pp, "dp": self.dp, "cp": self.cp, "ep": self.ep, "tp": self.tp}
+        return {axis: size for axis, size in sizes.items() if size > 1}
+
+    @property
+    def gpus(self) -> int:
+        """All ranks of the mesh."""
+        return self.pp * self.dp * self.cp * self.ep * self.tp
+
+    @property
+    def replicas(self) -> int:
+        """How many ranks have different sequences."""
+        return self.dp * self.ep
+
+    @property
+    def data_axes(self) -> tuple[str, ...]:
+        """The axes whose ranks have different tokens, over which state is shared."""
+        return tuple(axis for axis in ("dp", "cp", "ep") if axis in self.degrees)
+
+    @property
+    def mesh(self) -> str:
+        """For instance `pp 4 × dp 8 × tp 8`."""
+        return " × ".join(f"{axis} {size}" for axis, size in self.degrees.items()) or "one rank"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What is said besides the mesh, by the names that `--keep` takes."""
+        found = {"microbatch": str(self.microbatch)}
+        if self.data_axes:
+            found["zero"] = str(self.zero)
+        if self.pp > 1:
+            found["schedule"] = self.schedule + (f"({self.chunks})" if self.schedule in CHUNKED else "")
+        if self.recompute != NONE:
+            found["recompute"] = self.recompute
+        if self.tp > 1:
+            found["sp"] = WORDS[self.sp]
+        if self.cp > 1:
+            found["via"] = self.via
+        if self.ep > 1 and self.tp > 1:
+            found["fold"] = WORDS[self.fold]
+        if self.prefetch != 1:
+            found["prefetch"] = str(self.prefetch)
+        return found
+
+    def __str__(self) -> str:
+        return ", ".join((self.mesh, *(f"{name} {value}" for name, value in self.settings.items())))
+
+    def differs(self, other: "Choice") -> dict[str, tuple[object, object]]:
+        """The names whose values are others, with both values."""
+        pairs = {it.name: (getattr(self, it.name), getattr(other, it.name)) for it in fields(Choice)}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    def matches(self, kept: Mapping[str, object]) -> bool:
+        """Whether it has all of these values."""
+        return all(getattr(self, name) == value for name, value in kept.items())
+
+    def on(self, **values: object) -> "Choice":
+        """The same with other values."""
+        return evolve(self, **values)
+
+
+CHUNKED = ("interleaved_1f1b", "interleaved_zero_bubble")
+"""Schedules of which a plan says how many stages a rank has."""

@@ -1,0 +1,95 @@
+"""A choice compiled: its seconds by the timeline, its bytes by the memory account, and perhaps its proof."""
+
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+from ..analysis.memory import account, capacity
+from ..analysis.time import operations
+from ..analysis.time.prices import EXPOSED
+from ..analysis.time.report import FULL
+from ..analysis.time.step import BUBBLE, step_time
+from ..frontend import resolve
+from ..ir import PRECISIONS
+from ..passes import lower, passed
+from ..proof import verify
+from ..syntax.diagnostics import PlanError
+from .choice import Choice
+from .facts import Facts
+from .goal import Goal
+from .model_file import ModelFile
+from .plan_text import plan
+
+
+@frozen
+class Priced:
+    """A choice with what its program takes.
+
+    kinds     seconds of a step by kind
+    tokens    a second and GPU
+    needs     bytes of the rank that needs most; capacity: bytes of a GPU, None where that is not known
+    proved    whether its step is shown to be the single-device step
+    """
+
+    choice: Choice
+    seconds: float
+    kinds: Mapping[str, float] = field(eq=False)
+    tokens: float
+    mfu: float
+    needs: int
+    capacity: int | None
+    proved: bool = False
+
+    @property
+    def full(self) -> float:
+        """The part of a GPU's memory that is needed; 0 where that is not known."""
+        return self.needs / self.capacity if self.capacity else 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits with room to spare: close to full, time cannot be told."""
+        return self.full <= FULL
+
+    @property
+    def exposed(self) -> float:
+        """The share of a step in which GPUs wait for collectives."""
+        return sum(seconds for kind, seconds in self.kinds.items() if kind.startswith(EXPOSED)) / self.seconds
+
+    @property
+    def bubble(self) -> float:
+        """The share of a step in which a rank of a pipeline waits for others."""
+        return self.kinds.get(BUBBLE, 0.0) / self.seconds
+
+
+@frozen
+class Unpriced:
+    """A choice that makes no plan, and why."""
+
+    choice: Choice
+    why: str
+
+
+def price(file: ModelFile, facts: Facts, goal: Goal, choice: Choice, *, proved: bool = False) -> Priced | Unpriced:
+    """A choice compiled; if it is to be `proved`, with all checks."""
+    try:
+        model = resolve(plan(file, facts, goal, choice))
+        if proved:
+            program = lower(model)
+            verify(program, model)
+        else:
+            *_, program = passed(model)
+    except PlanError as error:
+        first = error.diagnostics[0]
+        return Unpriced(choice, f"{first.code}: {first.message}")
+    step, train = step_time(program, goal.hardware), program.train
+    peak = goal.hardware.peak[PRECISIONS[train.precision]] * goal.gpus * step.seconds
+    return Priced(
+        choice,
+        step.seconds,
+        step.kinds,
+        goal.tokens / goal.gpus / step.seconds,
+        operations.needed(program) / peak,
+        account(program).needs,
+        capacity(program),
+        proved,
+    )

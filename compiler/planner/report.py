@@ -1,0 +1,135 @@
+"""What `scalec plan` prints: how the space was thinned, a table of the best plans, reasons, the plan's text."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from attrs import asdict, frozen
+
+from ..analysis.communication import parameter_count
+from ..analysis.hardware import Hardware
+from ..config.gpus import GIB
+from ..reports.time import seconds
+from .exact import Priced
+from .reasons import STEPS, Reason
+from .search import ALIKE, Found
+
+NUMBERS = ("no", "this one", "these two", "these three", "these four", "these five")
+
+
+@frozen
+class Planned:
+    """What a search found, why the best is so, and its text; without a plan that fits, no reasons and no text."""
+
+    found: Found
+    top: int
+    reasons: tuple[Reason, ...] = ()
+    text: str = ""
+
+    @property
+    def shown(self) -> tuple[Priced, ...]:
+        """The plans of the table: those that fit, or else those that need least."""
+        return (self.found.fitting or self.found.nearest)[: self.top]
+
+
+def source(on: Hardware) -> str:
+    """Where the speeds of GPUs and links are from."""
+    return f"by {on.source}: expect {on.error:.0%}"
+
+
+def print_plans(it: Planned) -> str:
+    """For people."""
+    found, goal = it.found, it.found.goal
+    model = f"{found.facts.program.name}: {parameter_count(found.facts.program):,} parameters"
+    on = f"on {goal.gpus:,} × {goal.hardware.name}, {goal.global_batch:,} sequences of {goal.seq:,} tokens a step"
+    parts = [f"{model}\n{on}, {source(goal.hardware)}", "\n".join(_thinned(found)), "\n".join(_table(it))]
+    parts += ["\n".join(_said(it)), *_steps(it.reasons), it.text.rstrip()]
+    return "\n\n".join(filter(None, parts))
+
+
+def _thinned(found: Found) -> Iterator[str]:
+    for step, count in found.left:
+        yield f"{count:>11,}  {step}"
+    if found.priced:
+        fitting = f"{len(found.fitting):,} fit" if found.fitting else "none fits"
+        yield f"{len(found.priced):>11,}  compiled: {fitting}, {sum(each.proved for each in found.priced):,} proved"
+
+
+def _table(it: Planned) -> Iterator[str]:
+    if not it.shown:
+        return
+    rows: list[tuple[str, ...]] = [("", "step", "tokens/s/GPU", "MFU", "memory", "bubble", "exposed", "plan")]
+    alike = {*it.found.alike[: len(NUMBERS) - 1]}
+    for number, each in enumerate(it.shown, 1):
+        rows.append((f"{number}{' =' if each in alike and len(alike) > 1 else ''}", *_row(each)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for *numbers, plan in rows:
+        yield "  ".join((*(f"{cell:>{width}}" for cell, width in zip(numbers, widths, strict=False)), plan))
+
+
+def _row(it: Priced) -> tuple[str, ...]:
+    share = [f"{value:.1%}" for value in (it.bubble, it.exposed)]
+    memory = f"{it.needs / GIB:,.1f} GiB"
+    return seconds(it.seconds), f"{it.tokens:,.0f}", f"{it.mfu:.1%}", memory, *share, str(it.choice)
+
+
+def _said(it: Planned) -> Iterator[str]:
+    """What the table means."""
+    if not it.found.fitting:
+        least = it.shown[0]
+        room = (least.capacity or 0) / GIB
+        full = (
+            "close to full, so that its time cannot be told"
+            if least.full <= 1
+            else f"more than the {room:,.0f} GiB of a GPU"
+        )
+        yield f"nothing fits: the least that was found needs {least.needs / GIB:,.1f} GiB, {full}"
+        yield "try more GPUs, a shorter sequence, or a GPU with more memory"
+        return
+    alike = min(len(it.found.alike), len(it.shown), len(NUMBERS) - 1)
+    if alike > 1:
+        yield f"= within {ALIKE:.0%} of the first, less than the model can tell: measure {NUMBERS[alike]}"
+
+
+def _steps(reasons: Sequence[Reason]) -> Iterator[str]:
+    for step in STEPS:
+        if own := [str(it) for it in reasons if it.step == step]:
+            yield "\n  ".join((step, *own))
+
+
+def as_json(it: Planned) -> dict[str, Any]:
+    """The same as plain values."""
+    goal = it.found.goal
+    return {
+        "model": it.found.facts.program.name,
+        "gpus": goal.gpus,
+        "gpu": goal.hardware.name,
+        "global_batch": goal.global_batch,
+        "seq": goal.seq,
+        "source": goal.hardware.source,
+        "fits": bool(it.found.fitting),
+        "space": [{"step": step, "left": count} for step, count in it.found.left],
+        "plans": [plan_json(each, alike=each in it.found.alike) for each in it.shown],
+        "reasons": [
+            {"step": reason.step, "change": reason.what, "says": str(reason), "plan": plan_json(reason.other)}
+            for reason in it.reasons
+        ],
+        "plan": it.text,
+    }
+
+
+def plan_json(it: Priced, *, alike: bool = False) -> dict[str, Any]:
+    """One plan."""
+    return {
+        "choice": asdict(it.choice),
+        "seconds": it.seconds,
+        "tokens_per_second_per_gpu": it.tokens,
+        "mfu": it.mfu,
+        "needs": it.needs,
+        "capacity": it.capacity,
+        "fits": it.fits,
+        "bubble": it.bubble,
+        "exposed": it.exposed,
+        "kinds": dict(it.kinds),
+        "proved": it.proved,
+        "alike": alike,
+    }

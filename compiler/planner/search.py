@@ -1,0 +1,181 @@
+"""The search: a space thinned and ranked, its best choices compiled, the first of them proved."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import prod
+
+from attrs import frozen
+
+from ..analysis.communication import active_count
+from ..ir import PRECISIONS
+from .choice import AXES, FULL, HALF, RECOMPUTE
+from .columns import cell_columns
+from .estimate import Estimate, estimate, fill
+from .exact import Priced, Unpriced, price
+from .facts import Facts
+from .goal import Goal
+from .model_file import ModelFile
+from .space import Column, Space, space
+from .state import state
+from .two_processes import in_two
+
+SLACK = 1.15
+"""Estimates of memory up to this part of what there is may yet fit."""
+
+ROUNDS, BEST, OTHERS = 2, 6, 6
+"""Rounds in which choices are compiled: the best by estimates, corrected by what was compiled before, and the best of
+meshes that were not tried."""
+
+MANY = 2000
+"""Choices among which those of other meshes are looked for."""
+
+LEAST = 6
+"""Choices that are compiled where none fits: those that need least."""
+
+ALIKE = 0.05
+"""Plans that differ by less cannot be told apart; most of a prediction's error is that of all plans of a model."""
+
+
+@frozen
+class Found:
+    """What a search has found: the best first, of all that was compiled; `left` as in `Space`."""
+
+    facts: Facts
+    goal: Goal
+    left: tuple[tuple[str, int], ...]
+    priced: tuple[Priced, ...]
+    failed: tuple[Unpriced, ...]
+
+    @property
+    def fitting(self) -> tuple[Priced, ...]:
+        """Those that fit, the fastest first."""
+        return tuple(sorted((it for it in self.priced if it.fits), key=_rank))
+
+    @property
+    def nearest(self) -> tuple[Priced, ...]:
+        """All, those that need least first."""
+        return tuple(sorted(self.priced, key=lambda it: it.needs))
+
+    @property
+    def alike(self) -> tuple[Priced, ...]:
+        """Those that the model cannot tell from the best."""
+        best = self.fitting[:1]
+        return tuple(it for it in self.fitting if it.seconds <= best[0].seconds * (1 + ALIKE)) if best else ()
+
+
+def _rank(it: Priced) -> tuple[float, int, int]:
+    """The fastest first; of those that take as long, that which says least, then that which needs least."""
+    return float(f"{it.seconds:.3g}"), it.choice.prefetch, it.needs
+
+
+def search(file: ModelFile, facts: Facts, goal: Goal, kept: Mapping[str, object], proved: int = 5) -> Found:
+    """The best plans of a model for a goal, of all that have the values of `kept`; the first ones are proved."""
+    return _Search(file, facts, goal, kept).found(proved)
+
+
+class _Search:
+    def __init__(self, file: ModelFile, facts: Facts, goal: Goal, kept: Mapping[str, object]) -> None:
+        self._file, self._facts, self._goal = file, facts, goal
+        self._price = partial(price, file, facts, goal)
+        self._space = self._thinned(space(facts, goal, kept))
+        self._priced = dict[int, Priced]()
+        self._failed = list[Unpriced]()
+        self._tried = set[int]()
+
+    def _thinned(self, all: Space) -> Space:
+        """Those whose state fits a GPU; if none does, those with least."""
+        import numpy as np
+
+        if not len(all):
+            return all
+        bytes, room = state(self._facts, all.columns).bytes, self._goal.capacity
+        mask = bytes <= (room or np.inf)
+        found = all.where(mask, "whose state fits a GPU")
+        return found if len(found) else Space(all.where(bytes <= np.sort(bytes)[:LEAST][-1]).columns, found.left)
+
+    def found(self, proved: int) -> Found:
+        if not len(self._space):
+            return Found(self._facts, self._goal, self._space.left, (), ())
+        columns = cell_columns(self._file, self._facts, self._goal, self._space)
+        estimates = estimate(self._facts, self._goal, self._space, columns)
+        left = (*self._space.left, ("that can be faster than the best", self._bounded(estimates)))
+        for _ in range(ROUNDS):
+            self._compile(self._next(estimates))
+        if not any(it.fits for it in self._priced.values()):
+            self._compile(self._least(estimates))
+        best = sorted((it for it in self._priced.values() if it.fits), key=_rank)[:proved]
+        shown = in_two(partial(self._price, proved=True), [it.choice for it in best], worth=2)
+        again = {it.choice: it for it in shown if isinstance(it, Priced)}
+        priced = tuple(again.get(it.choice, it) for it in self._priced.values())
+        return Found(self._facts, self._goal, left, priced, tuple(self._failed))
+
+    def _bounded(self, of: Estimate) -> int:
+        """How many are faster than the best estimate if products run as fast as any and only bubbles are added."""
+        import numpy as np
+
+        goal, columns = self._goal, self._space.columns
+        train, on = self._facts.program.train, goal.hardware
+        rate = on.product_rate(PRECISIONS[train.precision])
+        products = 6 * goal.tokens * _multiplied(self._facts) / goal.gpus / rate
+        again = {FULL: 8 / 6, HALF: 7 / 6}
+        times = np.array([again.get(word, 1.0) for word in RECOMPUTE])[columns["recompute"]]
+        best = np.min(of.seconds[of.bytes <= (goal.capacity or np.inf)], initial=np.inf)
+        return int(np.sum(products * times * fill(goal, columns) <= best))
+
+    def _next(self, of: Estimate) -> list[int]:
+        """The best by corrected estimates, and the best of other meshes."""
+        import numpy as np
+
+        seconds, bytes = self._corrected(of)
+        fit = bytes <= (self._goal.capacity or np.inf) * (SLACK if not self._priced else 1)
+        order = [int(at) for at in np.argsort(seconds, kind="stable") if fit[at] and int(at) not in self._tried]
+        first = order[:BEST]
+        meshes = {self._mesh(at) for at in (*first, *self._priced)}
+        for at in order[:MANY]:
+            if len(first) < BEST + OTHERS and self._mesh(at) not in meshes:
+                meshes.add(self._mesh(at))
+                first.append(at)
+        return first
+
+    def _least(self, of: Estimate) -> list[int]:
+        import numpy as np
+
+        order = (int(at) for at in np.argsort(self._corrected(of)[1], kind="stable"))
+        return [at for at in order if at not in self._tried][:LEAST]
+
+    def _mesh(self, at: int) -> tuple[int, ...]:
+        return tuple(int(self._space.columns[axis][at]) for axis in AXES)
+
+    def _compile(self, places: Sequence[int]) -> None:
+        self._tried |= {*places}
+        made = in_two(self._price, [self._space.choice(at) for at in places])
+        for at, it in zip(places, made, strict=True):
+            if isinstance(it, Priced):
+                self._priced[at] = it
+            else:
+                self._failed.append(it)
+
+    def _corrected(self, of: Estimate) -> tuple[Column, Column]:
+        """Estimates times how far compiled choices of their kind were off; of kinds that were not, times the mean."""
+        import numpy as np
+
+        if not self._priced:
+            return of.seconds, of.bytes
+        kinds = np.stack([self._space.columns[name] for name in KIND], axis=1)
+        at = np.array([*self._priced])
+        off = np.array([[it.seconds, it.needs] for it in self._priced.values()])
+        off = np.log(off / np.stack([of.seconds[at], of.bytes[at]], axis=1))
+        factors = np.tile(np.mean(off, axis=0), (len(kinds), 1))
+        for kind in np.unique(kinds[at], axis=0):
+            factors[np.all(kinds == kind, axis=1)] = np.mean(off[np.all(kinds[at] == kind, axis=1)], axis=0)
+        return of.seconds * np.exp(factors[:, 0]), of.bytes * np.exp(factors[:, 1])
+
+
+KIND = ("schedule", "zero", "recompute")
+"""Values by which estimates are off alike."""
+
+
+def _multiplied(facts: Facts) -> int:
+    """Parameters that multiply each token: all active ones but those of the largest table."""
+    outside = [prod(map(facts.program.size, it.type.dims)) for it in facts.program.params if not it.stacked]
+    return active_count(facts.program) - max(outside, default=0)

@@ -1,0 +1,65 @@
+"""`scalec plan`: what it prints, and what it says of mistakes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scalec.compiler import cli
+
+PLANS = Path(__file__).parents[2] / "plans"
+
+SMALL = "--gpus 4 --cluster h100_sxm --keep pp=1,microbatch=8,recompute=none --top 2"
+
+Golden = Callable[[str, str], None]
+
+
+def run(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    status = cli.main(["plan", *line.split()])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_a_small_case(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+    status, out, err = run(f"{PLANS / 'tiny_llama.scale'} {SMALL}", capsys)
+    assert (status, err) == (0, "")
+    golden("planned.txt", out)
+
+
+def test_a_written_plan_is_formatted_and_compiles(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "best.scale"
+    status, out, _ = run(f"{PLANS / 'tiny_llama.scale'} {SMALL} --json -o {path}", capsys)
+    assert status == 0
+    assert json.loads(out)["plan"] == path.read_text()
+    assert cli.main(["fmt", "--check", str(path)]) == 0
+    assert cli.main(["check", str(path)]) == 0
+    path.write_text("mine")
+    assert run(f"{PLANS / 'tiny_llama.scale'} {SMALL} --json -o {path}", capsys)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "says"),
+    [
+        ("nowhere.scale --gpus 4 --cluster h100_sxm", 1, "there is no file `nowhere.scale`"),
+        ("tiny_llama.scale --gpus 4 --cluster h100", 2, "there is no GPU `h100`: did you mean"),
+        ("tiny_llama.scale --gpus 4 --cluster none.toml", 1, "none.toml"),
+        ("models/llama.scale --gpus 4 --cluster h100_sxm", 2, "does not say `global_batch`: give --global-batch"),
+        ("tiny_llama.scale --gpus 12 --cluster h100_sxm", 2, "12 GPUs are no whole number of nodes of 8"),
+        ("tiny_llama.scale --gpus 7 --cluster h100_sxm", 2, "no plan: of"),
+        ("tiny_llama.scale --gpus 8 --cluster h100_sxm --global-batch 3 --keep pp=1,tp=1", 2, "no plan: of"),
+        ("tiny_llama.scale --gpus 4 --cluster h100_sxm --keep tp=3", 2, "no choice has tp=3"),
+        ("tiny_llama.scale --gpus 4 --cluster h100_sxm --keep tq=3", 2, "--keep has no `tq`"),
+        ("tiny_llama.scale --gpus 4 --cluster h100_sxm --keep tp=x", 2, "`x`, which is not a whole number"),
+        ("tiny_llama.scale --gpus 4 --cluster h100_sxm --keep sp=yes", 2, "it takes `on`, `off`"),
+        ("llama3_405b.scale --gpus 8 --cluster h100_sxm --keep zero=3", 1, ""),
+    ],
+)
+def test_mistakes_are_told(
+    line: str, status: int, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(PLANS)
+    found, out, err = run(line, capsys)
+    assert found == status, (out, err)
+    assert says in err
+    assert err or "nothing fits" in out

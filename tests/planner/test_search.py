@@ -1,0 +1,136 @@
+"""The search of plans: what it proposes is the best there is, compiles, and keeps to what is asked."""
+
+import random
+from collections.abc import Mapping
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from scalec.compiler.analysis.hardware import named
+from scalec.compiler.frontend import resolve
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.planner import planned
+from scalec.compiler.planner.choice import Choice
+from scalec.compiler.planner.columns import cell_columns
+from scalec.compiler.planner.estimate import estimate
+from scalec.compiler.planner.exact import Priced, Unpriced, price
+from scalec.compiler.planner.facts import Facts
+from scalec.compiler.planner.goal import Goal
+from scalec.compiler.planner.model_file import ModelFile
+from scalec.compiler.planner.plan_text import bare_plan, plan
+from scalec.compiler.planner.search import search
+from scalec.compiler.planner.space import Space, divisors, space
+from scalec.compiler.planner.two_processes import in_two
+from scalec.compiler.syntax.limits import load
+
+PLANS = Path(__file__).parents[2] / "plans"
+
+CELLS = {
+    "8B on 64": ("llama3_8b.scale", 64, 256, 8192),
+    "70B on 512": ("llama3_70b.scale", 512, 512, 8192),
+    "experts": ("models/mixtral.scale", 64, 256, 4096),
+}
+
+
+def goal_of(gpus: int, batch: int, seq: int) -> Goal:
+    on = named("h100_sxm")
+    assert on
+    return Goal(gpus, evolve(on, ranks_per_node=8), batch, seq)
+
+
+@cache
+def subject(name: str, gpus: int, batch: int, seq: int) -> tuple[ModelFile, Facts, Goal]:
+    file, goal = ModelFile(load(PLANS / name)), goal_of(gpus, batch, seq)
+    return file, Facts(resolve(bare_plan(file, goal))), goal
+
+
+def all_of(found: Space) -> list[Choice]:
+    return [found.choice(at) for at in range(len(found))]
+
+
+TINY: dict[str, object] = {"microbatch": 8, "recompute": "none", "pp": 1}
+
+
+def test_search_finds_the_best_of_a_small_space() -> None:
+    file, facts, goal = subject("tiny_llama.scale", 4, 32, 128)
+    every = [price(file, facts, goal, choice) for choice in all_of(space(facts, goal, TINY))]
+    assert len(every) > 12
+    best = min(it.seconds for it in every if isinstance(it, Priced) and it.fits)
+    assert search(file, facts, goal, TINY).fitting[0].seconds == pytest.approx(best, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "batch", "seq"),
+    [("tiny_llama.scale", 8, 32, 128), ("models/tiny_moe.scale", 8, 32, 128), ("models/gemma3.scale", 8, 16, 1024)],
+)
+def test_all_choices_of_a_space_compile(name: str, gpus: int, batch: int, seq: int) -> None:
+    file, facts, goal = subject(name, gpus, batch, seq)
+    choices = random.Random(0).sample(all_of(space(facts, goal, {})), 12)
+    failed = [it for it in in_two(partial(price, file, facts, goal), choices) if isinstance(it, Unpriced)]
+    assert not failed
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_estimates_rank_plans_as_their_programs_do(cell: str) -> None:
+    """Of a sample of plans that fit, the best two by estimates have one within 5% of the best that is compiled."""
+    file, facts, goal = subject(*CELLS[cell])
+    found = space(facts, goal, {"microbatch": 1})
+    found = found.where(np.random.default_rng(1).permutation(len(found)) < 30)
+    of = estimate(facts, goal, found, cell_columns(file, facts, goal, found))
+    near = [at for at in range(len(found)) if of.bytes[at] < 1.1 * (goal.capacity or 0)][:14]
+    priced = in_two(partial(price, file, facts, goal), [found.choice(at) for at in near])
+    pairs = [(of.seconds[at], it.seconds) for at, it in zip(near, priced, strict=True) if isinstance(it, Priced)]
+    assert len(pairs) > 5
+    assert min(exact for _, exact in sorted(pairs)[:2]) <= 1.05 * min(exact for _, exact in pairs)
+
+
+def test_what_is_kept_is_kept() -> None:
+    file, facts, goal = subject("llama3_8b.scale", 64, 256, 8192)
+    kept: Mapping[str, object] = {"tp": 4, "zero": 1, "recompute": "full", "microbatch": 2, "pp": 2, "sp": True}
+    found = search(file, facts, goal, kept, proved=0)
+    assert found.priced
+    assert all(it.choice.matches(kept) for it in found.priced)
+
+
+def test_a_plan_is_proposed_with_its_reasons(tmp_path: Path) -> None:
+    file, _, goal = subject("tiny_llama.scale", 4, 32, 128)
+    it = planned(file, goal, TINY, 2, tmp_path)
+    assert [each.proved for each in it.shown] == [True, True]
+    path = tmp_path / "best.scale"
+    path.write_text(it.text)
+    program = compile_plan(load(path))
+    assert program.degree(tuple(axis.name for axis in program.axes)) == 4
+    assert all(reason.best == it.shown[0] and reason.other != it.shown[0] for reason in it.reasons)
+
+
+def test_nothing_fits() -> None:
+    file, facts, goal = subject("llama3_405b.scale", 8, 64, 8192)
+    found = search(file, facts, goal, {})
+    assert not found.fitting
+    assert found.nearest[0].needs == min(it.needs for it in found.priced)
+
+
+def test_long_sequences_and_experts_use_their_axes() -> None:
+    file, facts, goal = subject("models/qwen3_moe.scale", 16, 16, 32768)
+    choices = all_of(space(facts, goal, {"pp": 1, "zero": 1}))
+    assert {it.via for it in choices} == {"", "gather", "ring", "ulysses"}
+    assert {it.fold for it in choices} == {True, False}
+    odd = next(it for it in choices if it.cp == 2 and it.ep == 2 and it.tp == 2 and it.fold)
+    text = plan(file, facts, goal, odd).text
+    assert "experts over ep, tp" in text
+    assert "seq over cp" in text
+
+
+def test_divisors() -> None:
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+
+
+def test_two_processes_give_results_in_order_and_raise_what_is_raised() -> None:
+    assert in_two(lambda at: at * at, range(9)) == [at * at for at in range(9)]
+    with pytest.raises(ZeroDivisionError):
+        in_two(lambda at: 1 // (at - 5), range(9))
+    with pytest.raises(ZeroDivisionError):
+        in_two(lambda at: 1 // (at - 4), range(9))
