@@ -166,14 +166,15 @@ def flows(model: Program) -> Iterator[Change]:
 
 def sequence_parallelism(model: Program) -> Iterator[Change]:
     """The sequence over an axis of tensor parallelism too, or no longer."""
-    of = {axis.name: [it.dim for it in model.claims if it.axis == axis.name] for axis in model.axes}
-    for axis, dims in of.items():
+    of = {axis.name: [it for it in model.claims if it.axis == axis.name] for axis in model.axes}
+    for axis, claims in of.items():
+        dims = [it.dim for it in claims]
         if SEQUENCE in dims and not {*dims} <= {*DATA_DIMS}:
             without = [it for it in model.claims if (it.dim, it.axis) != (SEQUENCE, axis)]
             yield Change("shard", _rules(model, without), f"shard without `{SEQUENCE} over {axis}`")
         elif dims and not {*dims} & {*DATA_DIMS}:
             last = max(it.rank for it in model.claims) + 1
-            more = [*model.claims, Claim(last, SEQUENCE, axis, True)]
+            more = [*model.claims, evolve(claims[0], rank=last, dim=SEQUENCE)]
             yield Change("shard", _rules(model, more), f"shard with `{SEQUENCE} over {axis}`")
 
 

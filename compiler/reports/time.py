@@ -6,6 +6,7 @@ Non-goals: the times themselves (`analysis.time`).
 from collections.abc import Iterator, Sequence
 
 from ..analysis.hardware import DATA_SHEETS
+from ..analysis.link_traffic import crosses
 from ..analysis.time.prices import EXPOSED
 from ..analysis.time.report import Neighbour, Report, Room
 from ..analysis.time.step import BUBBLE, StepTime
@@ -74,7 +75,8 @@ def _limit(it: Report) -> Iterator[str]:
         ranks, microbatches = it.program.axis(pipeline.axis).size, it.program.size(MICROBATCHES)
         yield f"limited by: the bubble of {counted(ranks, 'rank')} with {counted(microbatches, 'microbatch')}"
     elif axes != kind:
-        yield f"limited by: collectives over {axes}"
+        across = crosses(it.program, tuple(axes.split(" × ")), it.on.ranks_per_node)
+        yield f"limited by: collectives over {axes}, {'across nodes' if across else 'within a node'}"
     elif held is not None:
         yield f"limited by: {kind}, at {held:.0%} of {RATES.get(kind, MEMORY)}"
 
@@ -97,7 +99,7 @@ def _whose(it: Report) -> Iterator[str]:
         yield f"below, the time of rank {it.step.rank} of {it.program.pipeline.axis}, which computes longest"
 
 
-NONE = "would help: none of the plans with one setting changed"
+NONE = "would help: no plan with one setting changed"
 
 
 def _advice(it: Report) -> Iterator[str]:
@@ -108,7 +110,9 @@ def _advice(it: Report) -> Iterator[str]:
     fit = [other for other in it.neighbours if other.room.fits or not known]
     large = [other for other in it.neighbours if other not in fit]
     if not fit:
-        yield f"{NONE}{'' if it.room.fits or not known else ' fits; `scalec check` tries several'}"
+        yield (
+            NONE if it.room.fits or not known else "no plan with one setting changed fits; `scalec check` tries several"
+        )
     for head, others in ((f"would {'help' if it.room.fits or not known else 'fit'}", fit), ("too large", large)):
         if others:
             rows = [(head, "seconds", "gain", "memory"), *(_neighbour(it, other) for other in others[:SHOWN])]

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -36,6 +37,22 @@ def test_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(kinds.values()) == pytest.approx(found["seconds"])
     for kind, seconds in kinds.items():
         assert sum(row["seconds"] for row in lines if row["kind"] == kind) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("plan", ["gpt2_124m", "mixtral_8x7b"])
+def test_rows_add_up(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """To the step and to 100%, as far as they are rounded."""
+    main(["explain", "time", "--no-advice", str(PLANS / f"{plan}.scale")])
+    _, summary, table, *_ = capsys.readouterr().out.split("\n\n")
+    units = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+    found = [re.match(r"(.+?)  +(?:([\d.]+) (s|ms|µs)|0)  +(\d+)%", row) for row in table.splitlines()[1:]]
+    assert all(found)
+    rows = [row.groups() for row in found if row]
+    step, unit, *_ = summary.split()
+    assert sum(float(size) * units[of] for _, size, of, _ in rows if size) == pytest.approx(
+        float(step) * units[unit], rel=5e-3
+    )
+    assert sum(int(share) for *_, share in rows) == pytest.approx(100, abs=len(rows) / 2)
 
 
 GIB = 2**30
@@ -172,7 +189,7 @@ def test_a_plan_that_does_not_fit_is_told_which_do(capsys: pytest.CaptureFixture
     main(["explain", "time", str(PLANS / "llama3_405b.scale")])
     shown = capsys.readouterr().out
     assert "does not fit: a rank needs" in shown
-    assert "none of the plans with one setting changed fits" in shown
+    assert "no plan with one setting changed fits; `scalec check`" in shown
 
 
 def test_memory_that_is_close_to_full_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

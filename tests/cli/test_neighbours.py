@@ -1,0 +1,81 @@
+"""Plans with a setting changed: each is another plan, and rules that are written out mean what they meant."""
+
+from pathlib import Path
+
+import pytest
+
+from scalec.compiler.cli.neighbours import Change, changed, neighbours, sequence_parallelism, strategies
+from scalec.compiler.frontend import resolve
+from scalec.compiler.ir import Program
+from scalec.compiler.syntax.limits import load
+from scalec.compiler.syntax.source import Source
+
+ROOT = Path(__file__).parents[2]
+TINY = ["tiny_llama", "tiny_pipeline", "tiny_five", "tiny_hybrid"]
+CLUSTER = "cluster { gpu = h100_sxm }"
+
+
+def plan(name: str, *sections: str) -> Source:
+    """A shipped plan or an example, with other sections."""
+    folder = "plans" if (ROOT / "plans" / f"{name}.scale").exists() else "examples"
+    return Source(str(ROOT / folder / "plan.scale"), f'use "{name}.scale" {{ {" ".join(sections)} }}')
+
+
+def settings(model: Program) -> tuple[object, ...]:
+    """All that a neighbour may change."""
+    claims = {(it.dim, it.axis, it.zigzag, it.via) for it in model.claims}
+    axes = [(axis.name, axis.size) for axis in model.axes]
+    return model.train, model.flow, model.state, model.pipeline, claims, axes
+
+
+@pytest.mark.parametrize("name", [*TINY, "06_mlp", "08_experts"])
+def test_each_neighbour_is_another_plan(name: str) -> None:
+    """None that is listed twice or is the plan itself."""
+    source = plan(name, CLUSTER)
+    model = resolve(source)
+    changes = [*neighbours(model)]
+    assert len({str(it) for it in changes}) == len(changes)
+    made = [found for it in changes if (found := changed(source, [it]))]
+    assert len(made) >= 5
+    assert all(settings(it.model) != settings(model) for it in made)
+
+
+MOST = 40
+"""How many neighbours a plan may have: each is compiled when its time is explained."""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "plans").glob("*.scale")), ids=lambda path: path.stem)
+def test_there_are_few_enough(path: Path) -> None:
+    assert len([*neighbours(resolve(load(path)))]) <= MOST
+
+
+@pytest.mark.parametrize("name", ["tiny_llama", "tiny_pipeline", "06_mlp"])
+def test_a_sequence_parallel_plan_has_one_that_is_not_and_back(name: str) -> None:
+    source = plan(name, CLUSTER)
+    (once,) = sequence_parallelism(resolve(source))
+    other = changed(source, [once])
+    assert other
+    (back,) = sequence_parallelism(other.model)
+    assert {"with": "without", "without": "with"}[once.told.split()[1]] == back.told.split()[1]
+    same = changed(source, [back])
+    assert same
+    assert settings(same.model)[3:] == settings(resolve(source))[3:]
+
+
+def test_other_strategies_keep_all_other_rules() -> None:
+    source = plan("llama3_405b_long")
+    model = resolve(source)
+    found = [changed(source, [it]) for it in strategies(model)]
+    ring = next(it for it in found if it and "ring" in str(it.changes[0]))
+    assert {it.via for it in ring.model.claims} == {"", "ring"}
+    assert {(it.dim, it.axis) for it in ring.model.claims} == {(it.dim, it.axis) for it in model.claims}
+    assert ring.model.pipeline
+    assert ring.model.pipeline.dims == ("layers",)
+
+
+def test_what_makes_no_plan_is_none() -> None:
+    source = load(ROOT / "plans" / "tiny_llama.scale")
+    assert changed(source, [Change("train", "microbatch = 3")]) is None
+    both = changed(source, [Change("train", "microbatch = 2"), Change("train", "recompute = full")])
+    assert both
+    assert (both.model.train.microbatch, both.model.train.recompute.word) == (2, "full")
