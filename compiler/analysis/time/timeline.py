@@ -15,7 +15,7 @@ from ...ir import MICROBATCHES, Op, Program, Region, Stmt, ops_in, walk
 from ...ops.experts import begins
 from ..hardware import Hardware
 from .clocks import HOST, UPDATE, Clocks
-from .prices import EXPOSED, Price, Prices, Sent
+from .prices import Price, Prices, Sent
 
 
 class Walk:
@@ -27,7 +27,9 @@ class Walk:
         self._first, self._last = True, False
         self._reduced = 0.0  # when all reductions are done that have begun
         self._under_way = dict[str, tuple[Op, float]]()  # by value, the exchange that brings it, and when it has
-        self._gathered = dict[str, list[float]]()  # by dim of layers, when each has its parameters in the first forward
+        self._gathered = dict[
+            str, list[tuple[float, str]]
+        ]()  # by dim of layers: when each has parameters, the kind of waiting
         body = program.region.body
         begun = {str(op.get("bucket")) for op in walk(body) if op.kind == "begin"}
         ops = (op for op in body if isinstance(op, Op))
@@ -43,7 +45,8 @@ class Walk:
             elif stmt.outputs and stmt.outputs[0].name in begun:
                 self._await(stmt, self._reduced)
             elif (layers := self._prices(stmt).layers) and self._prices(stmt).gathers:
-                ends = [self._begin(stmt) for _ in range(prod(map(self._program.size, layers)))]
+                count, waiting = prod(map(self._program.size, layers)), self._prices(stmt).waiting
+                ends = [(self._begin(stmt), waiting) for _ in range(count)]
                 known = self._gathered.get(layers[-1], ends)
                 self._gathered[layers[-1]] = [*map(max, zip(ends, known, strict=True))]
             else:
@@ -101,7 +104,7 @@ class Walk:
             for op in gathers[-1:]:
                 self._await(op, ready.popleft())
             if gathered:
-                self.clocks.until(gathered[at], f"{EXPOSED}parameters", line)
+                self.clocks.until(*gathered[at], line)
             self.body(body)
 
         self._iterate(count, layer, ready, count if gathered else 1 + prefetch)

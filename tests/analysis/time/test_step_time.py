@@ -280,7 +280,7 @@ def test_only_pipelines_have_bubbles_and_only_axes_with_ranks_are_waited_for(nam
     program, found = PROGRAMS[name], step_time(PROGRAMS[name], HARDWARE)
     assert (found.kinds.get(BUBBLE, 0) > 0) == bool(program.pipeline)
     waited = [kind.removeprefix(EXPOSED) for kind in found.kinds if kind.startswith(EXPOSED)]
-    axes = {axis.name for axis in program.axes if axis.size > 1} | {"parameters"}
+    axes = {axis.name for axis in program.axes if axis.size > 1}
     assert {axis for kind in waited for axis in kind.split(" × ")} <= axes
     assert bool(waited) == (prod(axis.size for axis in program.axes) > 1)
 
