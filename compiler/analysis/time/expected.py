@@ -17,4 +17,4 @@ def expected(program: Program) -> "Report | None":
     from .report import report
 
     on = hardware(program)
-    return report(program, on) if on else None
+    return report(program, on, by_load=False) if on else None
