@@ -215,6 +215,8 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("--csv", type=_path, metavar="FILE", help="of time: write all ops as CSV")
         help = "of time: write the step as a trace for ui.perfetto.dev"
         parser.add_argument("--trace", type=_path, metavar="FILE", help=help)
+        help = "of time: beside it, by plan line, steps that a run wrote to this folder, its SCALEC_PROFILE"
+        parser.add_argument("--against", type=_path, metavar="FOLDER", help=help)
         help = "of time: name no plans with one setting changed, which takes most of the time"
         parser.add_argument("--no-advice", action="store_true", help=help)
         return

@@ -10,7 +10,7 @@ from .streams import UsageError
 if TYPE_CHECKING:
     from ..analysis.time.report import Report
 
-FORMS = ("json", "lines", "csv")
+FORMS = ("json", "lines", "csv", "against")
 OF_TIME = (*FORMS, "trace", "no_advice")
 """The options of `explain time`: forms of its report, a file beside it, and what it leaves out."""
 
@@ -57,6 +57,11 @@ def _time(plan: Plan, options: Namespace) -> None:
     forms = [form for form in FORMS if getattr(options, form)]
     if len(forms) > 1:
         raise UsageError(f"--{forms[0]} and --{forms[1]} exclude each other: choose one")
+    if options.against:
+        from .against import against
+
+        print(against(plan, options.against))
+        return
     found = with_ops(_report(plan))
     if options.trace:
         _trace(found, options.trace)

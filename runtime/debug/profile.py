@@ -2,8 +2,8 @@
 
 `rank00000.json` is a Chrome trace, for Perfetto (ui.perfetto.dev): torch's ops, kernels and memory, as its profiler
 sees them; a span for each line of the program, by the plan's line (`Lines`); what backward and kernels do for which
-line (`trace`).  On CUDA the lines are NVTX ranges too, and `rank00000-memory.pickle` is a snapshot of the allocator
-with its history, for pytorch.org/memory_viz.
+line (`trace`).  `rank00000-lines.json` has its sums by plan line (`line_times`).  On CUDA the lines are NVTX ranges
+too, and `rank00000-memory.pickle` is a snapshot of the allocator with its history, for pytorch.org/memory_viz.
 
 Without SCALEC_PROFILE this module is not imported; in a profiled step a line takes some 25 µs more of host time.
 Python's own tracing tells which line a thread has come to; it is on while a step is profiled, and only then.
@@ -25,6 +25,7 @@ from torch import profiler as torch_profiler
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..config.environment import Profiled
+from .line_times import line_times, longest
 from .source_lines import plan_line
 from .trace import add_lines
 
@@ -40,7 +41,7 @@ class Lines:
 
     def __init__(self, model: nn.Module, nvtx: bool) -> None:
         self.named: dict[str, str] = {}
-        self._file = str(cast(Any, model).forward.__func__.__code__.co_filename)
+        self.file = str(cast(Any, model).forward.__func__.__code__.co_filename)
         self._model, self._nvtx = model, nvtx
         self._names: dict[int, str] = {}
         self._before: Any = None
@@ -54,7 +55,7 @@ class Lines:
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         """Follows a function of the program, line by line."""
-        if frame.f_code.co_filename != self._file:
+        if frame.f_code.co_filename != self.file:
             return None
         whole, line = _Span(self._nvtx), _Span(self._nvtx)
         if frame.f_code.co_name == "forward" and (name := self._modules.get(id(frame.f_locals.get("self")))):
@@ -78,8 +79,8 @@ class Lines:
 
     def _name(self, number: int) -> str:
         if (name := self._names.get(number)) is None:
-            place = plan_line(self._file, number) or f"{Path(self._file).name}:{number}"
-            code = linecache.getline(self._file, number).partition("  #")[0].strip()
+            place = plan_line(self.file, number) or f"{Path(self.file).name}:{number}"
+            code = linecache.getline(self.file, number).partition("  #")[0].strip()
             name = self._names[number] = f"{place}  {code}".translate(_PLAIN)
             self.named[name] = place
         return name
@@ -120,6 +121,7 @@ class Profiler:
 
     def __init__(self, asked: Profiled, model: nn.Module, device: torch.device, first: int) -> None:
         self._asked, self._first, self._done = asked, first, 0
+        self._times: dict[str, Any] = {}  # once they are written
         self._on_gpu = device.type == "cuda"
         self._lines = Lines(model, nvtx=self._on_gpu)
         self._file = asked.folder / f"rank{int(os.environ.get('RANK', 0)):05}.json"
@@ -173,3 +175,9 @@ class Profiler:
         trace["traceEvents"] = [it for it in trace["traceEvents"] if not it["name"].startswith(_TORCHS_STEP)]
         add_lines(trace, self._lines.named)
         self._file.write_text(json.dumps(trace), encoding="utf-8")
+        self._times = line_times(trace)
+        self._file.with_name(f"{self._file.stem}-lines.json").write_text(json.dumps(self._times), encoding="utf-8")
+
+    def slow_lines(self) -> str:
+        """The lines that take longest beyond the prediction; "" before all is profiled, or without one."""
+        return longest(self._times, Path(self._lines.file).with_name("plan.json")) if self._times else ""

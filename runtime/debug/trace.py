@@ -14,7 +14,7 @@ Event = dict[str, Any]
 
 _NODE = "autograd::engine::evaluate_function: "
 _ACCUMULATES = f"{_NODE}torch::autograd::AccumulateGrad"  # has no op of forward: it follows the node that feeds it
-_ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
+ON_GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
 
 
 def add_lines(trace: dict[str, Any], lines: Mapping[str, str]) -> None:
@@ -31,7 +31,7 @@ def add_lines(trace: dict[str, Any], lines: Mapping[str, str]) -> None:
         if line := cover.at(op["pid"], op["tid"], op["ts"]):
             owners[op["args"]["External id"]] = op["args"]["line"] = lines[line.removeprefix("backward of ")]
     for event in events:
-        if event.get("cat") in _ON_GPU and (line := owners.get(event["args"].get("External id"))):
+        if event.get("cat") in ON_GPU and (line := owners.get(event["args"].get("External id"))):
             event["args"]["line"] = line
     events += back
 

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -84,6 +84,7 @@ class Log:
         """
         self._folder, self._first, self._steps = folder, first, steps
         self._speed, self._choices, self._warm = speed, choices, first + warm_up
+        self.slow_lines: Callable[[], str] = str  # of a run that is profiled, the lines that are slower than predicted
         self._began = time.monotonic()
         self._last: dict[str, float] = {}
         self._due: _Due | None = None
@@ -140,7 +141,8 @@ class Log:
         known |= {} if dropped is None else {"dropped": dropped}
         self._write({"step": step, **known, "lr": lr, "tokens": tokens, **self._speed.values(seconds)})
         if warm and (complaint := self._speed.complaint(seconds)):
-            self._say(complaint)
+            where = self.slow_lines()
+            self._say(f"{complaint}; {f'most at {where}' if where else 'SCALEC_PROFILE=FOLDER tells where'}")
 
     def _say_empty(self, step: int, empty: int) -> None:
         """Once, that steps went by in which there was nothing to learn from."""

@@ -223,6 +223,7 @@ class _Run:
 
         profiler = Profiler(asked, self.model, self.mesh.device, self.start.first)
         self.train_step = profiler.of(self.train_step)
+        self.log.slow_lines = profiler.slow_lines
         return profiler
 
     def _recorder(self) -> AbstractContextManager[Any]:

@@ -55,7 +55,27 @@ def test_a_run_writes_the_steps_that_are_asked_for(tmp_path: Path, monkeypatch: 
         assert names.count("Bigram") == 2
         assert codes["part = model(tokens, labels)"] == codes["(part / count).backward()"] == 2
         assert codes["norm = sum_squares(all_reduce_(state.gradients()['dp'], dp)).sqrt()"] == 2
+        _check_sums(tmp_path / f"profiled/rank{rank:05}.json")
     assert _losses(tmp_path) == _losses(tmp_path / "off")
+
+
+def _check_sums(path: Path) -> None:
+    """The sums by line, beside a trace of two steps, are those of its steps; ranks wait for each other."""
+    sums, (norm, *_) = json.loads(path.with_name(f"{path.stem}-lines.json").read_text()), _spans_of(path, "norm = ")
+    steps = [span["dur"] for span in _spans_of(path, "step ")]
+    assert (sums["device"], sums["steps"]) == ("cpu", 2)
+    assert sums["seconds"] == pytest.approx(sum(steps) / 2e6)
+    assert sums["seconds"] == pytest.approx(sum(sum(kinds.values()) for kinds in sums["lines"].values()))
+    assert sums["lines"][norm["name"].partition("  ")[0]]["exposed"] > 0
+
+
+def _spans_of(path: Path, code: str) -> list[dict[str, Any]]:
+    """The spans of a name, or of a line of code."""
+    return [
+        span
+        for span in _spans(path)
+        if span["name"].partition("  ")[2].startswith(code) or span["name"].startswith(code)
+    ]
 
 
 @pytest.mark.parametrize("steps", ["3", "0-1", "5-3", "-3", "3-", "a-b"])

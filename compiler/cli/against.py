@@ -1,0 +1,35 @@
+"""`scalec explain time PLAN --against FOLDER`: steps that a run has profiled, beside the prediction."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .compile import Plan
+from .streams import UsageError
+
+if TYPE_CHECKING:
+    from ..analysis.time.profile import Profile
+
+
+def against(plan: Plan, folder: Path) -> str:
+    """The table by plan line; without a prediction where the steps ran on another device than the plan's."""
+    from ..analysis.memory import account
+    from ..analysis.time.expected import expected
+    from ..analysis.time.profile import beside, ranks_at
+    from ..reports.profile import table
+
+    found = expected(plan.program)
+    profile = _read(folder, ranks_at(plan.program, found.step.rank if found else None))
+    of = found if profile.device == account(plan.program).device else None
+    return table(profile, beside(profile, of.step if of else None), of)
+
+
+def _read(folder: Path, ranks: list[int]) -> "Profile":
+    from ..analysis.time.profile import read_profile
+
+    try:
+        profile = read_profile(folder, ranks)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UsageError(f"`{folder}` has sums of a profile that no run of this scalec wrote") from None
+    if profile is None:
+        raise UsageError(f"`{folder}` has no profile: train with SCALEC_PROFILE={folder}, then name it here")
+    return profile

@@ -1,0 +1,49 @@
+"""The table of profiled steps beside the prediction, by plan line."""
+
+from collections.abc import Iterator, Sequence
+
+from ..analysis.time.profile import ELSEWHERE, KINDS, Line, Profile
+from ..analysis.time.report import Report
+from ..config.units import counted
+from .time import seconds
+
+LEAST = 0.001
+"""The least share of a step that a row has."""
+
+
+def table(profile: Profile, lines: Sequence[Line], predicted: Report | None) -> str:
+    """What each line took, for people; `predicted` where it is of the device that the steps ran on."""
+    ranks = f"{'rank' if len(profile.ranks) == 1 else 'ranks'} {', '.join(map(str, profile.ranks))}"
+    head = [f"{counted(profile.steps, 'step')} of {ranks} on {profile.device}: {seconds(profile.seconds)} a step"]
+    if predicted:
+        head.append(
+            f"predicted on {predicted.on.name}: {seconds(predicted.step.seconds)}, within {predicted.on.error:.0%}"
+        )
+    rows = [_heading(predicted is not None), *_rows(profile, lines, predicted is not None)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    text = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows)
+    return "\n".join([*head, "", *text])
+
+
+def _heading(beside: bool) -> list[str]:
+    return ["", *(name for kind in KINDS for name in ((kind, "predicted") if beside else (kind,)))]
+
+
+def _rows(profile: Profile, lines: Sequence[Line], beside: bool) -> Iterator[list[str]]:
+    """A row for each line, and one for all."""
+    for line in lines:
+        if line.name == ELSEWHERE or max(line.took, sum(line.predicted.values())) >= LEAST * profile.seconds:
+            yield [line.name, *_cells(line, beside)]
+    total = Line(
+        "in all",
+        {kind: sum(line.measured[kind] for line in lines) for kind in KINDS},
+        {kind: sum(line.predicted.get(kind, 0.0) for line in lines) for kind in KINDS},
+    )
+    yield [total.name, *_cells(total, beside)]
+
+
+def _cells(line: Line, beside: bool) -> Iterator[str]:
+    for kind in KINDS:
+        yield seconds(line.measured[kind])
+        if beside:
+            yield seconds(line.predicted.get(kind, 0.0))

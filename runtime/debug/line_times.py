@@ -1,0 +1,127 @@
+"""A profiler's trace summed by plan line: the seconds of a step that compute, wait for communication, or pass idle.
+
+On a GPU a moment counts to the kernel that runs.  Communication is exposed where no other kernel runs, and a gap counts
+to the kernel after it, for which the GPU waits.  On a CPU a moment counts to the line that the step's thread is at: to
+communication in ops that send, and where a collective is under way while no op of torch's own runs; in no op it is
+idle, that is Python's.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .trace import ON_GPU, Event
+
+COMPUTE, EXPOSED, IDLE = "compute", "exposed", "idle"
+
+NAMED = 3
+"""The number of lines that a slow run names."""
+
+_STEP = re.compile(r"step \d+")
+_LINE = re.compile(r"(?:backward of )?(\S+:\d+)  ")
+
+Times = dict[str, dict[str, float]]
+"""Seconds of a step by line, "" for what belongs to none, and kind."""
+
+
+def line_times(trace: Mapping[str, Any]) -> dict[str, Any]:
+    """The sums of a trace with plan lines (`trace.add_lines`), each for one step on average."""
+    events: list[Event] = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    steps = [event for event in events if event.get("cat") == "user_annotation" and _STEP.fullmatch(event["name"])]
+    kernels = [event for event in events if event.get("cat") in ON_GPU]
+    times: Times = defaultdict(lambda: dict.fromkeys((COMPUTE, EXPOSED, IDLE), 0.0))
+    for kind, line, time in _on_gpu(kernels) if kernels else _on_cpu(events, steps):
+        times[line][kind] += time / 1e6 / len(steps)
+    seconds = sum(sum(each.values()) for each in times.values())
+    return {"device": "cuda" if kernels else "cpu", "steps": len(steps), "seconds": seconds, "lines": dict(times)}
+
+
+def longest(measured: Mapping[str, Any], plan_json: Path) -> str:
+    """The lines that take longest beyond what the `plan.json` of the program predicts; "" where it predicts nothing."""
+    try:
+        said: list[dict[str, Any]] = json.loads(plan_json.read_text(encoding="utf-8"))["time"]["lines"]
+    except (OSError, ValueError, KeyError):
+        return ""
+    predicted = defaultdict[str, float](float)
+    for each in said:
+        predicted[each["line"]] += each["seconds"]
+    took = {line: sum(kinds.values()) for line, kinds in measured["lines"].items() if line}
+    worst = sorted(took, key=lambda line: predicted[line] - took[line])[:NAMED]
+    return ", ".join(f"{line} {took[line] * 1e3:.1f} ms in place of {predicted[line] * 1e3:.1f}" for line in worst)
+
+
+class _Busy(NamedTuple):
+    """A stretch of time.  Where several overlap, the one of least `order` counts, and of these the latest."""
+
+    order: int
+    start: float
+    end: float
+    of: Any
+
+
+_Moment = tuple[str, str, float]
+"""Kind, line and µs of a stretch of a step."""
+
+
+def _on_gpu(kernels: Iterable[Event]) -> Iterator[_Moment]:
+    """From the first kernel to the end of the last."""
+    busy = list[_Busy]()
+    for event in kernels:
+        sends = event["name"].startswith("nccl")
+        busy.append(_busy(event, (EXPOSED if sends else COMPUTE, event["args"].get("line", "")), sends))
+    for (start, of), (end, after) in pairwise(_changes(busy)):
+        kind, line = of or (IDLE, after[1])
+        yield kind, line, end - start
+
+
+def _on_cpu(events: Iterable[Event], steps: Sequence[Event]) -> Iterator[_Moment]:
+    """From the begin to the end of each step."""
+    threads = {(step["pid"], step["tid"]) for step in steps}
+    own = [event for event in events if (event["pid"], event["tid"]) in threads]
+    ops = [_busy(event, *_op(event["name"])) for event in own if event.get("cat") == "cpu_op"]
+    sends = [_busy(event, EXPOSED, 2) for event in events if event["name"].startswith("gloo:")]
+    lines = [_busy(event, found[1]) for event in own if (found := _LINE.match(event["name"]))]
+    during = [_busy(step, True) for step in steps]
+    for (within, kind, line), time in _together(during, [*ops, *sends], lines):
+        if within:
+            yield kind or IDLE, line or "", time
+
+
+def _op(name: str) -> tuple[str, int]:
+    """The kind and order of an op of the CPU; one that is not torch's own, as a node of backward, may only wait."""
+    if name.startswith("c10d::"):
+        return EXPOSED, 0
+    return COMPUTE, 1 if name.startswith("aten::") else 3
+
+
+def _busy(event: Event, of: Any, order: int = 0) -> _Busy:
+    return _Busy(order, event["ts"], event["ts"] + event["dur"], of)
+
+
+def _together(*each: Sequence[_Busy]) -> Iterator[tuple[list[Any], float]]:
+    """The values of several series as long as none of them changes."""
+    changes = [(time, at, of) for at, busy in enumerate(each) for time, of in _changes(busy)]
+    changes.sort(key=lambda change: change[:2])
+    values: list[Any] = [None] * len(each)
+    for (start, at, of), (end, *_) in pairwise(changes):
+        values[at] = of
+        if end > start:
+            yield [*values], end - start
+
+
+def _changes(busy: Iterable[_Busy]) -> Iterator[tuple[float, Any]]:
+    """From each time on, what counts: None where nothing does."""
+    ordered = sorted(busy, key=lambda it: it.start)
+    active, at = list[tuple[int, float, int]](), 0
+    for time in sorted({time for it in ordered for time in (it.start, it.end)}):
+        while at < len(ordered) and ordered[at].start <= time:
+            heappush(active, (ordered[at].order, -ordered[at].start, at))
+            at += 1
+        while active and ordered[active[0][2]].end <= time:
+            heappop(active)
+        yield time, ordered[active[0][2]].of if active else None
