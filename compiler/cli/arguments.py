@@ -213,6 +213,8 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("--json", action="store_true", help="of time: print JSON")
         parser.add_argument("--lines", action="store_true", help="of time: print a table of all ops")
         parser.add_argument("--csv", type=_path, metavar="FILE", help="of time: write all ops as CSV")
+        help = "of time: print which ops make the step as long as it is, and how much slower others may be"
+        parser.add_argument("--critical", action="store_true", help=help)
         help = "of time: write the step as a trace for ui.perfetto.dev"
         parser.add_argument("--trace", type=_path, metavar="FILE", help=help)
         help = "of time: beside it, by plan line, steps that a run wrote to this folder, its SCALEC_PROFILE"

@@ -10,7 +10,7 @@ from .streams import UsageError
 if TYPE_CHECKING:
     from ..analysis.time.report import Report
 
-FORMS = ("json", "lines", "csv", "against")
+FORMS = ("json", "lines", "csv", "critical", "against")
 OF_TIME = (*FORMS, "trace", "no_advice")
 """The options of `explain time`: forms of its report, a file beside it, and what it leaves out."""
 
@@ -65,7 +65,7 @@ def _time(plan: Plan, options: Namespace) -> None:
     found = with_ops(_report(plan))
     if options.trace:
         _trace(found, options.trace)
-    print({"lines": _lines, "csv": _csv}.get("".join(forms), _whole)(found, plan, options))
+    print({"lines": _lines, "csv": _csv, "critical": _critical}.get("".join(forms), _whole)(found, plan, options))
 
 
 def _trace(found: "Report", path: Path) -> None:
@@ -103,6 +103,14 @@ def _lines(found: "Report", _plan: Plan, _options: Namespace) -> str:
     from ..reports.op_times import lines
 
     return lines(found.ops)
+
+
+def _critical(found: "Report", _plan: Plan, _options: Namespace) -> str:
+    """A table of the critical path."""
+    from ..analysis.time.critical_path import critical_path
+    from ..reports.critical_path import critical
+
+    return critical(critical_path(found.program, found.on))
 
 
 def _csv(found: "Report", _plan: Plan, options: Namespace) -> str:

@@ -1,4 +1,4 @@
-"""`scalec explain time --trace`: the predicted step as a trace."""
+"""`scalec explain time --trace` and `--critical`: the predicted step as a trace, and its critical path."""
 
 import json
 from pathlib import Path
@@ -52,3 +52,20 @@ def test_only_traces_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["explain", "time", str(PLANS / "llama3_70b.scale"), "--no-advice", "--trace", str(path)]) == 2
     assert "was not written by scalec" in capsys.readouterr().err
     assert path.read_text() == "mine"
+
+
+def test_the_critical_path_has_the_lines_that_make_the_step_long(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 405 billion parameters that 2,048 ranks reduce, nearly all of the path is their reduction."""
+    assert main(["explain", "time", str(PLANS / "llama3_405b.scale"), "--critical"]) == 0
+    head, first, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["critical", "path", "seconds", "share", "slack"]
+    assert first.startswith("reduction: dp")
+    assert first.endswith("llama.scale:6")
+    on_path = [row for row in (first, *rows) if "%" in row]
+    assert 95 <= sum(int(row.split("%")[0].split()[-1]) for row in on_path) <= 101
+    assert any(row.startswith("memory-bound") and "%" not in row for row in rows)
+
+
+def test_a_report_has_one_form(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "time", str(PLANS / "llama3_405b.scale"), "--critical", "--json"]) == 2
+    assert "exclude each other" in capsys.readouterr().err

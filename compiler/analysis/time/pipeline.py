@@ -77,10 +77,10 @@ class Rows:
         """When each of a rank's reductions begins, as its stages have ended and its group is free, and when it ends."""
         slots, free = self.timeline.slots[rank], dict[tuple[str, ...], float]()
         for move in self.ranks[rank].reductions:
-            begin = end = max(slot.end for slot in slots if slot.action.stage in move.stages)
+            end = max(slot.end for slot in slots if slot.action.stage in move.stages)
+            begin = max(end, free.get(move.sends[0][0], 0.0))
             for axes, seconds in move.sends:
-                begin = max(end, free.get(axes, 0.0))
-                end = free[axes] = begin + seconds
+                end = free[axes] = max(end, free.get(axes, 0.0)) + seconds
             yield begin, end, move
 
     def waits(self, rank: int) -> Iterator[tuple[float, float, Move]]:
