@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.time.test_step_time import HARDWARE, PROGRAMS, several
@@ -15,6 +15,7 @@ from scalec.compiler.analysis.time.prices import EXPOSED
 from scalec.compiler.analysis.time.step import step_time
 
 
+@settings(max_examples=25)
 @given(st.sampled_from(sorted(PROGRAMS)), st.floats(6.0, 13.0), st.floats(6.0, 13.0), st.floats(-8.0, -3.0))
 def test_the_path_is_as_long_as_the_step(name: str, link: float, network: float, op: float) -> None:
     """On links and hosts of any speed."""

@@ -1,0 +1,145 @@
+"""Laws of a step's time that no program breaks: what is faster never makes it longer."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.time.test_step_time import EXPERTS, HARDWARE, PROGRAMS, RATES, compiled
+from scalec.compiler.analysis.hardware import hardware
+from scalec.compiler.analysis.time.clocks import Clocks
+from scalec.compiler.analysis.time.prices import Price, prices, prices_of_all
+from scalec.compiler.analysis.time.step import step_time
+from scalec.compiler.analysis.time.timeline import Walk
+from scalec.compiler.ir import Op, Program, walk
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.syntax.source import Source
+
+PLANS = Path(__file__).parents[3] / "plans"
+
+ALL = PROGRAMS | {
+    "zero 2": compiled("dp = 4", "batch over dp", "state { zero 2 over dp }"),
+    "pipeline, zero 3": compiled(
+        "pp = 2  dp = 2",
+        "batch over dp\nlayers over pp",
+        "state { zero 3 over dp }\npipeline { schedule = interleaved_1f1b(chunks=2) }",
+    ),
+    "ring, zero 3": compiled("dp = 2  cp = 2", "batch over dp\nseq over cp via ring", "state { zero 3 over dp }"),
+}
+
+names = st.sampled_from(sorted(ALL))
+speeds = st.floats(6.0, 13.0)
+
+
+def scaled(rate: Any, times: float) -> Any:
+    return {dtype: part * times for dtype, part in rate.items()} if isinstance(rate, dict) else rate * times
+
+
+@given(names, st.sampled_from(RATES), st.floats(1.0, 100.0), speeds, speeds, st.floats(0.0, 0.9))
+def test_nothing_gets_slower_by_a_higher_rate(
+    name: str, rate: str, times: float, link: float, network: float, contention: float
+) -> None:
+    """On links of any speed, beside which the GPU computes at any part of its rate."""
+    on = evolve(HARDWARE, link=10**link, network=10**network, contention=contention)
+    faster = evolve(on, **{rate: scaled(getattr(on, rate), times)})
+    assert step_time(ALL[name], faster).seconds <= step_time(ALL[name], on).seconds * (1 + 1e-9)
+
+
+WALKED = {name: program for name, program in ALL.items() if not program.pipeline}
+
+
+def walked(program: Program, of: Callable[[Op], Price]) -> float:
+    it = Walk(program, evolve(HARDWARE, link=1e8, contention=0.3), of)
+    it.step()
+    return it.clocks.gpu
+
+
+@given(st.sampled_from(sorted(WALKED)), st.integers(0, 7), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_nothing_gets_slower_by_ops_with_fewer_bytes_or_operations(
+    name: str, chosen: int, sent: float, computed: float
+) -> None:
+    """Of one line in eight."""
+    whole = prices(WALKED[name], evolve(HARDWARE, link=1e8))
+
+    def less(op: Op) -> Price:
+        it = whole(op)
+        if int(it.line.rsplit(":")[-1]) % 8 != chosen:
+            return it
+        sends = tuple((axes, seconds * sent) for axes, seconds in it.sends)
+        return evolve(it, sends=sends, computes=tuple((kind, seconds * computed) for kind, seconds in it.computes))
+
+    assert walked(WALKED[name], less) <= walked(WALKED[name], whole) * (1 + 1e-9)
+
+
+@given(names, speeds, speeds, st.floats(-8.0, -3.0), st.floats(0.0, 0.9))
+def test_iterations_may_be_counted_where_the_gpu_is_slower_beside_what_is_sent(
+    name: str, link: float, network: float, op: float, contention: float
+) -> None:
+    on = evolve(HARDWARE, link=10**link, network=10**network, op=10**op, contention=contention)
+    counted = step_time(ALL[name], on).seconds
+    with patch.object(Clocks, "is_steady", lambda *_: False):
+        assert counted == pytest.approx(step_time(ALL[name], on).seconds, rel=1e-9)
+
+
+def test_a_rank_alone_reduces_nothing() -> None:
+    found = step_time(compiled("dp = 1", "batch over dp", "state { zero 2 over dp }"), HARDWARE)
+    assert not any(found.sent.values())
+
+
+# ---- many programs at once
+
+
+def experts(width: int) -> Program:
+    return compile_plan(Source("tiny.scale", EXPERTS.replace("expert_ffn = 32", f"expert_ffn = {width}")))
+
+
+TOGETHER = {
+    "dense": [
+        compiled(f"dp = {dp}  tp = {tp}", "batch over dp\nvocab, heads, kv_heads, ffn over tp", layers=layers)
+        for dp, tp, layers in ((2, 2, 4), (4, 2, 7), (2, 4, 3))
+    ],
+    "zero 3": [compiled(f"dp = {dp}", "batch over dp", "state { zero 3 over dp }") for dp in (2, 4, 8)],
+    "rings": [compiled(f"cp = {cp}", "seq over cp as zigzag via ring") for cp in (2, 4, 8)],
+    "experts": [experts(width) for width in (32, 48, 96)],
+}
+
+
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_prices_of_programs_together_are_those_of_each(kind: str) -> None:
+    programs, on = TOGETHER[kind], evolve(HARDWARE, link=1e9, network=1e8)
+    first = [*walk(programs[0].region.body)]
+    for program, together in zip(programs, prices_of_all(programs, on), strict=True):
+        alone = prices(program, on)
+        for op, own in zip(first, walk(program.region.body), strict=True):
+            found, wanted = together(op), alone(own)
+            for part in ("sends", "computes"):
+                assert [key for key, _ in getattr(found, part)] == [key for key, _ in getattr(wanted, part)]
+                seconds = [float(it) for _, it in getattr(found, part)]
+                assert seconds == pytest.approx([float(it) for _, it in getattr(wanted, part)], rel=1e-12)
+            assert (found.blocks, found.kernels, found.own) == (wanted.blocks, wanted.kernels, wanted.own)
+
+
+# ---- speed
+
+
+@pytest.mark.parametrize(("plan", "most"), [("llama3_405b", 2_000), ("deepseek_v3", 20_000)])
+def test_iterations_that_are_alike_are_not_walked(plan: str, most: int) -> None:
+    """Of 126 layers and 2,048 ranks so few are that a step is priced in a hundredth of a second."""
+    path, times = PLANS / f"{plan}.scale", 0
+    program = compile_plan(Source(str(path), path.read_text(encoding="utf-8")))
+    on, until = hardware(program), Clocks.until
+    assert on
+
+    def counted(self: Clocks, time: float, kind: str, line: str) -> None:
+        nonlocal times
+        times += 1
+        until(self, time, kind, line)
+
+    with patch.object(Clocks, "until", counted):
+        step_time(program, on)
+    assert 100 < times < most
