@@ -1,9 +1,8 @@
 """A profiler's trace summed by plan line: the seconds of a step that compute, wait for communication, or pass idle.
 
 On a GPU a moment counts to the kernel that runs.  Communication is exposed where no other kernel runs, and a gap counts
-to the kernel after it, for which the GPU waits.  On a CPU a moment counts to the line that the step's thread is at: to
-communication in ops that send, and where a collective is under way while no op of torch's own runs; in no op it is
-idle, that is Python's.
+to the kernel after it, for which the GPU waits.  On a CPU a moment counts to the line that the step's thread is at:
+to communication where it hands a collective over or waits for one, and in no op it is idle, that is Python's.
 """
 
 import json
@@ -19,10 +18,14 @@ from .trace import ON_GPU, Event
 
 COMPUTE, EXPOSED, IDLE = "compute", "exposed", "idle"
 
+WAIT = "wait"
+"""The span in which a thread waits for a collective."""
+
 NAMED = 3
 """The number of lines that a slow run names."""
 
 _STEP = re.compile(r"step \d+")
+_SENDS = ("c10d::", "_c10d_functional::")
 _LINE = re.compile(r"(?:backward of )?(\S+:\d+)  ")
 
 Times = dict[str, dict[str, float]]
@@ -83,20 +86,13 @@ def _on_cpu(events: Iterable[Event], steps: Sequence[Event]) -> Iterator[_Moment
     """From the begin to the end of each step."""
     threads = {(step["pid"], step["tid"]) for step in steps}
     own = [event for event in events if (event["pid"], event["tid"]) in threads]
-    ops = [_busy(event, *_op(event["name"])) for event in own if event.get("cat") == "cpu_op"]
-    sends = [_busy(event, EXPOSED, 2) for event in events if event["name"].startswith("gloo:")]
+    sends = [_busy(event, EXPOSED) for event in own if event["name"] == WAIT or event["name"].startswith(_SENDS)]
+    ops = [_busy(event, COMPUTE, 1) for event in own if event.get("cat") == "cpu_op"]
     lines = [_busy(event, found[1]) for event in own if (found := _LINE.match(event["name"]))]
     during = [_busy(step, True) for step in steps]
-    for (within, kind, line), time in _together(during, [*ops, *sends], lines):
+    for (within, kind, line), time in _together(during, [*sends, *ops], lines):
         if within:
             yield kind or IDLE, line or "", time
-
-
-def _op(name: str) -> tuple[str, int]:
-    """The kind and order of an op of the CPU; one that is not torch's own, as a node of backward, may only wait."""
-    if name.startswith("c10d::"):
-        return EXPOSED, 0
-    return COMPUTE, 1 if name.startswith("aten::") else 3
 
 
 def _busy(event: Event, of: Any, order: int = 0) -> _Busy:

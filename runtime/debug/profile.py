@@ -22,10 +22,11 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 import torch
 from torch import nn
 from torch import profiler as torch_profiler
+from torch.distributed import Work
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..config.environment import Profiled
-from .line_times import line_times, longest
+from .line_times import WAIT, line_times, longest
 from .source_lines import plan_line
 from .trace import add_lines
 
@@ -84,6 +85,22 @@ class Lines:
             name = self._names[number] = f"{place}  {code}".translate(_PLAIN)
             self.named[name] = place
         return name
+
+
+class _Waits:
+    """While entered, each wait for a collective is a span, of which torch's profiler knows nothing."""
+
+    def __enter__(self) -> None:
+        self._wait = wait = cast(Any, Work).wait
+
+        def spanned(work: Any, *timeout: Any) -> Any:
+            with record_function(WAIT):
+                return wait(work, *timeout)
+
+        cast(Any, Work).wait = spanned
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        cast(Any, Work).wait = self._wait
 
 
 class _Span:
@@ -154,7 +171,7 @@ class Profiler:
                 result = step(*args, **options)
             else:
                 self._remember_memory()
-                with record_function(f"step {self._first + self._done}"), self._lines:
+                with record_function(f"step {self._first + self._done}"), self._lines, _Waits():
                     result = step(*args, **options)
             self._profile.step()
             return result

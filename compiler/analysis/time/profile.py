@@ -103,7 +103,8 @@ def beside(profile: Profile, time: StepTime | None) -> list[Line]:
 
 
 def _kind(kind: str) -> str:
-    return "exposed" if kind.startswith(EXPOSED) else "idle" if kind in (BUBBLE, HOST) else "compute"
+    """A rank of a pipeline waits for others' messages."""
+    return "exposed" if kind.startswith((EXPOSED, BUBBLE)) else "idle" if kind == HOST else "compute"
 
 
 def _of_program(name: str) -> bool:
