@@ -65,7 +65,7 @@ COMMANDS = (
         "collectives: the collectives of a step, where and how often they run, and the bytes a rank sends,\n"
         "within a node and across nodes.\n"
         "time: the seconds of a step on the GPUs of the plan's cluster, on what and at which lines they are spent,\n"
-        "tokens/s/GPU and MFU, by data sheets.\n"
+        "tokens/s/GPU and MFU; what limits it, and which plans with one setting changed take less.\n"
         "A code such as E0510: its meaning, with a wrong and a right plan.",
         "scalec explain memory plans/llama3_405b.scale",
     ),

@@ -15,7 +15,7 @@ from ..analysis.time.report import Report
 from ..config.units import amount
 from ..ir import MICROBATCHES, Param, Program, base, walk
 from ..ir.printer import print_type
-from .summary import axes_of, factors, headline, ranks
+from .summary import axes_of, factors, headline, ranks, table
 from .time import seconds
 
 Figures = dict[str, dict[str, Any]]
@@ -144,16 +144,9 @@ def text(programs: Sequence[Program], shown: Sequence[Row]) -> str:
     parts = ["\n".join(f"{name}  {headline(program)}" for name, program in zip("AB", programs, strict=True))]
     for section in SECTIONS:
         if own := [row.cells() for row in shown if row.section == section]:
-            parts.append("\n".join(_table([(section, "A", "B", "change" * any(cells[3] for cells in own)), *own])))
+            change = "change" * any(cells[3] for cells in own)
+            parts.append("\n".join(table([(section, "A", "B", change), *own], "lr" if change else "l")))
     return "\n\n".join(parts if shown else [*parts, "no difference"])
-
-
-def _table(cells: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Words flush left; a table with changes has numbers, flush right."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    aligned = str.rjust if cells[0][3] else str.ljust
-    for first, *others in cells:
-        yield "  ".join((first.ljust(widths[0]), *map(aligned, others, widths[1:]))).rstrip()
 
 
 def as_json(shown: Sequence[Row]) -> dict[str, dict[str, list[Any]]]:

@@ -83,7 +83,7 @@ def text(loads: Loads) -> str:
         each = (loads.shares[at][layer] for at in places)
         rows.append((str(layer), "", *(f"{min(own):.2f} – {max(own):.2f}" for own in each)))
     rows += [("dropped", "", *(f"{loads.dropped[at]:.1%}" for at in places))] if loads.dropped else []
-    lines = "\n".join(line.rstrip() for line in table(rows))
+    lines = "\n".join(table(rows))
     dropped = "; dropped, of all choices" * bool(loads.dropped)
     return f"{loads.title}\n\n{lines}\n\nleast – most load of an expert of the layer; 1 is an equal share{dropped}"
 

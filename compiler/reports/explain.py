@@ -143,7 +143,7 @@ def _exchanges(program: Program, rank: int) -> list[str]:
     found = [(load, [it for it in collectives(load.program, rank) if it.ragged]) for load in loads(program)]
     rows = [(it.name, it.shown, amount(max(i.bytes for i in of)), amount(_sent(of))) for it, of in found if of]
     head = ("rows of a rank's experts", "in a microbatch", "an exchange", "sent in a step")
-    return ["\n".join(line.rstrip() for line in table([head, *rows]))] if rows else []
+    return ["\n".join(table([head, *rows]))] if rows else []
 
 
 def _beside(program: Program) -> list[str]:
@@ -157,7 +157,7 @@ def _beside(program: Program) -> list[str]:
             to = "to experts" if exchange.kind == EXCHANGE.name else "to tokens"
             found.append((f"{block.kind}, {to}", ", ".join(weights) or "nothing"))
     head = ("exchanges of rows", "beside products of")
-    return ["\n".join(line.rstrip() for line in table([head, *dict.fromkeys(found)]))] if found else []
+    return ["\n".join(table([head, *dict.fromkeys(found)]))] if found else []
 
 
 def _traffic_verdict(program: Program, listed: Sequence[Collective]) -> str:
@@ -174,7 +174,7 @@ def _traffic_verdict(program: Program, listed: Sequence[Collective]) -> str:
 
 def _tables(uses: Sequence[Sequence[Row]]) -> str:
     """The uses' rows in columns of one width, blank lines between them."""
-    lines = (line.rstrip() for line in table([row for rows in uses for row in rows]))
+    lines = table([row for rows in uses for row in rows])
     return "\n\n".join("\n".join(next(lines) for _ in rows) for rows in uses)
 
 
@@ -250,7 +250,7 @@ def _sent(listed: Sequence[Collective]) -> int:
 def _strategies(program: Program) -> Iterator[str]:
     """For each axis over which a sequence lies in attention, what a layer would send by each strategy."""
     rows = ([*_costs(program, op, axis)] for op in program.ops for axis in sequence_axes(program, op))
-    yield from dict.fromkeys("\n".join(line.rstrip() for line in table(each)) for each in rows)
+    yield from dict.fromkeys("\n".join(table(each)) for each in rows)
 
 
 def _costs(program: Program, op: Op, axis: str) -> Iterator[Row]:

@@ -1,11 +1,12 @@
 """The ops of a step with their time: the table of `explain time --lines`, and its CSV."""
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from io import StringIO
 
 from ..analysis.time.op_rows import OpRow
 from ..config.units import amount
+from .summary import table
 from .time import seconds
 
 KINDS = ("products", "attention", "memory-bound", "update")
@@ -21,9 +22,8 @@ HEADER = (
 def lines(ops: Sequence[OpRow]) -> str:
     """A table of ops, those that take longest first."""
     head = ("op", "value", "line", "where", "runs", "seconds", "on links", "operations", "bytes", "sent")
-    rows = [head, *map(_row, sorted(ops, key=lambda row: -_computes(row) - _links(row)))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(_padded(row, widths)).rstrip() for row in rows)
+    rows = map(_row, sorted(ops, key=lambda row: -_computes(row) - _links(row)))
+    return "\n".join(table([head, *rows], "llllr"))
 
 
 def as_csv(ops: Sequence[OpRow]) -> str:
@@ -43,12 +43,6 @@ def _row(row: OpRow) -> tuple[str, ...]:
     sizes = [amount(each) if each else "" for each in (row.bytes, row.sent)]
     operations = f"{row.operations:.2e}" if row.operations else ""
     return row.kind, row.name, row.line, row.where, f"{row.count:,}", *taken, operations, *sizes
-
-
-def _padded(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-    """Names flush left, numbers flush right."""
-    for at, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        yield cell.ljust(width) if at < 4 else cell.rjust(width)
 
 
 def _computes(row: OpRow) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from ..analysis.time.profile import ELSEWHERE, KINDS, Line, Profile
 from ..analysis.time.report import Report
 from ..config.units import counted
+from .summary import table as aligned
 from .time import seconds
 
 LEAST = 0.001
@@ -20,9 +21,7 @@ def table(profile: Profile, lines: Sequence[Line], predicted: Report | None) -> 
             f"predicted on {predicted.on.name}: {seconds(predicted.step.seconds)}, within {predicted.on.error:.0%}"
         )
     rows = [_heading(predicted is not None), *_rows(profile, lines, predicted is not None)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    text = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows)
-    return "\n".join([*head, "", *text])
+    return "\n".join([*head, "", *aligned(rows, "lr")])
 
 
 def _heading(beside: bool) -> list[str]:

@@ -100,7 +100,7 @@ def needs_by_load(program: Program) -> str:
     """
     rows = [_load(program, load, max(of_ranks, key=lambda it: it.needs)) for load, of_ranks in at_loads(program)]
     head = ("rows of a rank's experts", "in a microbatch", "needs", program.cluster.gpu)
-    return "\n".join(line.rstrip() for line in table([head, *rows])) if rows else ""
+    return "\n".join(table([head, *rows])) if rows else ""
 
 
 def _load(program: Program, load: Load, it: Account) -> tuple[str, str, str, str]:
@@ -151,9 +151,9 @@ def axes_of(program: Program, collective: Collective) -> str:
     return " x ".join(names)
 
 
-def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines with the first two columns flush left and the others, which are numbers, flush right."""
+def table(rows: Sequence[Sequence[str]], aligned: str = "llr") -> Iterator[str]:
+    """Lines of columns flush left or right, by the letters of `aligned`, whose last is for all further columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    flush = [str.ljust if letter == "l" else str.rjust for letter in aligned.ljust(len(widths), aligned[-1])]
     for row in rows:
-        cells = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
-        yield "  ".join(cells)
+        yield "  ".join(to(cell, width) for to, cell, width in zip(flush, row, widths, strict=False)).rstrip()

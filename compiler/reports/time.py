@@ -3,7 +3,7 @@
 Non-goals: the times themselves (`analysis.time`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ..analysis.hardware import DATA_SHEETS
 from ..analysis.link_traffic import crosses
@@ -13,7 +13,7 @@ from ..analysis.time.step import BUBBLE, StepTime
 from ..analysis.time.timeline import HOST
 from ..config.units import amount, counted
 from ..ir import MICROBATCHES
-from .summary import headline
+from .summary import headline, table
 
 LINES = 3
 """How many lines of the plan are named for each kind of time."""
@@ -31,7 +31,7 @@ def time(it: Report) -> str:
     rows = [("", "seconds", "share", "at"), *_rows(it)]
     said = "\n".join((summary, *_loads(it), *_full(it.room), *_whose(it)))
     return "\n\n".join(
-        (f"{headline(it.program)}\n{_source(it)}", said, "\n".join(_columns(rows)), *_limit(it), *_advice(it), MFU)
+        (f"{headline(it.program)}\n{_source(it)}", said, "\n".join(table(rows, "lrrl")), *_limit(it), *_advice(it), MFU)
     )
 
 
@@ -116,7 +116,7 @@ def _advice(it: Report) -> Iterator[str]:
     for head, others in ((f"would {'help' if it.room.fits or not known else 'fit'}", fit), ("too large", large)):
         if others:
             rows = [(head, "seconds", "gain", "memory"), *(_neighbour(it, other) for other in others[:SHOWN])]
-            yield "\n".join(_columns(rows))
+            yield "\n".join(table(rows, "lrrl"))
 
 
 def _neighbour(it: Report, other: Neighbour) -> tuple[str, str, str, str]:
@@ -124,13 +124,6 @@ def _neighbour(it: Report, other: Neighbour) -> tuple[str, str, str, str]:
     full = ", close to full" if other.room.close_to_full else ""
     more = f"{full}" if has is None or needs <= has else f", {amount(needs - has)} too many"
     return other.told, seconds(other.seconds), f"{1 - other.seconds / it.step.seconds:.1%}", f"{amount(needs)}{more}"
-
-
-def _columns(rows: Sequence[tuple[str, str, str, str]]) -> Iterator[str]:
-    """Lines with the first and the last column flush left, those between, which are numbers, flush right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, second, third, last in rows:
-        yield f"{first:{widths[0]}}  {second:>{widths[1]}}  {third:>{widths[2]}}  {last}".rstrip()
 
 
 def _rows(it: Report) -> Iterator[tuple[str, str, str, str]]:
