@@ -1,5 +1,6 @@
 """`scalec explain time PLAN --against FOLDER`: steps that a run has profiled, beside the prediction."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,10 @@ from .streams import UsageError
 
 if TYPE_CHECKING:
     from ..analysis.time.profile import Profile
+    from ..reports.chrome_trace import Event
+
+TRACE = re.compile(r"rank(\d+)\.json")
+"""The name of the trace of a rank."""
 
 
 def against(plan: Plan, folder: Path) -> str:
@@ -21,6 +26,22 @@ def against(plan: Plan, folder: Path) -> str:
     profile = _read(folder, ranks_at(plan.program, found.step.rank if found else None))
     of = found if profile.device == account(plan.program).device else None
     return table(profile, beside(profile, of.step if of else None), of)
+
+
+def recorded_steps(folder: Path) -> "list[Event]":
+    """A step of each rank whose trace lies in the folder.  Raises UsageError."""
+    from ..reports.time_trace import recorded
+
+    found: list[Event] = []
+    for path in sorted(folder.glob("rank*.json")):
+        if rank := TRACE.fullmatch(path.name):
+            try:
+                found += recorded(int(rank[1]), path.read_text(encoding="utf-8"))
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                raise UsageError(f"`{path}` is no trace that a run of this scalec has recorded") from None
+    if not found:
+        raise UsageError(f"`{folder}` has no trace: train with SCALEC_PROFILE={folder}, then name it here")
+    return found
 
 
 def _read(folder: Path, ranks: list[int]) -> "Profile":

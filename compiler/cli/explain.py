@@ -60,6 +60,8 @@ def _time(plan: Plan, options: Namespace) -> None:
     if options.against:
         from .against import against
 
+        if options.trace:
+            _trace(_report(plan), options.trace, options.against)
         print(against(plan, options.against))
         return
     found = with_ops(_report(plan))
@@ -68,13 +70,15 @@ def _time(plan: Plan, options: Namespace) -> None:
     print({"lines": _lines, "csv": _csv, "critical": _critical}.get("".join(forms), _whole)(found, plan, options))
 
 
-def _trace(found: "Report", path: Path) -> None:
-    """Writes the events of the step."""
+def _trace(found: "Report", path: Path, folder: Path | None = None) -> None:
+    """Writes the events of the step, and beside them those that the ranks of a run have recorded in a folder."""
     from ..analysis.time.events import events_of
     from ..reports.time_trace import MARK, time_trace
+    from .against import recorded_steps
     from .schedule import check_replaceable, replace
 
-    text = time_trace(found.program, events_of(found.program, found.on))
+    beside = recorded_steps(folder) if folder else ()
+    text = time_trace(found.program, events_of(found.program, found.on), beside)
     check_replaceable(path, text, "trace", MARK)
     replace(path, text, "trace")
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from scalec.compiler.cli import main
+from scalec.compiler.cli.against import recorded_steps
+from scalec.compiler.cli.streams import UsageError
 
 PLANS = Path(__file__).parents[2] / "plans"
 
@@ -42,6 +44,33 @@ def test_ranks_of_a_pipeline_are_processes_and_streams_are_tracks(tmp_path: Path
     assert tracks(events, 1) == ["actions", "gpu", "dp", "dp × ep", "ep", "pp × dp × ep", "host"]
     lines = {it["args"]["line"] for it in events if it["ph"] == "X"}
     assert "mixtral.scale:29" in lines  # as a recorded trace has it
+
+
+RECORDED = {
+    "traceEvents": [
+        {"ph": "M", "pid": 7, "name": "process_name", "ts": 0, "args": {"name": "python"}},
+        {"ph": "M", "pid": 7, "tid": 1, "name": "thread_name", "ts": 0, "args": {"name": "main"}},
+        {"ph": "X", "cat": "cpu_op", "pid": 7, "tid": 1, "name": "early", "ts": 150.0, "dur": 9.0},
+        {"ph": "X", "cat": "user_annotation", "pid": 7, "tid": 1, "name": "step 3", "ts": 100.0, "dur": 90.0},
+        {"ph": "X", "cat": "user_annotation", "pid": 7, "tid": 1, "name": "step 4", "ts": 200.0, "dur": 90.0},
+        {"ph": "X", "cat": "kernel", "pid": 0, "tid": 2, "name": "gemm", "ts": 220.5, "dur": 9.0, "args": {}},
+    ]
+}
+
+
+def test_a_recorded_step_lies_beside_the_predicted_one(tmp_path: Path) -> None:
+    (tmp_path / "rank00001.json").write_text(json.dumps(RECORDED))
+    found = recorded_steps(tmp_path)
+    assert [it["name"] for it in found] == ["process_name", "thread_name", "step 4", "gemm"]
+    assert found[0]["args"]["name"] == "recorded: rank 1, python"
+    assert [it["ts"] for it in found[2:]] == [0.0, 20.5]
+    assert {it["pid"] for it in found} == {2000, 2001}
+    (tmp_path / "rank00002.json").write_text("[]")
+    with pytest.raises(UsageError, match="is no trace"):
+        recorded_steps(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="has no trace"):
+        recorded_steps(tmp_path / "empty")
 
 
 def test_only_traces_are_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 from math import inf, prod
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from attrs import evolve
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from helpers.zero_plans import program as zero
 from scalec.compiler import cli
 from scalec.compiler.analysis.hardware import Hardware
-from scalec.compiler.analysis.time.clocks import HOST, Clocks
+from scalec.compiler.analysis.time.clocks import HOST
 from scalec.compiler.analysis.time.op_rows import op_rows
 from scalec.compiler.analysis.time.prices import EXPOSED
 from scalec.compiler.analysis.time.step import BUBBLE, StepTime, step_time, times_by_load
@@ -246,14 +245,6 @@ def test_ops_add_up_to_what_the_gpu_computes_and_links_send(name: str) -> None:
     assert computed == pytest.approx({kind: s for kind, s in found.kinds.items() if kind not in waiting})
 
 
-@given(st.sampled_from(sorted(PROGRAMS)), st.sampled_from(RATES), st.floats(1.0, 100.0))
-def test_no_step_gets_slower_by_a_higher_rate(name: str, rate: str, times: float) -> None:
-    now = getattr(HARDWARE, rate)
-    more = {dtype: part * times for dtype, part in now.items()} if isinstance(now, dict) else now * times
-    faster = evolve(HARDWARE, **{rate: more})
-    assert seconds(name, faster) <= seconds(name, HARDWARE) * (1 + 1e-9)
-
-
 @given(st.sampled_from(sorted(PROGRAMS)), st.sampled_from(LATENCIES), st.floats(0.0, 1.0))
 def test_no_step_gets_slower_by_less_latency(name: str, latency: str, times: float) -> None:
     less = evolve(HARDWARE, **{latency: getattr(HARDWARE, latency) * times})
@@ -262,17 +253,6 @@ def test_no_step_gets_slower_by_less_latency(name: str, latency: str, times: flo
 
 def seconds(name: str, on: Hardware) -> float:
     return step_time(PROGRAMS[name], on).seconds
-
-
-@given(st.sampled_from(sorted(PROGRAMS)), st.floats(6.0, 13.0), st.floats(6.0, 13.0), st.floats(-8.0, -3.0))
-def test_iterations_that_are_alike_may_be_counted(name: str, link: float, network: float, op: float) -> None:
-    """On links and hosts of any speed: whatever of them is ahead, catches up or falls behind."""
-    on = evolve(HARDWARE, link=10**link, network=10**network, op=10**op)
-    counted = step_time(PROGRAMS[name], on)
-    with patch.object(Clocks, "is_steady", lambda *_: False):
-        each = step_time(PROGRAMS[name], on)
-    assert counted.seconds == pytest.approx(each.seconds, rel=1e-9)
-    assert counted.kinds == pytest.approx(each.kinds, rel=1e-6, abs=1e-12)
 
 
 @several
