@@ -16,12 +16,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from statistics import median, quantiles
 from time import perf_counter
 
 from attrs import evolve
-from measure import table
 from predicting import figures, pipeline
+from predicting.reserved import print_errors, reserved
 from predicting.rows import Row, Unsaid, read, why
 
 from scalec.compiler.analysis.hardware import Hardware, named
@@ -72,10 +71,11 @@ def main() -> None:
     for row in islice(rows, 0, None, given.every):
         try:
             it = predicted(row, clusters)
+            memory, fits = reserved(row, plan)
         except (Unsaid, PlanError) as error:
             found[row["id"]] = {"step_s": None, "why": why(error)}
             continue
-        found[row["id"]] = {"step_s": it.seconds, "parts": it.kinds}
+        found[row["id"]] = {"step_s": it.seconds, "memory_gib": memory, "fits": fits, "parts": it.kinds}
         if row["status"] == "ok" and row["step_s"]:
             errors[row["source"]].append(it.seconds / float(row["step_s"]) - 1)
     took = perf_counter() - begin
@@ -83,10 +83,9 @@ def main() -> None:
         given.json.write_text(json.dumps({"rows": found}, indent=1))
     unsaid = sum(it["step_s"] is None for it in found.values())
     print(f"{len(found)} rows in {took:.0f} s, {unsaid} that no plan says")
-    everything = [error for each in errors.values() for error in each]
-    rows = [(source, *_summary(each)) for source, each in sorted(errors.items())]
-    table("Predicted over measured, less 1", ("source", "rows", "median error", "p90", "bias"), rows)
-    table("", ("", "rows", "median error", "p90", "bias"), [("all", *_summary(everything))])
+    errors["all"] = [error for each in errors.values() for error in each]
+    figures.print_table("Predicted over measured, less 1", errors)
+    print_errors(rows, found)
 
 
 def _other(
@@ -146,12 +145,6 @@ def _on(row: Row, clusters: Mapping[str, Row]) -> Hardware:
         float(clusters[row["cluster"]]["node_gbit_s"] or 0) * 1e9 / 8 * USABLE if row["cluster"] in clusters else 0.0
     )
     return evolve(found, ranks_per_node=int(row["gpus_per_node"]), network=network or found.network)
-
-
-def _summary(errors: list[float]) -> tuple[str, ...]:
-    sizes = sorted(map(abs, errors))
-    high = quantiles(sizes, n=10)[-1] if len(sizes) > 1 else sizes[0]
-    return f"{len(errors)}", f"{median(sizes):.1%}", f"{high:.1%}", f"{median(errors):+.1%}"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Predict:
 
     def predicted(text: str) -> Mapping[str, Mapping[str, float | str | None]]:
         (tmp_path / "rows.csv").write_text(text)
+        (tmp_path / "clusters.csv").write_text("cluster,node_gbit_s\n")
         out = tmp_path / "out.json"
         monkeypatch.setattr("sys.argv", ["predict.py", str(tmp_path / "rows.csv"), "--json", str(out)])
         runpy.run_path(str(BENCHMARKS / "predict.py"), run_name="predict")["main"]()
@@ -51,3 +52,26 @@ def test_stages_that_nobody_profiled_are_priced_or_taken_from_a_row_of_the_same_
     priced = predict("\n".join((PIPELINE, row.format("alone", 4, 1, ",,,"))))["alone"]
     assert isinstance(priced["bubble_rate"], float)
     assert 3 / 11 < priced["bubble_rate"] < 0.5
+
+
+TRAIN = "id,source,framework,cluster,gpu,gpus_per_node,layers,hidden,ffn,heads,kv_heads,head_dim,vocab,gated,tied,seq,\
+dp,tp,sp,cp,pp,vpp,zero,micro_batch,microbatches,global_batch,recompute,compute,status,step_s,mem_reserved_gib"
+
+
+def test_reserved_memory_is_that_of_the_state_and_of_microbatches_in_flight(predict: Predict) -> None:
+    """18 bytes a parameter, of which ZeRO 1 divides 12; the first stage of four holds four microbatches."""
+
+    def row(name: str, dp: int, pp: int, zero: int, batch: int) -> str:
+        sizes = "8,4096,8192,32,32,128,512,yes,no,512"
+        parts = f"{dp},1,no,1,{pp},1,{zero},{batch},8,{8 * dp * batch},none,bf16,ok,,"
+        return f"{name},x,other,,h100_sxm,8,{sizes},{parts}"
+
+    rows = [row("whole", 1, 1, 0, 1), row("zero", 4, 1, 1, 1), row("staged", 1, 4, 0, 1), row("large", 1, 1, 0, 64)]
+    found = predict("\n".join((TRAIN, *rows)))
+    layer, outer = 4 * 4096**2 + 3 * 4096 * 8192 + 2 * 4096, 2 * 512 * 4096 + 4096
+    sizes = {name: it["memory_gib"] for name, it in found.items()}
+    whole, zero, staged = (float(sizes[name] or 0) * 2**30 for name in ("whole", "zero", "staged"))
+    assert whole - zero == pytest.approx(12 * (8 * layer + outer) * 3 / 4)
+    assert whole - staged == pytest.approx(18 * (6 * layer + outer / 2), rel=0.05)  # and what the loss keeps
+    assert (found["whole"]["fits"], found["large"]["fits"]) == (True, True)
+    assert predict("\n".join((TRAIN, row("huge", 1, 1, 0, 512))))["huge"]["fits"] is False

@@ -38,8 +38,15 @@ def print_errors(rows: Sequence[Row], found: Found, figures: Sequence[str], grou
                 error = value - measured if figure in RATES else value / measured - 1
                 for name in (group(row), "all"):
                     errors[name].append(error)
-        lines = [(name, *summary(each)) for name, each in sorted(errors.items(), key=lambda it: (it[0] == "all", it))]
-        table(f"{figure}: error", ("", "rows", "median", "p90", "largest", "bias"), lines)
+        print_table(f"{figure}: error", errors)
+
+
+def print_table(title: str, errors: Mapping[str, Sequence[float]]) -> None:
+    """Prints a summary of each group's errors, that of `all` last."""
+    lines = [
+        (name, *summary(each)) for name, each in sorted(errors.items(), key=lambda it: (it[0] == "all", it)) if each
+    ]
+    table(title, ("", "rows", "median", "p90", "largest", "bias"), lines)
 
 
 def summary(errors: Sequence[float]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import csv
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def why(error: Exception) -> str:
     return error.diagnostics[0].message if isinstance(error, PlanError) else str(error)
 
 
+@lru_cache
 def profile(name: str) -> Mapping[str, Any]:
     """The numbers of a framework's profile."""
     return tomllib.loads((Path(__file__).parent / "profiles" / f"{name}.toml").read_text(encoding="utf-8"))
