@@ -53,19 +53,32 @@ class Changed:
     model: Program
     program: Program
 
+    def __str__(self) -> str:
+        return " with ".join(map(str, self.changes))
+
+    @property
+    def sections(self) -> dict[str, str]:
+        """The sections over those of the plan."""
+        return _sections(self.changes)
+
 
 def changed(source: Source, changes: Sequence[Change]) -> Changed | None:
     """A plan with some changes; None where they make no plan."""
-    contents = dict[str, str]()
-    for each in changes:
-        contents[each.section] = f"{contents.get(each.section, '')} {each.content}"
-    text = "\n".join(f"{section} {{{content} }}" for section, content in contents.items())
+    text = "\n".join(f"{section} {{ {content} }}" for section, content in _sections(changes).items())
     try:
         model = resolve(source, Source("changes", text))
         *_, program = passed(model)
     except PlanError:
         return None
     return Changed(tuple(changes), model, program)
+
+
+def _sections(changes: Sequence[Change]) -> dict[str, str]:
+    """The contents of sections."""
+    found = dict[str, str]()
+    for each in changes:
+        found[each.section] = f"{found[each.section]}  {each.content}" if each.section in found else each.content
+    return found
 
 
 def neighbours(model: Program) -> Iterator[Change]:

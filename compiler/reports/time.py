@@ -54,7 +54,7 @@ def _full(room: Room) -> Iterator[str]:
     """Memory, where the step does not fit or hardly."""
     if room.close_to_full and room.capacity:
         needs = f"a rank needs {amount(room.needs)} of {amount(room.capacity)}"
-        yield f"close to full: time cannot be told; {needs}" if room.fits else f"does not fit: {needs}"
+        yield f"does not fit: {needs}" if room.lacks else f"close to full: time cannot be told; {needs}"
 
 
 def _loads(it: Report) -> Iterator[str]:
@@ -100,30 +100,30 @@ def _whose(it: Report) -> Iterator[str]:
 
 
 NONE = "would help: no plan with one setting changed"
+NONE_FITS = "no plan with one setting changed fits; `scalec check` tries several"
 
 
 def _advice(it: Report) -> Iterator[str]:
     """Faster plans that fit, then those that do not; of a plan that does not fit, those that do."""
     if it.neighbours is None:
         return
-    known = it.room.capacity is not None
-    fit = [other for other in it.neighbours if other.room.fits or not known]
-    large = [other for other in it.neighbours if other not in fit]
+    fit = [other for other in it.neighbours if not other.room.lacks]
+    large = [other for other in it.neighbours if other.room.lacks]
     if not fit:
-        yield (
-            NONE if it.room.fits or not known else "no plan with one setting changed fits; `scalec check` tries several"
-        )
-    for head, others in ((f"would {'help' if it.room.fits or not known else 'fit'}", fit), ("too large", large)):
+        yield NONE_FITS if it.room.lacks else NONE
+    for head, others in ((f"would {'fit' if it.room.lacks else 'help'}", fit), ("too large", large)):
         if others:
             rows = [(head, "seconds", "gain", "memory"), *(_neighbour(it, other) for other in others[:SHOWN])]
             yield "\n".join(table(rows, "lrrl"))
 
 
 def _neighbour(it: Report, other: Neighbour) -> tuple[str, str, str, str]:
-    needs, has = other.room.needs, other.room.capacity
-    full = ", close to full" if other.room.close_to_full else ""
-    more = f"{full}" if has is None or needs <= has else f", {amount(needs - has)} too many"
-    return other.told, seconds(other.seconds), f"{1 - other.seconds / it.step.seconds:.1%}", f"{amount(needs)}{more}"
+    memory, room = amount(other.room.needs), other.room
+    if room.lacks and room.capacity:
+        memory += f", {amount(room.needs - room.capacity)} too many"
+    elif room.close_to_full:
+        memory += ", close to full"
+    return other.told, seconds(other.seconds), f"{1 - other.seconds / it.step.seconds:.1%}", memory
 
 
 def _rows(it: Report) -> Iterator[tuple[str, str, str, str]]:

@@ -101,7 +101,7 @@ def report(name: str) -> Report:
     )
     room, others = Room(needs * GIB, 80 * GIB), [("microbatch = 2", 0.9, 60), ("recompute = none", 0.8, 95)]
     neighbours = tuple(
-        Neighbour("train", content, f"train {{ {content} }}", step.seconds * part, Room(size * GIB, 80 * GIB))
+        Neighbour({"train": content}, f"train {{ {content} }}", step.seconds * part, Room(size * GIB, 80 * GIB))
         for content, part, size in others
     )
     needed, loads = 0.4e15 * step.seconds, {"balanced": step.seconds, "worst": 9.0} if program.choices else {}
@@ -165,7 +165,8 @@ def test_neighbours_are_as_their_own_report_says(plan: str, tmp_path: Path, caps
     assert found["neighbours"]
     for each in found["neighbours"]:
         changed = tmp_path / "changed.scale"
-        changed.write_text(f'use "{path}" {{ {each["section"]} {{ {each["content"]} }} }}')
+        sections = " ".join(f"{section} {{ {content} }}" for section, content in each["changes"].items())
+        changed.write_text(f'use "{path}" {{ {sections} }}')
         own = as_json(capsys, "explain", "time", "--no-advice", str(changed))
         assert own["seconds"] == each["seconds"]
         assert own["memory"] == each["memory"]
@@ -178,6 +179,7 @@ def test_faster_plans_are_named_with_their_memory(capsys: pytest.CaptureFixture[
     _, fits, large, _ = shown.rsplit("\n\n", 3)
     assert fits.startswith("would help")
     assert "train { microbatch = 2 }" in fits
+    assert "train { recompute = none } with state { zero 2 over dp }" in fits
     assert large.startswith("too large")
     assert "train { recompute = none }" in large
     assert "GiB too many" in large

@@ -30,6 +30,11 @@ class Room:
         return self.capacity is not None and self.needs <= self.capacity
 
     @property
+    def lacks(self) -> bool:
+        """Whether they are known to be too few."""
+        return self.capacity is not None and self.needs > self.capacity
+
+    @property
     def close_to_full(self) -> bool:
         """Whether memory is so full that the time cannot be told."""
         return self.capacity is not None and self.needs > FULL * self.capacity
@@ -37,10 +42,9 @@ class Room:
 
 @frozen
 class Neighbour:
-    """Another plan, with one setting changed; `told` is the change in short."""
+    """Another plan, with these sections over its own; `told` says in short how it differs."""
 
-    section: str
-    content: str
+    sections: Mapping[str, str]
     told: str
     seconds: float
     room: Room
@@ -206,8 +210,7 @@ def _memory(room: Room) -> dict[str, Any]:
 
 def _neighbour(it: Report, other: Neighbour) -> dict[str, Any]:
     return {
-        "section": other.section,
-        "content": other.content,
+        "changes": other.sections,
         "seconds": other.seconds,
         "gain": 1 - other.seconds / it.step.seconds,
         "memory": _memory(other.room),
