@@ -1,6 +1,7 @@
 """A choice compiled: its seconds by the timeline, its bytes by the memory account, and perhaps its proof."""
 
 from collections.abc import Mapping
+from math import inf
 
 from attrs import field, frozen
 
@@ -23,7 +24,7 @@ from .plan_text import plan
 
 @frozen
 class Priced:
-    """A choice with what its program takes.
+    """A choice with what its program takes; where a GPU cannot hold it, no time: it is infinite.
 
     kinds     seconds of a step by kind
     tokens    a second and GPU
@@ -81,7 +82,10 @@ def price(file: ModelFile, facts: Facts, goal: Goal, choice: Choice, *, proved: 
     except PlanError as error:
         first = error.diagnostics[0]
         return Unpriced(choice, f"{first.code}: {first.message}")
-    step, train = step_time(program, goal.hardware), program.train
+    needs, room, train = account(program).needs, capacity(program), program.train
+    if room is not None and needs > room:
+        return Priced(choice, inf, {}, 0.0, 0.0, needs, room, proved)
+    step = step_time(program, goal.hardware)
     peak = goal.hardware.peak[PRECISIONS[train.precision]] * goal.gpus * step.seconds
     return Priced(
         choice,
@@ -89,7 +93,7 @@ def price(file: ModelFile, facts: Facts, goal: Goal, choice: Choice, *, proved: 
         step.kinds,
         goal.tokens / goal.gpus / step.seconds,
         operations.needed(program) / peak,
-        account(program).needs,
-        capacity(program),
+        needs,
+        room,
         proved,
     )

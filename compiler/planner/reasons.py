@@ -3,7 +3,8 @@
 Each reason compares the best plan with one that differs in one respect, both compiled and priced.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
 
 from attrs import evolve, frozen
 
@@ -72,14 +73,16 @@ def _said(best: Choice, other: Choice) -> str:
     return ", ".join(f"{name} {other.settings.get(name, getattr(other, name))}" for name in said)
 
 
-def reasons(best: Priced, price: Callable[[Choice], Priced | Unpriced]) -> tuple[Reason, ...]:
-    """Those of a plan, as far as its neighbours are plans."""
+def reasons(best: Priced, known: Sequence[Priced], price: Callable[[Choice], Priced | Unpriced]) -> tuple[Reason, ...]:
+    """Those of a plan, as far as its neighbours are plans; some are `known`."""
     tried = [*dict.fromkeys((step, choice) for step, choice in _neighbours(best.choice) if choice != best.choice)]
-    priced = in_two(price, [choice for _, choice in tried])
-    found = [Reason(step, best, it) for (step, _), it in zip(tried, priced, strict=True) if isinstance(it, Priced)]
+    priced: dict[Choice, Priced | Unpriced] = {it.choice: it for it in known}
+    new = [choice for _, choice in tried if choice not in priced]
+    priced |= dict(zip(new, in_two(price, new), strict=True))
+    found = [Reason(step, best, it) for step, choice in tried if isinstance(it := priced[choice], Priced)]
     tight = [it for it in found if it.step == FIT and not it.other.fits]
     loose = [evolve(it, step=THROUGHPUT) for it in found if it.step == FIT and it.other.fits]
-    return (*tight, *(it for it in (*loose, *found) if it.step != FIT))
+    return (*tight, *(it for it in (*loose, *found) if it.step != FIT and it.other.seconds < inf))
 
 
 def _neighbours(of: Choice) -> Iterator[tuple[str, Choice]]:

@@ -1,6 +1,7 @@
 """What `scalec plan` prints: how the space was thinned, a table of the best plans, reasons, the plan's text."""
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Any
 
 from attrs import asdict, frozen
@@ -67,8 +68,10 @@ def _table(it: Planned) -> Iterator[str]:
 
 
 def _row(it: Priced) -> tuple[str, ...]:
-    share = [f"{value:.1%}" for value in (it.bubble, it.exposed)]
     memory = f"{it.needs / GIB:,.1f} GiB"
+    if it.seconds == inf:
+        return "", "", "", memory, "", "", str(it.choice)
+    share = [f"{value:.1%}" for value in (it.bubble, it.exposed)]
     return seconds(it.seconds), f"{it.tokens:,.0f}", f"{it.mfu:.1%}", memory, *share, str(it.choice)
 
 
@@ -121,7 +124,7 @@ def plan_json(it: Priced, *, alike: bool = False) -> dict[str, Any]:
     """One plan."""
     return {
         "choice": asdict(it.choice),
-        "seconds": it.seconds,
+        "seconds": it.seconds if it.seconds < inf else None,
         "tokens_per_second_per_gpu": it.tokens,
         "mfu": it.mfu,
         "needs": it.needs,

@@ -1,8 +1,9 @@
 """The search: a space thinned and ranked, its best choices compiled, the first of them proved."""
 
+import gc
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import prod
+from math import inf, prod
 
 from attrs import frozen
 
@@ -104,10 +105,12 @@ class _Search:
         if not any(it.fits for it in self._priced.values()):
             self._compile(self._least(estimates))
         best = sorted((it for it in self._priced.values() if it.fits), key=_rank)[:proved]
+        gc.collect()
         shown = in_two(partial(self._price, proved=True), [it.choice for it in best], worth=2)
-        again = {it.choice: it for it in shown if isinstance(it, Priced)}
-        priced = tuple(again.get(it.choice, it) for it in self._priced.values())
-        return Found(self._facts, self._goal, left, priced, tuple(self._failed))
+        again = {it.choice: it for it in shown}
+        all = [again.get(it.choice, it) for it in self._priced.values()]
+        failed = (*self._failed, *(it for it in all if isinstance(it, Unpriced)))
+        return Found(self._facts, self._goal, left, tuple(it for it in all if isinstance(it, Priced)), failed)
 
     def _bounded(self, of: Estimate) -> int:
         """How many are faster than the best estimate if products run as fast as any and only bubbles are added."""
@@ -128,10 +131,11 @@ class _Search:
 
         seconds, bytes = self._corrected(of)
         fit = bytes <= (self._goal.capacity or np.inf) * (SLACK if not self._priced else 1)
-        order = [int(at) for at in np.argsort(seconds, kind="stable") if fit[at] and int(at) not in self._tried]
+        fit[[*self._tried]] = False
+        order = [int(at) for at in np.argsort(np.where(fit, seconds, np.inf), kind="stable")[: min(MANY, np.sum(fit))]]
         first = order[:BEST]
         meshes = {self._mesh(at) for at in (*first, *self._priced)}
-        for at in order[:MANY]:
+        for at in order:
             if len(first) < BEST + OTHERS and self._mesh(at) not in meshes:
                 meshes.add(self._mesh(at))
                 first.append(at)
@@ -148,6 +152,7 @@ class _Search:
 
     def _compile(self, places: Sequence[int]) -> None:
         self._tried |= {*places}
+        gc.collect()  # programs are in circles, and a proof needs memory of its own
         made = in_two(self._price, [self._space.choice(at) for at in places])
         for at, it in zip(places, made, strict=True):
             if isinstance(it, Priced):
@@ -162,13 +167,23 @@ class _Search:
         if not self._priced:
             return of.seconds, of.bytes
         kinds = np.stack([self._space.columns[name] for name in KIND], axis=1)
-        at = np.array([*self._priced])
-        off = np.array([[it.seconds, it.needs] for it in self._priced.values()])
-        off = np.log(off / np.stack([of.seconds[at], of.bytes[at]], axis=1))
-        factors = np.tile(np.mean(off, axis=0), (len(kinds), 1))
-        for kind in np.unique(kinds[at], axis=0):
-            factors[np.all(kinds == kind, axis=1)] = np.mean(off[np.all(kinds[at] == kind, axis=1)], axis=0)
-        return of.seconds * np.exp(factors[:, 0]), of.bytes * np.exp(factors[:, 1])
+        exact = {at: (it.seconds, it.needs) for at, it in self._priced.items()}
+        return (
+            of.seconds * _off(kinds, of.seconds, {at: seconds for at, (seconds, _) in exact.items() if seconds < inf}),
+            of.bytes * _off(kinds, of.bytes, {at: needs for at, (_, needs) in exact.items()}),
+        )
+
+
+def _off(kinds: Column, estimates: Column, exact: Mapping[int, float]) -> Column:
+    """By how much estimates of each kind are off, the geometric mean; of kinds that were not compiled, that of all."""
+    import numpy as np
+
+    at = np.array([*exact], int)
+    off = np.log(np.array([*exact.values()]) / estimates[at])
+    factors = np.full(len(kinds), np.mean(off) if len(off) else 0.0)
+    for kind in np.unique(kinds[at], axis=0):
+        factors[np.all(kinds == kind, axis=1)] = np.mean(off[np.all(kinds[at] == kind, axis=1)])
+    return np.exp(factors)
 
 
 KIND = ("schedule", "zero", "recompute")

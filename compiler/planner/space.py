@@ -92,12 +92,13 @@ def space(facts: Facts, goal: Goal, kept: Mapping[str, object]) -> Space:
     for name in names:
         if name in own:
             tables = {
-                key: np.array([_number(name, it[own.index(name)]) for it in rows], int) for key, rows in options.items()
+                key: np.array([_number(name, it[own.index(name)]) for it in rows], np.int32)
+                for key, rows in options.items()
             }
             parts = [tables[it.pp > 1] for it, _ in by_mesh]
         else:
-            parts = [np.full(len(rows), _number(name, getattr(it, name))) for it, rows in by_mesh]
-        columns[name] = np.concatenate(parts) if parts else np.zeros(0, int)
+            parts = [np.full(len(rows), _number(name, getattr(it, name)), np.int32) for it, rows in by_mesh]
+        columns[name] = np.concatenate(parts) if parts else np.zeros(0, np.int32)
     left = (
         ("choices", all_of),
         (
