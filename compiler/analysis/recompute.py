@@ -2,7 +2,8 @@
 
 Purpose: one rule for what `differentiate` writes twice and emitted programs call so: gathers under `gathered =
 regather`, ops named by `recompute = selective(…)`, and under `recompute = full` each layer of an innermost repeat (Chen
-et al. 2016), whose inputs alone are saved, under `every(n, layers)` the first of every n layers of one repeat.
+et al. 2016), whose inputs alone are saved, under `every(n, layers)` the first of every n layers of one repeat.  Under
+`recompute = auto(…)` it is the ops or layers that `passes.choose_recompute` names in `Program.recomputed`.
 No value is recomputed for its shape alone (`Vjp.unread`), since autograd saves shapes.
 Non-goals: when backward first needs them (`passes.differentiate`), and the memory saved (`analysis.memory`).
 """
@@ -62,6 +63,8 @@ def is_recomputed(program: Program, op: Op) -> bool:
     """Whether backward recomputes a forward op, wherever it is, rather than read its saved result."""
     if program.train.recompute.word == "selective" and name_of(op) in program.train.recompute.names:
         return True
+    if op.outputs and op.outputs[0].name in program.recomputed:
+        return True
     return program.train.gathered == "regather" and _gathers(op)
 
 
@@ -84,4 +87,4 @@ def recomputes_layers(program: Program, dim: str) -> int:
     recompute = program.train.recompute
     if recompute.word == "every":
         return recompute.number if dim in recompute.names else 0
-    return int(recompute.word == "full")
+    return int(recompute.word == "full" or dim in program.recomputed)

@@ -173,7 +173,7 @@ def _write(plan: Plan, options: Namespace) -> Path:
     from ..emit import emit
     from ..emit.user_ops import copies
     from ..emit.write_files import OutputError, write
-    from ..reports.summary import communication, headline, kernels, needs_by_load
+    from ..reports.summary import communication, headline, kernels, needs_by_load, recomputation
 
     _warn(plan)
     proof = None
@@ -190,6 +190,6 @@ def _write(plan: Plan, options: Namespace) -> Path:
     *first, last = (str(folder / name) for name in files)
     wrote = f"{', '.join(first)} and {last}"
     shown = f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
-    parts = [said(plan.program) for said in (headline, communication, needs_by_load, kernels)]
+    parts = [said(plan.program) for said in (headline, communication, needs_by_load, kernels, recomputation)]
     print("\n\n".join(filter(None, (*parts, f"{shown}\nwrote {wrote}"))))
     return folder / "train.py"

@@ -12,6 +12,7 @@ from ..schedules.registry import SCHEDULES
 from .fields import CALL, FIRST, Heading, Only, Settings
 from .values import (
     AT_LEAST_1,
+    AUTO,
     BYTES,
     COUNT_OR_BYTES,
     COUNTS,
@@ -29,8 +30,8 @@ from .values import (
     strings,
 )
 
-AUTO, FILE = "auto", "file"
-"""Schedules without a name of their own: made for the plan's costs, and rows that a person wrote."""
+FILE = "file"
+"""The schedule of rows that a person wrote."""
 
 TORCH, TRITON = "torch", "triton"
 """Implementations of ops; `auto` is decided with the rest of the plan."""
@@ -233,7 +234,7 @@ class Train(Settings):
     recompute: Annotated[
         Selection,
         selection("none", "full", of="selective", each="every"),
-        "what backward recomputes: nothing, every layer, every n-th layer, or the named ops",
+        "what backward recomputes: nothing, every layer, every n-th layer, the named ops, or what memory asks for",
     ] = Selection("none")
     room: Annotated[
         float | None,

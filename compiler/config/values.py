@@ -27,6 +27,12 @@ FRACTION = Bound("at least 0 and below 1", lambda number: 0 <= number < 1)
 SOME = Bound("above 0 and below 1", lambda number: 0 < number < 1)
 TOKEN_ID = Bound("an id from 0 to 2^32 - 1", lambda number: 0 <= number < 2**32 and number % 1 == 0)
 
+AUTO = "auto"
+"""The setting that leaves a choice to the compiler."""
+
+BY_MEMORY = (AUTO, "memory")
+"""A choice and its bound."""
+
 UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 POWERS = {"k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
 """Letters for thousands, millions and so on, which may be those of 1000 or of 1024."""
@@ -197,26 +203,33 @@ def one_of(*choices: str) -> Value:
 
 @frozen
 class Selection:
-    """A word, and the number and the names that it was given as in a call."""
+    """A word, and the number, the names and the bytes of memory that it was given as in a call."""
 
     word: str
     names: tuple[str, ...] = ()
     number: int = 0
+    memory: int | None = None
 
     def __str__(self) -> str:
-        given = [*([str(self.number)] if self.number else []), *self.names]
+        sized = [] if self.memory is None else [f"memory={_sized(self.memory)}"]
+        given = [*([str(self.number)] if self.number else []), *self.names, *sized]
         return f"{self.word}({', '.join(given)})" if given else self.word
 
 
 def selection(*words: str, of: str, each: str) -> Value:
-    """One of a few words, the word `of` with names, `selective(attention)`, or `each` with a number and names."""
+    """One of a few words, `of` with names, as `selective(attention)`, `each` with a number and names, or `auto`."""
     names = Value("names", lambda _, expr: expr.name if isinstance(expr, tree.Name) else None)
-    choices = listing((*words, f"{of}(…)", f"{each}(2, …)"))
+    choices = listing((*words, f"{of}(…)", f"{each}(2, …)", AUTO))
 
     def parse(key: tree.Name, expr: tree.Expr) -> Selection | None:
         match expr:
-            case tree.Name(name=name) if name in words:
+            case tree.Name(name=name) if name in (*words, AUTO):
                 return Selection(name)
+            case tree.Call(name=tree.Name(name=name), args=(), kwargs=(given,)) if (name, given.key.name) == BY_MEMORY:
+                return Selection(AUTO, memory=BYTES.read(given.key, given.value))
+            case tree.Call(name=tree.Name(name=name)) if name == AUTO:
+                help = f"write `{AUTO}(memory = 60GiB)`, or `{AUTO}` for the memory of the cluster's GPU"
+                raise wrong("E0404", f"`{AUTO}` takes a number of bytes", expr.span, help=help)
             case tree.Call(name=tree.Name(name=name), args=(_, *_) as args, kwargs=()) if name == of:
                 return Selection(of, tuple(dict.fromkeys(names.read(key, arg) for arg in args)))
             case tree.Call(

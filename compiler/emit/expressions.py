@@ -5,7 +5,7 @@ Purpose: the table from op kinds to the calls of emitted programs.  Non-goals: l
 
 from collections.abc import Callable, Mapping, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..ir import Op, Program, Type
 from ..ops import OPS
@@ -56,6 +56,27 @@ def express(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
     reads, ops = tuple(n for e in operands for n in e.reads), (*(o for e in operands for o in e.ops), op)
     return Expr(text, binds, reads, ops, operands[0] if op.kind == "scale" and op.get("by") == -1 else None)
 
+
+def as_call(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
+    """The same as a call of a function, whose result may be viewed (`split_view`): a block recomputes that."""
+    found = express(op, operands, context)
+    if function := FUNCTIONS.get(op.kind):
+        texts = (_aligned(op, i, SUM, operand, context) for i, operand in enumerate(operands))
+        return evolve(found, text=f"{function}({', '.join(texts)})", binds=ATOM)
+    return found
+
+
+def split_view(text: str) -> tuple[str, str]:
+    """The text of a call, and that of the view of its result, if there is one."""
+    call, dot, view = text.rpartition(VIEW)
+    return (call, dot + view) if dot and call.count("(") == call.count(")") else (text, "")
+
+
+VIEW = ".unflatten("
+"""The method by which a product of several outer dims is viewed."""
+
+FUNCTIONS = {"mul": "torch.mul"}
+"""Functions that do what an operator of Python does."""
 
 Written = tuple[str, int]
 CASTS = {"f32": "float", "f64": "double"}

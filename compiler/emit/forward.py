@@ -13,7 +13,7 @@ from ..ir import Arg, Bucket, Enter, Op, Region, Stmt, uses, walk
 from ..ops import OPS, roles
 from ..ops.dropout import are_draws
 from ..ops.experts import begins
-from .expressions import Expr, express
+from .expressions import Expr, as_call, express, split_view
 from .line_writer import Lines, captured, reads
 from .loop_hooks import Around, LayerCall, Line, around, group_name, is_flat, loop_line, repeat_of
 from .module import Child, Frame, Module, Table, in_lines, table_of
@@ -98,15 +98,19 @@ class Body:
         for name in op.inputs:
             if name in self._lines.exprs and self._lines.exprs[name].ops:
                 del self._lines.exprs[name]
-        if op.outputs[0].name in self._frame.recomputed_values:
-            self._block(op, expr)
-        elif len(op.outputs) == 1 and self._inlines(op):
-            self._lines.exprs[op.outputs[0].name] = expr
+        values = [value.name for value in op.outputs]
+        if values[0] in self._frame.recomputed_values:
+            self._block(op, expr, self._roles(op) if values[1:] else values)
+        elif len(values) == 1 and self._inlines(op):
+            self._lines.exprs[values[0]] = expr
         else:
-            values = [value.name for value in op.outputs]
-            of = op.inputs[1:] if op.kind == "contracts" else values
-            like = [self._becomes(value) or self._role(each) for value, each in zip(values, of, strict=True)]
-            self._lines.assign(values, expr, like if values[1:] else values)
+            self._lines.assign(values, expr, self._roles(op) if values[1:] else values)
+
+    def _roles(self, op: Op) -> list[str]:
+        """The names of several results."""
+        values = [value.name for value in op.outputs]
+        of = op.inputs[1:] if op.kind == "contracts" else values
+        return [self._becomes(value) or self._role(each) for value, each in zip(values, of, strict=True)]
 
     def _role(self, weight: str) -> str:
         """The name of a weight's product: `gate` of `w_gate`; any other value as itself."""
@@ -125,7 +129,8 @@ class Body:
         return "" if made is None or made.name.startswith("_") else made.name
 
     def _express(self, op: Op) -> Expr:
-        return express(op, [self._lines.operand(name) for name in op.inputs], self._lines.context)
+        write = as_call if op.outputs[0].name in self._frame.recomputed_values else express
+        return write(op, [self._lines.operand(name) for name in op.inputs], self._lines.context)
 
     def _inlines(self, op: Op) -> bool:
         (value,) = op.outputs
@@ -156,19 +161,22 @@ class Body:
             if is_end or (before and exprs[name].reads) or any(OPS[op.kind].sends for op in exprs[name].ops):
                 self._lines.assign([name], exprs.pop(name))
 
-    def _block(self, op: Op, expr: Expr) -> None:
-        """A value of this block alone, which backward recomputes."""
-        (value,) = op.outputs
-        function, _, arguments = expr.text.partition("(")
+    def _block(self, op: Op, expr: Expr, like: Sequence[str]) -> None:
+        """Values of this block alone, which backward recomputes."""
+        values = [value.name for value in op.outputs]
+        text, view = split_view(expr.text)
+        function, _, arguments = text.partition("(")
         self._lines.read(expr)
-        target = self._lines.hold(value.name)
-        if value.name not in reads(self._body):  # it is returned, and nothing here would keep it
+        target = ", ".join(map(self._lines.hold, values, like))
+        if not {*values} & {*reads(self._body)}:  # they are returned, and nothing here would keep them
             alone = expr.text if op.kind == "coerce" else f"recomputed({function}, {arguments}"
             self._lines.append(f"{target} = {alone}", self._lines.comment(expr))
             return
         called = f"regather({arguments}" if op.kind == "coerce" else f"recompute({function}, {arguments}"
-        self._lines.append(f"with {called} as {target}:", self._lines.comment(expr))
-        self._lines.open_block(value.name)
+        self._lines.append(f"with {called} as {f'({target})' if values[1:] else target}:", self._lines.comment(expr))
+        self._lines.open_block(values)
+        if view:
+            self._lines.append(f"{target} = {target}{view}")
 
     # ---- repeats
 

@@ -39,7 +39,7 @@ class Lines:
         self._holder: dict[str, str] = {}  # Python name → its value
         self._tables: dict[Table, str] = {}
         self._fixed: set[str] = set()  # arguments that no value takes the name of
-        self._blocks: list[str] = []  # values whose `with regather` or `with recompute` block is open
+        self._blocks: list[Sequence[str]] = []  # values whose `with regather` or `with recompute` block is open
         self._branch = 0  # 1 within an `if stage == …`
         self._last: _Assigned | None = None  # if it is the last statement
         self.context = Context(
@@ -89,13 +89,13 @@ class Lines:
         self._blocks.clear()
         self._branch = 0
 
-    def open_block(self, value: str) -> None:
-        """Opens the block of `value`, which ends when nothing reads that any more."""
-        self._blocks.append(value)
+    def open_block(self, values: Sequence[str]) -> None:
+        """Opens the block of some values, which ends when nothing reads them any more."""
+        self._blocks.append(values)
 
     def close_blocks(self) -> None:
         """Ends the blocks whose values nothing reads any more."""
-        while self._blocks and not self.left[self._blocks[-1]]:
+        while self._blocks and not any(self.left[value] for value in self._blocks[-1]):
             self._blocks.pop()
 
     def finish(self, result: str) -> None:

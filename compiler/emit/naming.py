@@ -190,14 +190,15 @@ def read_beside(function: str, file: Mapping[str, str], indent: int = 4) -> str:
 
 
 def fitted(code: str, indent: int) -> str:
-    """A line that is one call, with its arguments on a line of their own, or each on one, where they do not fit."""
-    function, _, arguments = code.partition("(")
+    """A line that is one call, or a block's, with its arguments on a line of their own, or each on one, if need be."""
+    call, end, names = code.rpartition(" as ") if code.startswith("with ") else (code, "", "")
+    function, _, arguments = call.partition("(")
     if "\n" in code or indent + len(code) <= WIDTH or not _closes_last(arguments):
         return code
     pad = " " * indent
     if indent + 3 + len(arguments) > WIDTH:
-        return exploded(function, _apart(arguments[:-1]), indent)
-    return f"{function}(\n{pad}    {arguments[:-1]}\n{pad})"
+        return exploded(function, _apart(arguments[:-1]), indent) + end + names
+    return f"{function}(\n{pad}    {arguments[:-1]}\n{pad}){end}{names}"
 
 
 def _apart(arguments: str) -> list[str]:

@@ -9,7 +9,7 @@ from ..analysis.hardware import check_hardware
 from ..config.fields import fields_of
 from ..config.gpus import check_gpu, kernels_for
 from ..config.schema import read
-from ..config.settings import ON, STDLIB, Cluster, Data, Flow, Optimizer, Pipelining, Train
+from ..config.settings import AUTO, ON, STDLIB, Cluster, Data, Flow, Optimizer, Pipelining, Train
 from ..ir import ITEM_BYTES, PRECISIONS, Axis
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, wrong
@@ -96,7 +96,7 @@ def check_compiled(train: Train) -> None:
     found = Diagnostics()
     if train.compile == ON:
         asked = Note(train.spans["compile"], "layers are compiled")
-        if train.recompute.word == "selective":
+        if train.recompute.word in ("selective", AUTO):
             found.error(
                 "E0412",
                 "torch.compile itself chooses what to recompute in a layer",

@@ -49,7 +49,7 @@ from . import (
     sharded,
 )
 
-FIELDS = ("axes", "dims", "claims", "params", "buffers", "buckets", "state")
+FIELDS = ("axes", "dims", "claims", "params", "buffers", "buckets", "state", "recomputed")
 """The fields of a program whose entries have a line each."""
 
 Parts = list[Any]
@@ -156,6 +156,9 @@ class _Builder(Transformer[Token, Program]):
 
     def bucket(self, name: Token, type: Type, params: tuple[str, ...], *facts: Any) -> Header:
         return "buckets", Bucket(str(name), params, type, **dict(facts))
+
+    def recomputed(self, name: Token) -> Header:
+        return "recomputed", str(name)
 
     def over(self, fact: Token, axes: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
         return str(fact), axes

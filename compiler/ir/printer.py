@@ -48,6 +48,7 @@ def print_ir(program: Program) -> str:
         *map(_buffer, program.buffers),
         *map(_state, program.state),
         *map(_bucket, program.buckets),
+        *(f"recomputed {name}" for name in program.recomputed),
         *(_pipeline(program.pipeline) if program.pipeline else ()),
         *_region(program.region, ""),
     ]

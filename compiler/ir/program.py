@@ -212,6 +212,9 @@ class Program(Known):
     loads: tuple[tuple[str, Fraction], ...] = ()
     """How many equal shares of rows a rank's experts get, by dim of experts; one where nothing is said."""
     buffers: tuple[Buffer, ...] = ()
+    recomputed: tuple[str, ...] = ()
+    """What backward recomputes by `recompute = auto`: ops by their first results, or the dims of repeats for whole
+    layers; from `choose_recomputed` on."""
 
     @cached_property
     def types(self) -> Mapping[str, Type]:

@@ -152,9 +152,12 @@ def _attention_saves(it: Local) -> Saved:
         of_chunks = ("result of each chunk", padded.get(3, result_elements(it) * it.item))
         return Saved(operands, others=(of_chunks, *others))
     if 3 in padded:
-        return Saved(operands, others=(("result, padded", padded[3]), *others))
+        return Saved(operands, others=((WIDER, padded[3]), *others))
     return Saved(operands, results=(0,), others=tuple(others))
 
+
+WIDER = "result, padded"
+"""The tensor out of which a narrower result is cut, which so is not in one piece."""
 
 _NAMES = ("queries", "keys", "values")
 

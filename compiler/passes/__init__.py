@@ -14,6 +14,7 @@ from ..ir import Program
 from ..syntax.source import Source
 from .bucket_params import fuse_buckets
 from .choose_layout import choose_layout
+from .choose_recompute import choose_recompute
 from .choose_strategy import choose_strategy
 from .differentiate import differentiate
 from .flatten_sums import flatten_sums
@@ -37,6 +38,13 @@ def choose_strategies(program: Program) -> Program:
     )
 
 
+def choose_recomputed(program: Program) -> Program:
+    """`choose_recompute`, by what becomes of each choice."""
+    return choose_recompute(
+        program, lambda variant: [*passed(evolve(variant, after="choose_recomputed"), PASS_NAMES[-1])][-1]
+    )
+
+
 PASSES: tuple[Pass, ...] = (
     validate,
     choose_strategies,
@@ -48,6 +56,7 @@ PASSES: tuple[Pass, ...] = (
     insert_collectives,
     fuse_ops,
     overlap_exchanges,
+    choose_recomputed,
     differentiate,
     place_state,
     place_stages,

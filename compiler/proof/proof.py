@@ -5,6 +5,7 @@ from math import ceil, log2, prod
 from attrs import evolve, frozen
 
 from ..analysis.certificate import Proof, mesh_words, trusted
+from ..config.settings import AUTO, Selection
 from ..ir import Pipeline, Program, Type
 from ..passes import PASS_NAMES, passed
 from ..passes.bucket_params import fused_as
@@ -68,7 +69,14 @@ def case_of(program: Program, model: Program, axes: Sizes) -> Case:
     dims = small(program, axes)
     whole = {a.parent: prod(axes[b.name] for b in program.axes if b.parent == a.parent) for a in program.axes}
     own, single = resized(program, axes, dims), resized(model, whole | axes, dims)
-    return Case(own, evolve(single, pipeline=_as_far(single.pipeline, own.pipeline)))
+    single = evolve(single, pipeline=_as_far(single.pipeline, own.pipeline))
+    return Case(own, _as_chosen(single, own.recomputed) if single.train.recompute.word == AUTO else single)
+
+
+def _as_chosen(model: Program, recomputed: tuple[str, ...]) -> Program:
+    """A small model that recomputes what the plan's sizes have led to."""
+    train = model.train if recomputed else evolve(model.train, recompute=Selection("none"))
+    return evolve(model, train=train, recomputed=recomputed)
 
 
 def _as_far(pipeline: Pipeline | None, cut: Pipeline | None) -> Pipeline | None:

@@ -18,7 +18,7 @@ from ..config.units import amount, counted
 from ..ir import MICROBATCHES, Op, Program, base, blocks
 from ..ops.experts import EXCHANGE
 from ..syntax.diagnostics import CODES
-from .summary import axes_of, headline, launch, needs_by_load, table
+from .summary import axes_of, headline, launch, needs_by_load, recomputation, table
 
 
 def texts() -> dict[str, Any]:
@@ -42,7 +42,7 @@ def memory(program: Program) -> str:
     """The account of a program after the last pass, for people."""
     it = account(program)
     parts = ["\n".join(table(list(_always(it)))), *_padding(it), "\n".join(table(list(_kept(it))))]
-    verdict = (headline(program), _memory_verdict(program, it), needs_by_load(program))
+    verdict = (headline(program), _memory_verdict(program, it), needs_by_load(program), recomputation(program))
     return "\n\n".join(filter(None, (*verdict, *parts)))
 
 

@@ -9,11 +9,14 @@ from attrs import frozen
 from ..analysis.collective import Collective
 from ..analysis.communication import active_count, collectives, parameter_count, places
 from ..analysis.expert_loads import Load
+from ..analysis.hardware import hardware
 from ..analysis.kernel_tiles import chip
 from ..analysis.memory import Account, at_loads, fits
-from ..config.settings import TRITON
+from ..analysis.recompute_cut import added, again
+from ..config.settings import AUTO, TRITON
 from ..config.units import amount, counted
-from ..ir import Program, walk
+from ..ir import Op, Program, walk
+from ..ops import OPS
 from ..ops.fused import FUSED
 
 
@@ -115,9 +118,33 @@ def kernels(program: Program) -> str:
     places: dict[str, dict[str, None]] = {}
     for op in walk(program.forward.body):
         if op.kind in FUSED:
-            places.setdefault(op.kind, {})[f"{PurePath(op.span.path).name}:{op.span.line}"] = None
+            places.setdefault(op.kind, {})[_line(op)] = None
     fused = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in sorted(places.items()))
     return f"kernels: Triton's, with tiles for {chip(program)}" + (f"\nfused: {fused}" if fused else "")
+
+
+def recomputation(program: Program) -> str:
+    """What `recompute = auto` has chosen, and what that adds; "" where the plan says what is recomputed.
+
+    For instance `recomputed: rmsnorm at llama.scale:20; adds 0.3% to the computation of a microbatch`.
+    """
+    if program.train.recompute.word != AUTO:
+        return ""
+    if not program.recomputed:
+        return "recomputed: nothing, as a rank has memory for all"
+    found, dims = again(program), {dim.name for dim in program.dims}
+    layers = [f"all of each of {name}" for name in program.recomputed if name in dims]
+    ops = [found[name] for name in program.recomputed if name in found]
+    what = ", ".join(layers or dict.fromkeys(f"{OPS[op.kind].plan_name} at {_line(op)}" for op in ops))
+    return f"recomputed: {what}; adds {added(program):.1%} to {_measure(program)} of a microbatch"
+
+
+def _measure(program: Program) -> str:
+    return "the computation" if hardware(program) else "the operations"
+
+
+def _line(op: Op) -> str:
+    return f"{PurePath(op.span.path).name}:{op.span.line}"
 
 
 Row = tuple[str, str, str, str, str]

@@ -76,6 +76,7 @@ CODES = {
     "E0416": "a learning rate that rises where it should fall",
     "E0417": "padded rows of experts without a capacity",
     "E0418": "a file that does not describe hardware",
+    "E0419": "memory that no recomputation reaches",
     # mesh and shard
     "E0501": "not an axis",
     "E0502": "not a rule",

@@ -71,15 +71,15 @@ class _Enough(Exception):
 
 
 class _Call:
-    """A call, and the tensors that backward will ask for: those saved while it runs, then its result, if saved."""
+    """A call, and the tensors that backward will ask for: those saved while it runs, then its results, if saved."""
 
-    def __init__(self, function: Callable[..., Tensor], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> None:
         self._function, self._options, self._around = function, options, Around()
         self._operands = [self._held(arg) if isinstance(arg, Tensor) else arg for arg in args]
         self._given = _storages(function, args)
-        self._result = 0
+        self._results: dict[int, int] = {}  # the storages of results that share none, and which results they are
         self._inside = 0
-        self._views: list[_Place] = []
+        self._views: list[tuple[int, _Place]] = []
         self._made: dict[int, Tensor] = {}
         self._decisions: list[Any] = []
 
@@ -94,12 +94,14 @@ class _Call:
         with saved_tensors_hooks(self.pack, self.unpack), _by(partial(decide, _deciding.get())):
             yield
 
-    def _held(self, operand: Tensor) -> "_Operand":
+    def _held(self, operand: Tensor) -> "_Operand | nn.Parameter":
+        if isinstance(operand, nn.Parameter):
+            return operand  # functions may know more of it than its elements
         return _Operand(self._around.pack(operand.detach()), operand.requires_grad)
 
-    def of(self, result: Tensor) -> None:
-        """Takes note of where the result lies; it must live as long as anything may save it."""
-        self._result = _storage(result)
+    def of(self, results: tuple[Tensor, ...]) -> None:
+        """Takes note of where the results lie; they must live as long as anything may save them."""
+        self._results = {_storage(result): i for i, result in enumerate(results)}
 
     def pack(self, saved: Tensor) -> Any:
         """While the call runs: a number instead of a tensor that it makes."""
@@ -109,10 +111,10 @@ class _Call:
         return _Ticket(self, self._inside - 1)
 
     def pack_result(self, saved: Tensor) -> Any:
-        """After it: a number instead of its result."""
-        if _storage(saved) != self._result:
+        """After it: a number instead of one of its results."""
+        if (result := self._results.get(_storage(saved))) is None:
             return self._around.pack(saved)
-        self._views.append((tuple(saved.shape), saved.stride(), int(saved.storage_offset())))
+        self._views.append((result, (tuple(saved.shape), saved.stride(), int(saved.storage_offset()))))
         return _Ticket(self, self._inside + len(self._views) - 1)
 
     def unpack(self, packed: Any) -> Tensor:
@@ -138,8 +140,9 @@ class _Call:
         try:
             decisions = iter(self._decisions)
             with torch.enable_grad(), saved_tensors_hooks(keep, _unread), _by(lambda _: next(decisions)):
-                result = self._function(*args, **self._options).detach()
-            self._made |= {i: result.as_strided(*view) for i, view in enumerate(self._views, start=self._inside)}
+                results = _several(self._function(*args, **self._options))
+            views = enumerate(self._views, start=self._inside)
+            self._made |= {number: results[i].detach().as_strided(*view) for number, (i, view) in views}
         except _Enough:
             pass
         assert len(self._made) == self._inside + len(self._views), "a recomputed call saves other tensors than before"
@@ -176,17 +179,22 @@ def recomputed(function: Callable[..., Any], *args: Any, enabled: bool = True, *
 
 
 @contextmanager
-def recompute(function: Callable[..., Tensor], *args: Any, **options: Any) -> Generator[Tensor]:
-    """As `recomputed`, but the result is not saved either for what reads it inside the block."""
+def recompute(function: Callable[..., Any], *args: Any, **options: Any) -> Generator[Any]:
+    """As `recomputed`, but the results, a tensor or several, are not saved either for what reads them in the block."""
     if not torch.is_grad_enabled():
         yield function(*args, **options)
         return
     call = _Call(function, args, options)
     with call.first_run():
         result = function(*args, **options)
-    call.of(result)
+    call.of(_several(result))
     with saved_tensors_hooks(call.pack_result, call.unpack):
         yield result
+
+
+def _several(results: Any) -> tuple[Tensor, ...]:
+    """The results of a call, if it is one."""
+    return (results,) if isinstance(results, Tensor) else tuple(results)
 
 
 def _storage(x: Tensor) -> int:

@@ -37,7 +37,8 @@ AGAIN = "recomputed"
 """In the place of a kind: a layer of which only what enters it is kept."""
 
 debug: Any = dist  # the stubs leave its levels out
-KINDS = {entry.function: entry.name for entry in OPS.values() if entry.function} | {"regather": "coerce", AGAIN: AGAIN}
+KINDS = {entry.function: entry.name for entry in OPS.values() if entry.function}
+KINDS |= {"torch.mul": "mul", "regather": "coerce", AGAIN: AGAIN}
 OPERATORS = {ast.Mult: "mul", ast.Div: "div"}
 
 
@@ -319,7 +320,7 @@ class _Seen:
         *before, final = (text.encode() for text in self._lines[line - 1 : end])
         code = b"\n".join([*before, final[:last]])[first:]
         if code.startswith(b"with "):  # its position is all of its block
-            code = self._lines[line - 1].encode()[first:].removeprefix(b"with ").rpartition(b" as ")[0]
+            code = code.removeprefix(b"with ").partition(b") as ")[0] + b")"
         node = ast.parse(code.decode(), mode="eval").body
         if isinstance(node, ast.BinOp):
             return OPERATORS[type(node.op)]

@@ -98,6 +98,8 @@ class Statements(Evaluator):
         match node:
             case ast.Call(func=ast.Name(id="recomputed"), args=[ast.Name() | ast.Attribute() as function, *_]):
                 return None if isinstance(self.value(function), Instance) else Block(closed=True)
+            case ast.Call(func=ast.Attribute(value=ast.Name() as viewed, attr="unflatten")):
+                return self.bound(viewed).block
             case _:
                 return None
 
@@ -109,7 +111,7 @@ class Statements(Evaluator):
                 names = [each.id for each in elements if isinstance(each, ast.Name) and each.id != "_"]
                 demand(target, len({*names}) == len(names), "binds a name twice")
                 for each, part in zip(elements, self.parts(target, value, len(elements)), strict=True):
-                    self._bind(each, part)
+                    self._bind(each, part, block)
             case ast.Attribute(value=ast.Name(id="self"), attr=name):
                 own = self.frame.names["self"].value
                 if not isinstance(own, Instance) or own.is_whole:
@@ -165,9 +167,13 @@ class Statements(Evaluator):
 
     def _do_With(self, stmt: ast.With) -> object:
         match stmt.items:
-            case [ast.withitem(ast.Call(func=ast.Name(id="regather" | "recompute")) as call, ast.Name() as name)]:
+            case [
+                ast.withitem(
+                    ast.Call(func=ast.Name(id="regather" | "recompute")) as call, ast.Name() | ast.Tuple() as names
+                )
+            ]:
                 block = Block()
-                self._bind(name, self.value(call), block)
+                self._bind(names, self.value(call), block)
                 given = self.run(stmt.body)
                 demand(stmt, given is NOTHING, "returns from a block")
                 block.closed = True

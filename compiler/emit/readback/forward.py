@@ -24,11 +24,14 @@ from ..expressions import ATOM, Context, Expr, express
 from ..loop_hooks import repeat_of
 from .buckets import LayerMoves, Repeats
 from .calls import Calls, Shape, layout_of
-from .compare import compare, demand_known
+from .compare import compare, demand_known, function_of
 from .machine import Machine
 from .recompute import Twins
 from .terms import Event, Log, Loop, demand, frozen_key, wrong
 from .values import Instance, Modules
+
+VIEW = ".unflatten"
+"""The method that views a product."""
 
 TABLE = "table"
 """The name of the table of rotary positions in expressions."""
@@ -129,10 +132,12 @@ class Forward:
             assert (op.kind, op.get("by")) == ("scale", -1), f"emit: {op.kind} does nothing"
             self.values[results[0]] = value
             return
-        last = log[-1]
+        at = next(i for i in range(len(log) - 1, -1, -1) if not _views(log[i]))
+        last = log[at]
         assert isinstance(last, Event), f"emit: {op.kind} is no call"
-        if not whole and (name_of(op) in self._selected() or self._twins.count[self._twins.of(results[0])]):
-            log[-1] = evolve(last, block=True)
+        again = name_of(op) in self._selected() or results[0] in self._program.recomputed
+        if not whole and (again or self._twins.count[self._twins.of(results[0])]):
+            log[at] = evolve(last, block=True)
         parts = [value] if len(results) == 1 else self._machine.parts(last.node, value, len(results))
         self.values |= dict(zip(results, parts, strict=True))
 
@@ -269,7 +274,7 @@ class Forward:
             return 0
         if recompute.word == "every" and region.dim in recompute.names:
             return recompute.number
-        return int(recompute.word == "full")
+        return int(recompute.word == "full" or region.dim in self._program.recomputed)
 
     def recompute(self, loop: Loop, every: int) -> object:
         """Whether backward recomputes this layer."""
@@ -293,6 +298,11 @@ class Forward:
 def iter_loops(log: Log) -> Loops:
     """The loops of a log."""
     return iter([(each, log[:i]) for i, each in enumerate(log) if isinstance(each, Loop)])
+
+
+def _views(done: Event | Loop) -> bool:
+    """Whether all that is done is another view of a result."""
+    return isinstance(done, Event) and function_of(done.term) == VIEW
 
 
 def _axis(axes: tuple[str, ...]) -> str:

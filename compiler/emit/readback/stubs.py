@@ -13,6 +13,9 @@ from .values import Binding, Instance, Modules, Zip
 
 Options = dict[str, object]
 
+OPERATORS = {"torch.mul": "*"}
+"""Functions that do what an operator of Python does."""
+
 
 def _range(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
     numbers = [each for each in args if type(each) is int]
@@ -39,6 +42,8 @@ def _recompute(e: Evaluator, node: ast.Call, args: Sequence[object], options: Op
     """A function's result that only a block has, and that backward recomputes."""
     function, *rest = args
     demand(node, isinstance(function, Term), "recomputes no function")
+    if (sign := OPERATORS.get(str(function))) and not options:
+        return e.done(node, e.terms(sign, *rest), block=True)
     return e.done(node, e.terms("call", function, tuple(rest), dict(sorted(options.items()))), block=True)
 
 

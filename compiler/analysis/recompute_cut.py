@@ -1,0 +1,289 @@
+"""The ops of forward that backward recomputes so that the added time is least: a minimum cut for each price of memory.
+
+For a price of a byte, the cut weighs what is kept against the time of what is recomputed.  An op is recomputed from
+storages that are kept or recomputed themselves, and one that backward reads is either.  Source and method: the min-cut
+partitioner of torch.compile, with times as further edges, and Everett's multipliers (Operations Research 11, 1963).
+Non-goals: peak memory (`memory`), and which cut a plan gets (`passes.choose_recompute`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+from attrs import define, field, frozen
+
+from ..ir import Leave, Op, Program, Region, Stmt
+from ..ops import OPS, messages
+from ..ops.attention import WIDER
+from .flops import cost
+from .hardware import hardware
+from .memory.aliasing import Storages, carried
+from .memory.pipeline_peak import device_of
+from .memory.saved_activations import Keeper
+from .recompute import is_recomputed
+from .time.prices import prices
+
+OPERATORS = ("mul",)
+"""Ops without a function in emitted programs that backward can recompute nevertheless."""
+
+TRIES = 48
+"""The most cuts that `least` makes."""
+
+LEVELS = 2**40
+"""The whole time in numbers of a cut's edges, which are integers."""
+
+
+@frozen
+class Choice:
+    """An op of forward.
+
+    name    its first result
+    kind    of the op
+    reads   storages of its operands
+    makes   storages of its results
+    keeps   bytes that it keeps besides, in all layers; if backward recomputes the op, none
+    time    of the op in all layers; None where backward cannot recompute it
+    """
+
+    name: str
+    kind: str
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    keeps: int
+    time: float | None
+
+
+@frozen
+class Cut:
+    """A choice of what is recomputed: the ops' names, the added time, and the bytes of a microbatch that are kept."""
+
+    names: frozenset[str]
+    time: float
+    bytes: int
+
+
+@frozen
+class Choices:
+    """What backward can keep or recompute.
+
+    sizes   bytes of each storage that is no parameter's, in all layers
+    needed  the storages that backward reads if it recomputes nothing
+    """
+
+    ops: tuple[Choice, ...]
+    sizes: Mapping[str, int]
+    needed: frozenset[str]
+
+    @property
+    def able(self) -> list[Choice]:
+        """The ops that backward can recompute."""
+        return [op for op in self.ops if op.time is not None]
+
+    def cut(self, names: frozenset[str]) -> Cut:
+        """The cut with these ops."""
+        again = [op for op in self.ops if op.name in names]
+        read = self.needed.union(*(op.reads for op in again)).difference(*(op.makes for op in again))
+        kept = sum(map(self.sizes.__getitem__, read)) + sum(op.keeps for op in self.ops if op.name not in names)
+        return Cut(names, sum(op.time or 0.0 for op in again), kept)
+
+    def cheapest(self, price: Fraction, fixed: Mapping[str, bool] | None = None) -> Cut:
+        """The cut with the least sum of time and of the price of each byte; `fixed` ops are recomputed, or are not."""
+        return self.cut(_Network(self, price, fixed or {}).recomputed())
+
+    @cached_property
+    def whole_time(self) -> Fraction:
+        """The time of all ops that backward can recompute."""
+        return sum((Fraction(op.time or 0) for op in self.able), Fraction(0))
+
+
+class _Network:
+    """The graph of a minimum cut: ops on the sink's side are recomputed, storages there are kept or recomputed."""
+
+    def __init__(self, choices: Choices, price: Fraction, fixed: Mapping[str, bool]) -> None:
+        networkx: Any = import_module("networkx")
+        self._graph, self._min_cut = networkx.DiGraph(), networkx.minimum_cut
+        self._able = [op.name for op in choices.able]
+        unit = choices.whole_time / LEVELS or Fraction(1)
+        made = {storage for op in choices.ops for storage in op.makes}
+        for op in choices.ops:
+            again = ("op", op.name)
+            able = op.time is not None and fixed.get(op.name, True)
+            self._edge("source", again, max(1, round(Fraction(op.time or 0) / unit)) if able else None)
+            if fixed.get(op.name):
+                self._edge(again, "sink", None)
+            else:
+                self._edge(again, "sink", round(op.keeps * price / unit))
+            for storage in op.reads if able else ():
+                self._edge(storage, again, None)
+            for storage in op.makes:
+                self._edge(again, storage, round(choices.sizes[storage] * price / unit))
+        for storage, size in choices.sizes.items():
+            if storage not in made:
+                self._edge("source", storage, round(size * price / unit))
+        for storage in choices.needed:
+            self._edge(storage, "sink", None)
+
+    def _edge(self, source: object, target: object, capacity: int | None) -> None:
+        """An edge; one without a capacity is never cut."""
+        self._graph.add_edge(source, target, **({} if capacity is None else {"capacity": capacity}))
+
+    def recomputed(self) -> frozenset[str]:
+        """The ops on the sink's side."""
+        _, (_, sinks) = self._min_cut(self._graph, "source", "sink")
+        return frozenset(name for name in self._able if ("op", name) in sinks)
+
+
+def frontier(choices: Choices) -> list[Cut]:
+    """The cuts that are cheapest for some price, from the one without added time to the one that keeps least."""
+    nothing = choices.cut(frozenset())
+    last = choices.cheapest(2 * choices.whole_time + 1)
+    return [nothing, *_between(choices, nothing, last), last] if last.bytes < nothing.bytes else [nothing]
+
+
+def _price(first: Cut, last: Cut) -> Fraction:
+    """The price of a byte at which two cuts cost the same."""
+    return (Fraction(last.time) - Fraction(first.time)) / (first.bytes - last.bytes)
+
+
+def _between(choices: Choices, first: Cut, last: Cut) -> list[Cut]:
+    if last.time <= first.time:
+        return []
+    found = choices.cheapest(price := _price(first, last))
+    gain = Fraction(first.time) - Fraction(found.time) + price * (first.bytes - found.bytes)
+    if gain <= choices.whole_time / 2**20 or not last.bytes < found.bytes < first.bytes:
+        return []
+    return [*_between(choices, first, found), found, *_between(choices, found, last)]
+
+
+def least(choices: Choices, most: float, known: Sequence[Cut]) -> Cut | None:
+    """The cut with the least time that keeps `most` bytes or less, None where there is none; `known` is the frontier.
+
+    Branch and bound between the frontier's cuts: exact, unless it takes more than `TRIES` cuts.
+    """
+    enough = next((i for i, cut in enumerate(known) if cut.bytes <= most), None)
+    if not enough:
+        return None if enough is None else known[0]
+    search = _Search(choices, most, _price(known[enough - 1], known[enough]), known[enough])
+    search.go({})
+    return search.best
+
+
+@define
+class _Search:
+    choices: Choices
+    most: float
+    price: Fraction
+    best: Cut
+    tries: int = field(init=False, default=TRIES)
+
+    def go(self, fixed: Mapping[str, bool]) -> None:
+        """Looks for a better cut among those with these ops recomputed, and not."""
+        self.tries -= 1
+        found = self.choices.cheapest(self.price, fixed)
+        if found.bytes <= self.most and found.time < self.best.time:
+            self.best = found
+        bound = found.time + float(self.price) * (found.bytes - self.most)
+        free = [op for op in self.choices.able if op.name not in fixed]
+        if bound >= self.best.time * (1 - 1e-12) or not free or self.tries <= 0:
+            return
+        differs = found.names ^ self.best.names
+        op = max(free, key=lambda op: (op.name in differs, op.time))
+        for again in (op.name not in found.names, op.name in found.names):
+            self.go({**fixed, op.name: again})
+
+
+# ---- off the IR
+
+
+def times(program: Program) -> Callable[[Op], float]:
+    """The seconds in which the cluster's GPU does an op, or where nobody knows these, the op's operations."""
+    if not (on := hardware(program)):
+        return lambda op: float(cost(program, (op,)).forward)
+    of = prices(program, on)
+    return lambda op: sum(seconds for _, seconds in of(op).computes)
+
+
+def again(program: Program) -> dict[str, Op]:
+    """The ops of forward that backward recomputes, by their first results, in a program after the last pass."""
+    found = Storages(program).recomputed.values()
+    return {op.outputs[0].name: op for op in found}
+
+
+def added(program: Program) -> float:
+    """The time of what backward recomputes, relative to that of the rest of a microbatch."""
+    time, storages = times(program), Storages(program)
+
+    def of(body: Sequence[Stmt]) -> tuple[float, float]:
+        both = [
+            tuple(program.size(stmt.dim) * part for part in of(stmt.body))
+            if isinstance(stmt, Region)
+            else (time(stmt) * is_again(stmt), time(stmt) * (not is_again(stmt)))
+            for stmt in body
+        ]
+        return sum(part for part, _ in both), sum(part for _, part in both)
+
+    def is_again(op: Op) -> bool:
+        return bool(op.outputs) and op.outputs[0].name in storages.recomputed
+
+    (twice, once), (_, forward) = of(program.backward.body), of(program.forward.body)
+    return twice / (once + forward)
+
+
+def choices(program: Program, time: Callable[[Op], float]) -> Choices:
+    """Those of a program after the last pass in which nothing is recomputed yet; `time` is that of an op, once."""
+    return _Reader(program, time).choices()
+
+
+class _Reader:
+    """Reads a forward block; the storage that a layer hands on is that which the next is handed."""
+
+    def __init__(self, program: Program, time: Callable[[Op], float]) -> None:
+        self._program, self._time = program, time
+        self._storages = Storages(program)
+        self._keeper = Keeper(self._storages, device_of(program))
+        self._handed: dict[str, str] = {}
+        self._ends = {end.name for end in program.microbatches.yields}
+        self._sizes: dict[str, int] = {}
+        self._needed: set[str] = set()
+
+    def choices(self) -> Choices:
+        """All of them."""
+        ops = tuple(self._ops(self._program.forward.body, 1))
+        return Choices(ops, self._sizes, frozenset(self._needed))
+
+    def _ops(self, body: Sequence[Stmt], times: int) -> Iterator[Choice]:
+        for stmt in body:
+            if isinstance(stmt, Op):
+                yield from self._op(stmt, times)
+                continue
+            self._ends |= {end.name for end in stmt.yields if end.leave is Leave.LAST}
+            self._handed |= {self._storages.root(end): arg for arg, end, _ in carried(stmt)}
+            yield from self._ops(stmt.body, times * self._program.size(stmt.dim))
+
+    def _op(self, op: Op, times: int) -> Iterator[Choice]:
+        reads, needs = self._of(op.inputs, times), self._of(self._keeper.values(op), times)
+        self._needed |= {*needs}
+        if OPS[op.kind].views(self._program, op):
+            return
+        makes, keeps = self._of([value.name for value in op.outputs], times), sum(self._keeper.others(op).values())
+        time = 0.0 if is_recomputed(self._program, op) else self._time(op) * times if self._is_able(op) else None
+        yield Choice(op.outputs[0].name, op.kind, reads, makes, keeps * times, time)
+
+    def _is_able(self, op: Op) -> bool:
+        """Whether it is a call of one function that decides and sends nothing, for a value of this body alone."""
+        entry = OPS[op.kind]
+        local = (entry.function or op.kind in OPERATORS) and entry.differentiable and op.kind != "call"
+        apart = entry.decides or entry.sends or messages(self._program, op, self._program.types)
+        copied = any(what.endswith(WIDER) for what in self._keeper.others(op))  # by what joins dims of the result
+        return bool(local and not apart and not copied and not {value.name for value in op.outputs} & self._ends)
+
+    def _of(self, names: Sequence[str], times: int) -> tuple[str, ...]:
+        """The storages of some values; their sizes count for so many layers."""
+        storages = self._storages
+        roots = dict.fromkeys(storages.root(name) for name in names if not storages.held(name))
+        found = dict.fromkeys(self._handed.get(root, root) for root in roots)
+        for root in found:
+            self._sizes.setdefault(root, storages.bytes(root) * times)
+        return tuple(found)
