@@ -38,7 +38,7 @@ def add(to: Seconds, seconds: Mapping[tuple[str, ...], float], times: int = 1) -
 class Event:
     """What a stream does, or waits for, from `begin` to `end`, for a line of the plan.
 
-    `due` is when what a wait is for is there, which may be before it begins.
+    `due` is when what a wait is for, or what a collective sends, is there, which may be before it begins.
     """
 
     stream: Stream
@@ -92,13 +92,13 @@ class Clocks:
             self.events.append(Event(HOST, HOST, line, self.host, self.host + seconds, self.host))
         self.host += seconds
 
-    def send(self, axes: tuple[str, ...], seconds: float, kind: str, line: str) -> float:
-        """A group begins a collective once the host has issued it and the GPU is there; when it is done."""
-        begin = max(self.host, self.gpu, self.groups[axes])
+    def send(self, axes: tuple[str, ...], seconds: float, kind: str, line: str, due: float = 0.0) -> float:
+        """A group begins a collective once the host has issued it, and the GPU and what is sent are there; its end."""
+        begin = max(self.host, self.gpu, self.groups[axes], due)
         end = self.groups[axes] = begin + seconds
         self.sent[axes] += seconds
         if self.events is not None:
-            self.events.append(Event(axes, kind, line, begin, end, begin))
+            self.events.append(Event(axes, kind, line, begin, end, due))
         return end
 
     def copy(self) -> "Clocks":

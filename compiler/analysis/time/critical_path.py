@@ -133,7 +133,9 @@ class Streams:
             node = self.graph.node(it.begin, it.end, own, [last(HOST)])
         elif not isinstance(it.stream, str):
             own = _only(f"{it.kind}: {' × '.join(it.stream)}", it.line, it.end - it.begin)
-            node = self.graph.node(it.begin, it.end, own, [last(it.stream), last(GPU), last(HOST)])
+            node = self.graph.node(
+                it.begin, it.end, own, [last(it.stream), last(GPU), last(HOST), self._arrived(it.due)]
+            )
             insort(self._sent, (it.end, node))
         elif it.kind == HOST or it.kind.startswith(EXPOSED):
             cause = last(HOST) if it.kind == HOST else self._arrived(it.due)

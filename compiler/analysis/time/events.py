@@ -43,7 +43,7 @@ def expanded(
     for it in events:
         if isinstance(it, Event):
             begin, end = (time + later.get(it.stream, 0.0) for time in (it.begin, it.end))
-            yield Event(it.stream, it.kind, it.line, begin, end, it.due + later.get(GPU, 0.0))
+            yield Event(it.stream, it.kind, it.line, begin, end, it.due + later.get(it.stream, 0.0))
         elif it.times * count(it.events) > most:
             yield from _as_one(it, later)
         else:

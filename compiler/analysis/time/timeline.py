@@ -26,6 +26,7 @@ class Walk:
         self._program, self._on, self._prices = program, on, prices
         self._first, self._last = True, False
         self._reduced = 0.0  # when all reductions are done that have begun
+        self._sums = dict[str, float]()  # by value, when a reduction has made it
         self._under_way = dict[str, tuple[Op, float]]()  # by value, the exchange that brings it, and when it has
         self._gathered = dict[
             str, list[tuple[float, str]]
@@ -116,16 +117,16 @@ class Walk:
         if op.kind == "begin":
             bucket = op.get("bucket")
             for each in [it for it in self._begins if self._prices(it).bucket == bucket] if self._last else ():
-                self._reduced = max(self._reduced, self._begin(each))
+                self._reduce(each)
             return
         it = self._prices(op)
         if it.blocks > 1:
             return self._ring(op, it)
-        if it.sends:
+        if it.reduces and it.bucket and not kind:
+            self._reduce(op)
+        elif it.sends:
             end = self._begin(op)
-            if it.reduces and it.bucket and not kind:
-                self._reduced = max(self._reduced, end)
-            elif begins(op):
+            if begins(op):
                 self._under_way[op.outputs[0].name] = op, end
             else:
                 self._await(op, end)
@@ -167,15 +168,22 @@ class Walk:
         busy = max(max(clocks.groups.values()) - clocks.gpu, 0.0)
         return seconds + min(seconds * lost / (1 - lost), lost * busy)
 
-    def _begin(self, op: Op) -> float:
-        """Begins all that an op sends, for one layer; when it is done."""
-        price = self._prices(op)
-        return max((self.send(each, price.sending, price.line) for each in price.sends), default=self.clocks.gpu)
+    def _reduce(self, op: Op) -> None:
+        """Begins to reduce a gradient, over some axes after others."""
+        end = self._sums[op.outputs[0].name] = self._begin(op, self._sums.get(op.inputs[0], 0.0))
+        self._reduced = max(self._reduced, end)
 
-    def send(self, call: Sent, kind: str, line: str) -> float:
+    def _begin(self, op: Op, due: float = 0.0) -> float:
+        """Begins all that an op sends, for one layer, once that is there; when it is done."""
+        price, end = self._prices(op), self.clocks.gpu
+        for each in price.sends:
+            end = max(end, self.send(each, price.sending, price.line, due))
+        return end
+
+    def send(self, call: Sent, kind: str, line: str, due: float = 0.0) -> float:
         """Begins a collective; when it is done."""
         self.clocks.issue(self._on.collective, line)
-        return self.clocks.send(*call, kind, line)
+        return self.clocks.send(*call, kind, line, due)
 
     def _await(self, op: Op, end: float) -> None:
         price = self._prices(op)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from analysis.time.test_step_time import EXPERTS, HARDWARE, PROGRAMS, RATES, compiled
 from scalec.compiler.analysis.hardware import hardware
 from scalec.compiler.analysis.time.clocks import Clocks
+from scalec.compiler.analysis.time.events import events_of
 from scalec.compiler.analysis.time.prices import Price, prices, prices_of_all
 from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.analysis.time.timeline import Walk
@@ -38,6 +39,19 @@ speeds = st.floats(6.0, 13.0)
 
 def scaled(rate: Any, times: float) -> Any:
     return {dtype: part * times for dtype, part in rate.items()} if isinstance(rate, dict) else rate * times
+
+
+def test_a_sum_over_other_ranks_begins_once_the_sum_before_it_is_there() -> None:
+    """Gradients are scattered over dp, then summed over cp: the last sum ends after both, whatever else is free."""
+    on = evolve(HARDWARE, link=1e4, link_latency=0.0, op=0.0, collective=0.0)
+    rank = events_of(ALL["ring, zero 3"], on)[0]
+    scattered, summed = (
+        [it for it in rank if it.stream == (axis,) and it.kind == "reduction"] for axis in ("dp", "cp")
+    )
+    ends = {round(it.end, 6) for it in scattered}
+    after = [it for it in summed if round(it.due, 6) in ends]
+    assert len(after) >= 16  # layers and microbatches
+    assert all(it.begin >= it.due - 1e-9 for it in after)
 
 
 @given(names, st.sampled_from(RATES), st.floats(1.0, 100.0), speeds, speeds, st.floats(0.0, 0.9))
