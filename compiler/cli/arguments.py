@@ -247,10 +247,8 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
 
 def _add_plan_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("model", type=_path, metavar="MODEL", help="a model (.scale), or a plan whose model is meant")
-    parser.add_argument("--gpus", type=_count, required=True, metavar="N", help="how many GPUs there are")
-    parser.add_argument(
-        "--cluster", required=True, metavar="C", help="a GPU such as h100_sxm, or a file of figures (.toml)"
-    )
+    parser.add_argument("--gpus", type=_count, metavar="N", help="how many GPUs there are")
+    parser.add_argument("--cluster", metavar="C", help="a GPU such as h100_sxm, or a file of figures (.toml)")
     help = "GPUs of a node (default: those of the cluster's file, or 8)"
     parser.add_argument("--gpus-per-node", type=_count, metavar="N", help=help)
     parser.add_argument("--global-batch", type=_count, metavar="B", help="sequences of a step (default: the plan's)")
@@ -258,6 +256,12 @@ def _add_plan_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--keep", default="", metavar="CHOICES", help="fix choices, for instance tp=8,zero=3")
     parser.add_argument("--top", type=_count, default=5, metavar="K", help="plans to show and prove (default: 5)")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    help = (
+        "the best plan at each of many points, as gpus=8..16384, seq=4096:8192, cluster=h100_sxm:h200, or two of them"
+    )
+    parser.add_argument("--sweep", default="", metavar="AXES", help=help)
+    parser.add_argument("--csv", type=_path, metavar="FILE", help="write the points of a sweep")
+    parser.add_argument("--svg", type=_path, metavar="FILE", help="write a picture of a sweep: curves, or a heat map")
     help = "write the first plan, with a comment on each choice"
     parser.add_argument("-o", "--output", type=_path, metavar="FILE", help=help)
 

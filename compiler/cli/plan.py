@@ -25,6 +25,8 @@ def plan(options: Namespace) -> int:
     from ..syntax.limits import load
 
     file = ModelFile(load(options.model))
+    if options.sweep:
+        return _sweep(options, file)
     goal, kept = _goal(options, file), keeps(options.keep)
     folder = options.output.parent if options.output else file.folder
     it = planned(file, goal, kept, options.top, folder)
@@ -43,9 +45,58 @@ def plan(options: Namespace) -> int:
     return 0 if it.found.fitting else PLAN_WRONG
 
 
+def _sweep(options: Namespace, file: "ModelFile") -> int:
+    """The best plans at many points: a table, or files."""
+    from ..planner.curves import MARK as DRAWN
+    from ..planner.curves import svg
+    from ..planner.sweep import GOALS, csv, swept
+
+    axes = swept_axes(options.sweep)
+    if not file.is_model and (dims := [name for name in axes if name not in GOALS]):
+        raise UsageError(f"--sweep {dims[0]} needs a file with a model alone: `{options.model}` is a plan")
+    points = swept(file, lambda at: _goal(Namespace(**{**vars(options), **at}), file), keeps(options.keep), axes)
+    goal, table = points[0].goal, csv(points)
+    files = {"csv": (options.csv, table, table.splitlines()[0])}
+    if options.svg:
+        title = f"{options.model.stem}: the best plans by {' and '.join(axes)}"
+        fixed = {"gpus": goal.gpus, "global_batch": goal.global_batch, "seq": goal.seq, "cluster": goal.hardware.name}
+        told = ", ".join(f"{name} {value}" for name, value in fixed.items() if name not in axes)
+        files["svg"] = options.svg, svg(points, title, f"{told}; by {goal.hardware.source}"), DRAWN
+    for form, (path, text, mark) in files.items():
+        if path:
+            check_replaceable(path, text, form, mark)
+            replace(path, text, form)
+    print(table, end="")
+    return 0 if any(it.best for it in points) else PLAN_WRONG
+
+
+def swept_axes(text: str) -> dict[str, list[int | str]]:
+    """The values of `gpus=8..64,cluster=h100_sxm:h200`: doubled from the first to the last, or listed.
+
+    Raises UsageError.
+    """
+    axes = dict[str, list[int | str]]()
+    for part in text.split(","):
+        name, _, said = part.strip().partition("=")
+        low, dots, high = said.partition("..")
+        words = [low, high] if dots else said.split(":")
+        if name != "cluster" and not all(word.isascii() and word.isdigit() and int(word) for word in words):
+            raise UsageError(f"--sweep takes one or two of NAME=8..64 or NAME=8:16:24, not `{part.strip()}`")
+        numbers = [*map(int, words)] if name != "cluster" else []
+        if dots and numbers:
+            numbers = [numbers[0] << at for at in range(64) if numbers[0] << at <= numbers[1]]
+        axes[name] = [*numbers] or [*words]
+    if len(axes) > 2:
+        raise UsageError(f"--sweep has {len(axes)} axes; a picture has two")
+    return axes
+
+
 def _goal(options: Namespace, file: "ModelFile") -> "Goal":
     from ..planner import Goal
 
+    for name in ("gpus", "cluster"):
+        if not getattr(options, name):
+            raise UsageError(f"give --{name}")
     gpus, path = options.gpus, Path(options.cluster) if options.cluster.endswith(".toml") else None
     hardware = _hardware(options.cluster, path, options.gpus_per_node)
     if gpus > hardware.ranks_per_node and gpus % hardware.ranks_per_node:

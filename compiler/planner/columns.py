@@ -18,21 +18,23 @@ ONE, SEVERAL = 1, 4
 """Microbatches whose cells are compiled: others are on the line through these."""
 
 
-def cell_columns(file: ModelFile, facts: Facts, goal: Goal, found: Space) -> Mapping[str, Column]:
-    """Columns by the fields of `Cell`; not a number where no cell can be compiled."""
+Key = tuple[tuple[str, int], ...]
+Cells = dict[Key, tuple[float, ...]]
+"""The numbers of cells that were compiled, of one model, sequence and GPU."""
+
+
+def cell_columns(file: ModelFile, facts: Facts, goal: Goal, found: Space, cells: Cells) -> Mapping[str, Column]:
+    """Columns by the fields of `Cell`; not a number where no cell can be compiled.  New `cells` are added."""
     import numpy as np
 
     table = np.stack([found.columns[name] for name in OWN], axis=1)
     rows, which = np.unique(table, axis=0, return_inverse=True)
     mixes = [_mix(dict(zip(OWN, map(int, row), strict=True))) for row in rows]
-    needed = [*dict.fromkeys(key for mix in mixes for key in mix)]
+    needed = [key for key in dict.fromkeys(key for mix in mixes for key in mix) if key not in cells]
     made = in_two(partial(_numbers, file, facts, goal), [decoded(dict(key)) for key in needed])
-    known = {key: np.array(numbers) for key, numbers in zip(needed, made, strict=True)}
-    blended = np.stack([sum(share * known[key] for key, share in mix.items()) for mix in mixes])
+    cells |= dict(zip(needed, made, strict=True))
+    blended = np.stack([sum(share * np.array(cells[key]) for key, share in mix.items()) for mix in mixes])
     return {it.name: blended[which.ravel(), at] for at, it in enumerate(fields(Cell))}
-
-
-Key = tuple[tuple[str, int], ...]
 
 
 def _mix(own: Mapping[str, int]) -> dict[Key, float]:

@@ -1,9 +1,9 @@
 """A choice compiled: its seconds by the timeline, its bytes by the memory account, and perhaps its proof."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ..analysis.memory import account, capacity
 from ..analysis.time import operations
@@ -11,9 +11,9 @@ from ..analysis.time.prices import EXPOSED
 from ..analysis.time.report import FULL
 from ..analysis.time.step import BUBBLE, step_time
 from ..frontend import resolve
-from ..ir import PRECISIONS
+from ..ir import PRECISIONS, Program
 from ..passes import lower, passed
-from ..proof import verify
+from ..proof import Case, verify_alike
 from ..syntax.diagnostics import PlanError
 from .choice import Choice
 from .facts import Facts
@@ -70,21 +70,37 @@ class Unpriced:
     why: str
 
 
-def price(file: ModelFile, facts: Facts, goal: Goal, choice: Choice, *, proved: bool = False) -> Priced | Unpriced:
-    """A choice compiled; if it is to be `proved`, with all checks."""
+def price(file: ModelFile, facts: Facts, goal: Goal, choice: Choice) -> Priced | Unpriced:
+    """A choice compiled, unchecked."""
     try:
-        model = resolve(plan(file, facts, goal, choice))
-        if proved:
-            program = lower(model)
-            verify(program, model)
-        else:
-            *_, program = passed(model)
+        *_, program = passed(resolve(plan(file, facts, goal, choice)))
     except PlanError as error:
-        first = error.diagnostics[0]
-        return Unpriced(choice, f"{first.code}: {first.message}")
+        return _failed(choice, error)
+    return _priced(goal, choice, program)
+
+
+def prove(file: ModelFile, facts: Facts, goal: Goal, choices: Sequence[Choice]) -> list[Priced | Unpriced]:
+    """Choices compiled with all checks, and proved; equal small cases of them are evaluated once."""
+    found, known = list[Priced | Unpriced](), list[list[Case]]()
+    for choice in choices:
+        try:
+            model = resolve(plan(file, facts, goal, choice))
+            program = lower(model)
+            verify_alike(program, model, known)
+            found.append(evolve(_priced(goal, choice, program), proved=True))
+        except PlanError as error:
+            found.append(_failed(choice, error))
+    return found
+
+
+def _failed(choice: Choice, error: PlanError) -> Unpriced:
+    return Unpriced(choice, f"{error.diagnostics[0].code}: {error.diagnostics[0].message}")
+
+
+def _priced(goal: Goal, choice: Choice, program: Program) -> Priced:
     needs, room, train = account(program).needs, capacity(program), program.train
     if room is not None and needs > room:
-        return Priced(choice, inf, {}, 0.0, 0.0, needs, room, proved)
+        return Priced(choice, inf, {}, 0.0, 0.0, needs, room)
     step = step_time(program, goal.hardware)
     peak = goal.hardware.peak[PRECISIONS[train.precision]] * goal.gpus * step.seconds
     return Priced(
@@ -95,5 +111,4 @@ def price(file: ModelFile, facts: Facts, goal: Goal, choice: Choice, *, proved: 
         operations.needed(program) / peak,
         needs,
         room,
-        proved,
     )

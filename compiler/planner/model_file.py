@@ -28,9 +28,10 @@ RUN = (
 
 @frozen
 class ModelFile:
-    """A file, whose mesh, rules, state and pipeline are left out."""
+    """A file, whose mesh, rules, state and pipeline are left out; of a model alone, with other sizes of some dims."""
 
     source: Source
+    dims: tuple[tuple[str, int], ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -41,10 +42,17 @@ class ModelFile:
     def _syntax(self) -> tree.Plan:
         return parse_plan(self.source)
 
+    @property
+    def is_model(self) -> bool:
+        """Whether it has a model and its names alone, so that a plan can use it."""
+        return all(isinstance(item, tree.Model) or _is_names(item) for item in self._syntax.items)
+
     def model(self, folder: Path) -> str:
         """The file used, or its own model and what it uses, with paths as seen from `folder`.  Raises PlanError."""
-        if all(isinstance(item, tree.Model) or _is_names(item) for item in self._syntax.items):
-            return f'use "{seen(Path(self.source.path), folder)}"'
+        if self.is_model:
+            sizes = "  ".join(f"{dim} = {size}" for dim, size in self.dims)
+            over = f" {{ dims {{ {sizes} }} }}" if sizes else ""
+            return f'use "{seen(Path(self.source.path), folder)}"{over}'
         return "\n\n".join(self._items(folder))
 
     def _items(self, folder: Path) -> Iterator[str]:

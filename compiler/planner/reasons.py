@@ -75,7 +75,7 @@ def _said(best: Choice, other: Choice) -> str:
 
 def reasons(best: Priced, known: Sequence[Priced], price: Callable[[Choice], Priced | Unpriced]) -> tuple[Reason, ...]:
     """Those of a plan, as far as its neighbours are plans; some are `known`."""
-    tried = [*dict.fromkeys((step, choice) for step, choice in _neighbours(best.choice) if choice != best.choice)]
+    tried = [*neighbours(best.choice)]
     priced: dict[Choice, Priced | Unpriced] = {it.choice: it for it in known}
     new = [choice for _, choice in tried if choice not in priced]
     priced |= dict(zip(new, in_two(price, new), strict=True))
@@ -85,7 +85,7 @@ def reasons(best: Priced, known: Sequence[Priced], price: Callable[[Choice], Pri
     return (*tight, *(it for it in (*loose, *found) if it.step != FIT and it.other.seconds < inf))
 
 
-def _neighbours(of: Choice) -> Iterator[tuple[str, Choice]]:
+def neighbours(of: Choice) -> Iterator[tuple[str, Choice]]:
     """Choices that differ in one respect, by the step in which it matters first: with less sharding to fit at all."""
     for axis in ("tp", "pp", "cp", "ep"):
         if getattr(of, axis) % 2 == 0:
@@ -94,7 +94,7 @@ def _neighbours(of: Choice) -> Iterator[tuple[str, Choice]]:
         yield FIT, of.on(zero=of.zero - 1 if of.pp == 1 else 0, prefetch=1)
     if of.recompute != NONE:
         milder = RECOMPUTE[: RECOMPUTE.index(of.recompute)]
-        yield from ((FIT, of.on(recompute=word)) for word in milder[::-1][:2])
+        yield from ((FIT, of.on(recompute=word)) for word in milder[::-1])
     yield BATCH, of.on(microbatch=of.microbatch * 2)
     if of.microbatch % 2 == 0:
         yield BATCH, of.on(microbatch=of.microbatch // 2)

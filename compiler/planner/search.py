@@ -8,20 +8,22 @@ from math import inf, prod
 from attrs import frozen
 
 from ..analysis.communication import active_count
+from ..analysis.time.report import FULL as NEARLY
 from ..ir import PRECISIONS
-from .choice import AXES, FULL, HALF, RECOMPUTE
-from .columns import cell_columns
+from .choice import AXES, FULL, HALF, RECOMPUTE, Choice
+from .columns import Cells, cell_columns
 from .estimate import Estimate, estimate, fill
-from .exact import Priced, Unpriced, price
+from .exact import Priced, Unpriced, price, prove
 from .facts import Facts
 from .goal import Goal
 from .model_file import ModelFile
+from .reasons import neighbours
 from .space import Column, Space, space
 from .state import state
 from .two_processes import in_two
 
-SLACK = 1.15
-"""Estimates of memory up to this part of what there is may yet fit."""
+SLACK = 1.1, 1.0
+"""Estimates of memory up to this part of what may be used are taken to fit: at first, and corrected."""
 
 ROUNDS, BEST, OTHERS = 2, 6, 6
 """Rounds in which choices are compiled: the best by estimates, corrected by what was compiled before, and the best of
@@ -29,6 +31,9 @@ meshes that were not tried."""
 
 MANY = 2000
 """Choices among which those of other meshes are looked for."""
+
+CLIMBS = 6
+"""How often neighbours of the best are compiled, if one of them is better."""
 
 LEAST = 6
 """Choices that are compiled where none fits: those that need least."""
@@ -69,9 +74,19 @@ def _rank(it: Priced) -> tuple[float, int, int]:
     return float(f"{it.seconds:.3g}"), it.choice.prefetch, it.needs
 
 
-def search(file: ModelFile, facts: Facts, goal: Goal, kept: Mapping[str, object], proved: int = 5) -> Found:
-    """The best plans of a model for a goal, of all that have the values of `kept`; the first ones are proved."""
-    return _Search(file, facts, goal, kept).found(proved)
+def search(
+    file: ModelFile,
+    facts: Facts,
+    goal: Goal,
+    kept: Mapping[str, object],
+    proved: int = 5,
+    cells: Cells | None = None,
+) -> Found:
+    """The best plans of a model for a goal, of all that have the values of `kept`; the first ones are proved.
+
+    `cells` of an earlier search, of the same model, sequence and GPU, are not compiled once more.
+    """
+    return _Search(file, facts, goal, kept).found(proved, {} if cells is None else cells)
 
 
 class _Search:
@@ -82,6 +97,8 @@ class _Search:
         self._priced = dict[int, Priced]()
         self._failed = list[Unpriced]()
         self._tried = set[int]()
+        self._kept = kept
+        self._beside = dict[Choice, Priced]()
 
     def _thinned(self, all: Space) -> Space:
         """Those whose state fits a GPU; if none does, those with least."""
@@ -94,23 +111,43 @@ class _Search:
         found = all.where(mask, "whose state fits a GPU")
         return found if len(found) else Space(all.where(bytes <= np.sort(bytes)[:LEAST][-1]).columns, found.left)
 
-    def found(self, proved: int) -> Found:
+    def found(self, proved: int, cells: Cells) -> Found:
         if not len(self._space):
             return Found(self._facts, self._goal, self._space.left, (), ())
-        columns = cell_columns(self._file, self._facts, self._goal, self._space)
+        columns = cell_columns(self._file, self._facts, self._goal, self._space, cells)
         estimates = estimate(self._facts, self._goal, self._space, columns)
         left = (*self._space.left, ("that can be faster than the best", self._bounded(estimates)))
         for _ in range(ROUNDS):
             self._compile(self._next(estimates))
         if not any(it.fits for it in self._priced.values()):
             self._compile(self._least(estimates))
-        best = sorted((it for it in self._priced.values() if it.fits), key=_rank)[:proved]
+        self._climb()
+        known = {it.choice: it for it in (*self._priced.values(), *self._beside.values())}
         gc.collect()
-        shown = in_two(partial(self._price, proved=True), [it.choice for it in best], worth=2)
-        again = {it.choice: it for it in shown}
-        all = [again.get(it.choice, it) for it in self._priced.values()]
+        best = sorted((it for it in known.values() if it.fits), key=_rank)[:proved]
+        alike = dict[object, list[Choice]]()  # those of one schedule may have equal cases
+        for it in best:
+            empty = it.choice.pp * it.choice.chunks > self._facts.layers
+            alike.setdefault((it.choice.schedule, it.choice.chunks, empty), []).append(it.choice)
+        shown = in_two(partial(prove, self._file, self._facts, self._goal), [*alike.values()], worth=2)
+        all = (known | {it.choice: it for each in shown for it in each}).values()
         failed = (*self._failed, *(it for it in all if isinstance(it, Unpriced)))
         return Found(self._facts, self._goal, left, tuple(it for it in all if isinstance(it, Priced)), failed)
+
+    def _climb(self) -> None:
+        """Compiles what differs from the best in one respect, as long as that finds a better one."""
+        for _ in range(CLIMBS):
+            known = [*self._priced.values(), *self._beside.values()]
+            best = min((it for it in known if it.fits), key=_rank, default=None)
+            if best is None:
+                return
+            tried = {it.choice for it in known} | {it.choice for it in self._failed}
+            near = dict.fromkeys(choice for _, choice in neighbours(best.choice) if choice.matches(self._kept))
+            made = in_two(self._price, [it for it in near if it not in tried])
+            self._beside |= {it.choice: it for it in made if isinstance(it, Priced)}
+            self._failed += [it for it in made if isinstance(it, Unpriced)]
+            if not any(it.fits and _rank(it) < _rank(best) for it in self._beside.values()):
+                return
 
     def _bounded(self, of: Estimate) -> int:
         """How many are faster than the best estimate if products run as fast as any and only bubbles are added."""
@@ -130,7 +167,7 @@ class _Search:
         import numpy as np
 
         seconds, bytes = self._corrected(of)
-        fit = bytes <= (self._goal.capacity or np.inf) * (SLACK if not self._priced else 1)
+        fit = bytes <= (self._goal.capacity or np.inf) * NEARLY * SLACK[bool(self._priced)]
         fit[[*self._tried]] = False
         order = [int(at) for at in np.argsort(np.where(fit, seconds, np.inf), kind="stable")[: min(MANY, np.sum(fit))]]
         first = order[:BEST]

@@ -24,7 +24,7 @@ WORDS: Mapping[str, Sequence[str]] = {"recompute": RECOMPUTE, "via": VIA, "sched
 
 FLAGS = ("sp", "fold")
 
-CHUNKS = (2, 3, 4, 6, 8)
+CHUNKS = (2, 4, 8)
 TWO = ("zbv", "dualpipev")
 """Schedules with two stages on each rank."""
 

@@ -30,6 +30,9 @@ BOUND = -50
 TRIALS = 6
 """With how many the evaluation begins; if the bound asks for more, it is repeated."""
 
+DEEP = 16
+"""Stages from which on values are of so high a degree that the bound asks for a trial more."""
+
 MOST_TRIALS = 128
 """More are not made: at so high a degree they would hardly help."""
 
@@ -77,6 +80,11 @@ def _as_chosen(model: Program, recomputed: tuple[str, ...]) -> Program:
     """A small model that recomputes what the plan's sizes have led to."""
     train = model.train if recomputed else evolve(model.train, recompute=Selection("none"))
     return evolve(model, train=train, recomputed=recomputed)
+
+
+def cases(program: Program, model: Program) -> list[Case]:
+    """All that is evaluated of a program after the last pass: equal of plans that differ in what no case depends on."""
+    return [case_of(program, model, axes) for axes in meshes(program)]
 
 
 def _as_far(pipeline: Pipeline | None, cut: Pipeline | None) -> Pipeline | None:
@@ -154,8 +162,8 @@ def prove(program: Program, model: Program) -> Proof:
     assert keeps_sizes(program, model), "verify: sizes or settings are not the plan's"
     assert has_its_stages(program), "verify: the stages are not those that the plan's forward has"
     fields: list[Field] = []
-    trials = TRIALS
-    found = [case_of(program, model, axes) for axes in meshes(program)]
+    found = cases(program, model)
+    trials = TRIALS + any(len(it.program.pipeline.layers) >= DEEP for it in found if it.program.pipeline)
     for case in found:
         numbers, unequal = _evaluated(case, trials)
         if not unequal and error_bound(numbers) > BOUND:

@@ -79,7 +79,7 @@ def test_estimates_rank_plans_as_their_programs_do(cell: str) -> None:
     file, facts, goal = subject(*CELLS[cell])
     found = space(facts, goal, {"microbatch": 1})
     found = found.where(np.random.default_rng(1).permutation(len(found)) < 30)
-    of = estimate(facts, goal, found, cell_columns(file, facts, goal, found))
+    of = estimate(facts, goal, found, cell_columns(file, facts, goal, found, {}))
     near = [at for at in range(len(found)) if of.bytes[at] < 1.1 * (goal.capacity or 0)][:14]
     priced = in_two(partial(price, file, facts, goal), [found.choice(at) for at in near])
     pairs = [(of.seconds[at], it.seconds) for at, it in zip(near, priced, strict=True) if isinstance(it, Priced)]
