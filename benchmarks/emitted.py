@@ -67,9 +67,13 @@ def compiled(plan: str) -> tuple[ModuleType, dict[str, Any]]:
         folder = Path(name)
         (folder / "models").symlink_to(MODELS.resolve())
         (folder / "llama.scale").write_text(plan)
-        command = [*COMPILE, folder / "llama.scale", "-o", folder / "out"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return _imported(folder / "out" / "train.py"), json.loads((folder / "out" / "plan.json").read_text())
+        return loaded(folder, folder / "llama.scale"), json.loads((folder / "out" / "plan.json").read_text())
+
+
+def loaded(folder: Path, plan: Path) -> ModuleType:
+    """The program of a plan, compiled to `folder/out`."""
+    subprocess.run([*COMPILE, plan, "-o", folder / "out"], check=True, stdout=subprocess.DEVNULL)
+    return _imported(folder / "out" / "train.py")
 
 
 def _plan(sizes: Sizes, mesh: Mapping[str, int], sequence_parallel: bool, state: str, train: str, gpu: str) -> str:

@@ -34,6 +34,7 @@ APART = {
     "import from Hugging Face": ("compiler/frontend/hf_import",),
     "command line": ("compiler/cli", "compiler/__init__.py"),
     "time": ("compiler/analysis/time", "compiler/reports/time.py"),
+    "calibration": ("runtime/calibrate",),
     "search of plans": ("compiler/planner",),
     "memory account": ("compiler/analysis/memory", "compiler/schedules/activation_memory.py"),
     "reports": ("compiler/reports",),

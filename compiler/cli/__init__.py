@@ -1,4 +1,4 @@
-"""The command line: `scalec compile | run | ir | check | explain | diff | schedule | loads | verify | fmt | import`.
+"""The command line: `scalec compile | run | ir | check | explain | diff | plan | calibrate | …`; `COMMANDS` has all.
 
 Made with argparse, which loads in 3 ms; what a command needs, attrs too, is imported when it runs, so that `--help` is
 quick.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import __version__
-from . import compile, diff, explain, loads, plan, schedule, verify
+from . import calibrate, compile, diff, explain, loads, plan, schedule, verify
 from .fmt import fmt, import_
 
 
@@ -87,6 +87,15 @@ COMMANDS = (
         "memory, why the first is as it is, each reason a comparison with another plan, and its text.\n"
         "Exits with status 1 if nothing fits.",
         "scalec plan plans/llama3_8b.scale --gpus 64 --cluster h100_sxm --global-batch 256 --seq 8192",
+    ),
+    Command(
+        "calibrate",
+        calibrate.calibrate,
+        "measure this machine at the shapes of some plans",
+        "Measures products, attention, memory-bound ops, the host and the links between ranks, at the shapes and in\n"
+        'the groups of the plans, and writes FILE, for `cluster { hardware = "FILE" }`.  Runs on this machine, one\n'
+        "process per rank; for several nodes it prints the command to run on each.",
+        "scalec calibrate plans/tiny_llama.scale -o my_cluster.toml",
     ),
     Command(
         "schedule",
@@ -206,6 +215,13 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("plans", type=_path, nargs="+", metavar="PLAN", help=f"{text}; two plans are compared")
         for name, help in MODES.items():
             parser.add_argument(f"--{name}", action="store_true", help=help)
+        return
+    if command == "calibrate":
+        parser.add_argument("plans", type=_path, nargs="+", metavar="PLAN", help=text)
+        help = "the file to write (default %(default)s); beside it lies the list of what is measured"
+        parser.add_argument("-o", "--output", type=_path, default=Path("my_cluster.toml"), metavar="FILE", help=help)
+        parser.add_argument("--quick", action="store_true", help="no long warm-up, and only small messages")
+        parser.add_argument("--print", action="store_true", help="measure nothing; print the command that does")
         return
     if command == "explain":
         parser.add_argument("topic", metavar="TOPIC", help="memory, collectives, time, or a code such as E0510")

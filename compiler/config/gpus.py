@@ -78,6 +78,9 @@ GPUS = {
 
 ANOTHER = "for another GPU give its memory, as in `gpu = mine  memory = 64GiB`; it gets no Triton kernels by default"
 
+CPU = "cpu"
+"""The name of what computes where there is no GPU, in a cluster with a file of measured figures."""
+
 LEAST = 80
 """The first capability with bf16 and asynchronous copies, for which the kernels are written."""
 

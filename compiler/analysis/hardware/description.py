@@ -26,6 +26,7 @@ class Hardware:
     link_latency, network_latency  seconds of a message besides its bytes
     kernel          seconds that a kernel takes at least
     op, collective, action  seconds in which the host issues an op, a collective, an action of a pipeline
+    synchronous     whether the host computes itself, as a CPU does: what it issues it does before it issues the next
     streamed        the part of `memory` that an op holds which only reads and writes
     contention      the part of the GPU's rate that is lost while it communicates
     measured        seconds that were measured, which win over all formulas
@@ -48,6 +49,7 @@ class Hardware:
     op: float = 6e-6
     collective: float = 20e-6
     action: float = 0.0
+    synchronous: bool = False
     streamed: float = 0.81
     contention: float = 0.0
     measured: Measured = Measured()

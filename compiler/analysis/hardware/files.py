@@ -31,7 +31,7 @@ LINKS = {"node": ("link", "link_latency"), "adapters": ("network", "network_late
 """The links of a file: the fields of `Hardware` with their bandwidth and latency."""
 
 GPU = ("name", "peak", "memory", "sms", "held", "attention", "kernel", "streamed", "contention")
-HOST = ("op", "collective", "action")
+HOST = ("op", "collective", "action", "synchronous")
 NEEDED = ("name", "peak", "memory", "sms", "held", "attention", "link", "network")
 """The figures without which nothing can be priced."""
 
@@ -173,7 +173,7 @@ class _Reader:
             self._known(table, it, (*row._fields, "source"))
             if missing := [key for key in row._fields if key not in it]:
                 self._wrong(f"`{self.path}`: a `[[{table}]]` lacks {listing(missing)}")
-            numbers = [value for key, value in it.items() if row.__annotations__[key] is not str]
+            numbers = [it[key] for key in row._fields if row.__annotations__[key] is not str]
             if not all(isinstance(value, int | float) and value > 0 for value in numbers):
                 self._wrong(f"`{self.path}`: numbers of a `[[{table}]]` are above 0")
         return tuple(row(**{key: it[key] for key in row._fields}) for it in given)

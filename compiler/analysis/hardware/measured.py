@@ -69,10 +69,13 @@ class Measured:
         known = [it for it in self.products if it.dtype == dtype]
         if not known or not all(isinstance(it, int | float) for it in (m, n, k, batch)):
             return None
-        near = sorted((_octaves((m, n, k), (it.m, it.n, it.k)), it) for it in known)[:4]
-        if near[0][0] > NEAR:
+        near = sorted((_octaves((m, n, k), (it.m, it.n, it.k)), it.batch != batch, it) for it in known)[:4]
+        away, _, nearest = near[0]
+        if away > NEAR:
             return None
-        rates = [(1 / (away * away + 1e-6), log(it.batch * it.m * it.n * it.k / it.seconds)) for away, it in near]
+        if away == 0:
+            return batch / nearest.batch * nearest.seconds
+        rates = [(1 / (away * away + 1e-6), log(it.batch * it.m * it.n * it.k / it.seconds)) for away, _, it in near]
         mean = sum(weight * rate for weight, rate in rates) / sum(weight for weight, _ in rates)
         return batch * m * n * k / exp(mean)
 
@@ -110,8 +113,13 @@ def _between(points: Sequence[tuple[float, float]], at: Size) -> Size:
 
 
 def _reaching(points: Sequence[tuple[float, float]], at: Size) -> Size | None:
-    """Seconds by bytes: interpolated in logarithms, beyond the largest in proportion, below the smallest as it."""
+    """Seconds by bytes: a line between measured ones, beyond the largest in proportion, below the smallest as it."""
     if not points:
         return None
+    import numpy as np
+
+    numpy: Any = np
     most, seconds = max(points)
-    return _between([*points, (most * 2.0**20, seconds * 2.0**20)], at)
+    xs, ys = zip(*sorted(points), (most * 2.0**20, seconds * 2.0**20), strict=True)
+    found = numpy.interp(at, xs, ys)
+    return float(found) if isinstance(at, int | float) else found

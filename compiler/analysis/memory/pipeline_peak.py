@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from ...config.gpus import CPU
 from ...ir import ITEM_BYTES, Op, Pipeline, Program, Value, walk
 from ...ir.stages import crossing, stages
 from ...ops.saved_tensors import Device
@@ -104,7 +105,7 @@ def _stage(stage: StageProgram, device: Device, splits: bool) -> Stage:
 
 def device_of(program: Program) -> Device:
     """A GPU, where the cluster names one, or else the CPU."""
-    return "cuda" if program.cluster.gpu else "cpu"
+    return "cuda" if program.cluster.gpu not in ("", CPU) else "cpu"
 
 
 def keeps(program: Program, of: Sequence[Stage]) -> Keeps:

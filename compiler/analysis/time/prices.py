@@ -11,9 +11,12 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from ...ir import Op, Program, Type
+from ...ir import BATCH, ITEM_BYTES, Op, Program, Type
 from ...ops import OPS, Message, messages
+from ...ops.experts import GROUPED
 from ...ops.saved_tensors import Local
+from ...ops.vjp import KIND as VJP
+from ...ops.work import Work
 from ..hardware import Hardware
 from .seconds import Size, larger, measured_as, of_message, of_work
 
@@ -135,18 +138,21 @@ def _joined(each: Sequence[Price]) -> Price:
 
 
 def _price(program: Program, op: Op, on: Hardware, types: Mapping[str, Type]) -> Price:
-    entry, own = OPS[op.kind], tuple(types[name] for name in op.inputs)
+    own = tuple(types[name] for name in op.inputs)
     bucket, sent = program.bucket_of(own[0]) if own else None, messages(program, op, types)
     layers = own[0].dims[:-1] if bucket else ()
     sends = tuple((it.axes, _seconds(program, it, op, on, it.shape[len(layers) :])) for it in sent)
     axes = dict.fromkeys(chain.from_iterable(it.axes for it in sent))
-    local = Local(program, op, own, (True,) * len(own), "cuda")
-    work = None if entry.views(program, op) else entry.work(local)
+    work = work_of(program, op, own)
+    sums = sums_of(program, op, own)
+    computes = of_work(measured_as(op), work, on) if work else {}
+    if sums:
+        computes["memory-bound"] = computes.get("memory-bound", 0.0) + of_work(ACCUMULATE, sums, on)["memory-bound"]
     return Price(
         sends,
         EXPOSED + " × ".join(axes),
-        tuple(of_work(measured_as(op), work, on).items()) if work else (),
-        work.kernels if work else 0,
+        tuple(computes.items()),
+        (work.kernels if work else 0) + (sums.kernels if sums else 0),
         any(it.op in ("all_reduce", "reduce_scatter") and not it.maximum for it in sent),
         any(it.op == "all_gather" for it in sent),
         layers,
@@ -155,6 +161,35 @@ def _price(program: Program, op: Op, on: Hardware, types: Mapping[str, Type]) ->
         max((it.hops for it in sent), default=0) + 1,
         work.scores.own / work.scores.pairs if work and work.scores and work.scores.own else 1.0,
     )
+
+
+MASTER = ITEM_BYTES["f32"]
+"""The least bytes of an element of a sum of gradients."""
+
+
+def work_of(program: Program, op: Op, types: Sequence[Type]) -> Work | None:
+    """The work of an op whose operands have these types; None where it only gives its operand another shape."""
+    entry = OPS[op.kind]
+    known = Local(program, op, tuple(types), (True,) * len(types), "cuda")
+    return None if entry.views(program, op) else entry.work(known)
+
+
+ACCUMULATE = "accumulate"
+"""The name of adding up gradients among measured ops."""
+
+
+def sums_of(program: Program, op: Op, types: Sequence[Type]) -> Work | None:
+    """The work of adding gradients of weights to those of earlier microbatches, where an op makes any.
+
+    It reads a gradient, and reads and writes a sum of the element type of masters.
+    """
+    made = [value.type for value in op.outputs]
+    of_weights = op.kind in (VJP, "contract", GROUPED.name) and not any(BATCH in type.dims for type in made)
+    if not of_weights or not any(BATCH in type.dims for type in types):
+        return None
+    items = (ITEM_BYTES[type.dtype] for type in made)
+    each = (program.elements(type) * (item + 2 * max(item, MASTER)) for type, item in zip(made, items, strict=True))
+    return Work(bytes=sum(each), kernels=len(made))
 
 
 def _seconds(program: Program, it: Message, op: Op, on: Hardware, shape: Sequence[int]) -> Size:

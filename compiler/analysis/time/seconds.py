@@ -10,6 +10,7 @@ from typing import cast
 
 from ...ir import ITEM_BYTES, Op, Program
 from ...ops import Message
+from ...ops.attention import ATTENTION
 from ...ops.vjp import KIND as VJP
 from ...ops.work import Product, Scores, Work
 from ..hardware import Hardware
@@ -78,6 +79,9 @@ def _filled(it: Product, rows: int, columns: int, sms: int) -> Size:
 
 
 def _attention(it: Scores, dtype: str, on: Hardware) -> Size:
+    rate = on.measured.attention_rate(ATTENTION.name, it.width, it.length, backward=it.backward)
+    if rate is not None:
+        return it.operations / rate
     narrow = smaller(1.0, it.width / WIDTH) ** NARROW
     return it.operations / (on.peak[dtype] * on.attention * narrow * it.length / (it.length + LENGTH)) + on.kernel
 

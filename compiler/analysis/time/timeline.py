@@ -156,9 +156,18 @@ class Walk:
         clocks = self.clocks
         if it.kernels:
             clocks.until(clocks.host, HOST, it.line)
-            clocks.issue(it.kernels * self._on.op * part, it.line)
+            self._issue(it.kernels * self._on.op * part, it.line)
         for own, seconds in it.computes:
             clocks.until(clocks.gpu + self._beside(seconds * part), kind or own, it.line)
+
+    def _issue(self, seconds: float, line: str) -> None:
+        """The host issues something: ahead of the GPU, unless it computes itself."""
+        clocks = self.clocks
+        if self._on.synchronous:
+            clocks.host = clocks.gpu
+        clocks.issue(seconds, line)
+        if self._on.synchronous:
+            clocks.until(clocks.host, HOST, line)
 
     def _beside(self, seconds: float) -> float:
         """The seconds of computing beside what is sent meanwhile."""
@@ -182,7 +191,7 @@ class Walk:
 
     def send(self, call: Sent, kind: str, line: str, due: float = 0.0) -> float:
         """Begins a collective; when it is done."""
-        self.clocks.issue(self._on.collective, line)
+        self._issue(self._on.collective, line)
         return self.clocks.send(*call, kind, line, due)
 
     def _await(self, op: Op, end: float) -> None:

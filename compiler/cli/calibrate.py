@@ -1,0 +1,61 @@
+"""`scalec calibrate`: writes the list of what to measure for some plans, and measures it on this machine."""
+
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import NoReturn
+
+from .streams import UsageError, cannot_write
+
+MARK = b"Written by scalec"
+QUICK = ("--warm-up", "0.2", "--most", "65536")
+
+
+def calibrate(options: Namespace) -> None:
+    """`scalec calibrate`; on several nodes, or with `--print`, it prints the command for each."""
+    from ..emit.work_list import work_list
+    from ..reports.summary import launch
+    from .compile import load
+
+    programs = [load(path).program for path in options.plans]
+    _check(options.output)
+    listed = options.output.with_suffix(".json")
+    _check(listed)
+    try:
+        listed.write_text(work_list(programs), encoding="utf-8")
+    except OSError as error:
+        raise cannot_write(listed, error, "; choose another file with -o") from error
+    how = max((launch(program) for program in programs), key=lambda it: it.nodes * it.ranks_per_node)
+    words = [
+        "-m",
+        "scalec.runtime.calibrate",
+        str(listed),
+        "-o",
+        str(options.output),
+        *(QUICK if options.quick else ()),
+    ]
+    if how.nodes > 1 or options.print:
+        print(f"to measure, run this on each of the nodes:\n\n  torchrun {' '.join((*how.options(), *words))}")
+        return
+    _start([*how.options(), *words], how.ranks_per_node)
+
+
+def _start(words: list[str], ranks: int) -> NoReturn:
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise UsageError(f"torch is not installed for {sys.executable}; measuring needs it")
+    sys.stdout.flush()
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
+    os.execv(sys.executable, [sys.executable, "-m", "scalec.runtime.train.torchrun", *words])
+
+
+def _check(path: Path) -> None:
+    """Only files that scalec wrote are overwritten."""
+    if path.is_dir():
+        raise UsageError(f"`{path}` is a folder: name a file with -o")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder `{path.parent}`: choose another file with -o")
+    if path.is_file() and not any(mark in path.read_bytes()[:1000] for mark in (MARK, b'"written_by": "scalec')):
+        raise UsageError(f"`{path}` was not written by scalec: choose another file with -o")

@@ -1,0 +1,77 @@
+"""Seconds of work on a device: each call by itself, on the GPU between events."""
+
+from collections.abc import Callable, Iterable, Iterator
+from statistics import median
+from time import perf_counter
+from typing import Any, cast
+
+import torch
+
+REPEATS = 20
+"""How often each is measured, at least."""
+
+CACHE = 1 << 27
+"""Bytes that are more than any cache holds."""
+
+Prepared = Callable[[], Callable[[], Any]]
+"""Makes operands, and gives what is measured with them."""
+
+
+class Clock:
+    """The clock of a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._cuda = cast(Any, torch.cuda) if device.type == "cuda" else None
+        self._other = torch.zeros(CACHE, dtype=torch.uint8, device=device)
+
+    def warm_up(self, seconds: float) -> None:
+        """Holds the device under load, so that it is measured at the rates that it keeps."""
+        x = torch.ones(2048, 2048, device=self.device)
+        end = perf_counter() + seconds
+        while perf_counter() < end:
+            for _ in range(10):
+                torch.mm(x, x)
+            self.wait()
+
+    def cool(self, size: int = CACHE) -> None:
+        """Has no cache of less than `size` bytes hold what was made before."""
+        self._other[:size].fill_(1)
+
+    def wait(self) -> None:
+        """Until the device has done all that was begun."""
+        if self._cuda:
+            self._cuda.synchronize()
+
+    def each(self, calls: Iterable[Callable[[], Any]]) -> list[float]:
+        """The seconds of calls, in their order.
+
+        On the GPU, with all of them under way before the first begins, so that it does not wait for the host.
+        """
+        return self._on_gpu(calls) if self._cuda else [*_on_cpu(calls)]
+
+    def median(self, prepare: Prepared, repeats: int = REPEATS) -> float:
+        """The median of calls, each with operands of its own."""
+        return median(self.each(prepare() for _ in range(repeats)))
+
+    def _on_gpu(self, calls: Iterable[Callable[[], Any]]) -> list[float]:
+        assert self._cuda, "calibrate: events without a GPU"
+        spans, kept = list[tuple[Any, Any]](), list[Any]()
+        self._cuda._sleep(50_000_000)
+        for call in calls:
+            span = tuple(self._cuda.Event(enable_timing=True) for _ in range(2))
+            span[0].record()
+            kept.append(call())
+            span[1].record()
+            spans.append(span)
+        self.wait()
+        return [start.elapsed_time(stop) / 1e3 for start, stop in spans]
+
+
+def _on_cpu(calls: Iterable[Callable[[], Any]]) -> Iterator[float]:
+    kept = list[Any]()  # as a step keeps what backward needs
+    for call in calls:
+        start = perf_counter()
+        made = call()
+        yield perf_counter() - start
+        kept.append(made)

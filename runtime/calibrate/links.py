@@ -1,0 +1,157 @@
+"""Seconds of collectives and messages in groups of ranks: of one group alone, and of all groups at once."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .calls import Row
+from .clock import REPEATS, Clock
+
+LEAST = 1 << 12
+"""Bytes of the smallest message; each is four times the one before."""
+
+LONG = 10.0
+"""Seconds for one size of one collective, at most: larger ones are left out."""
+
+SLOW = 1.2
+"""By how much a node takes longer than the median of all where it is named."""
+
+Groups = Sequence[Sequence[int]]
+
+
+class Links:
+    """What the links between ranks hold; all ranks measure together."""
+
+    def __init__(self, wanted: Mapping[str, Any], clock: Clock, most: int) -> None:
+        self.rows, self.notes = list[Row](), list[str]()
+        self._clock, self._most, self._wanted = clock, most, wanted
+        self._near = int(os.environ.get("LOCAL_WORLD_SIZE") or wanted["ranks_per_node"])
+
+    def measure(self) -> None:
+        """Measures the groups of the plans that these ranks make, and groups of 2, 4, … all nodes."""
+        ranks = dist.get_world_size()
+        sets = [[group for group in it["groups"] if max(group) < ranks] for it in self._wanted["groups"]]
+        nodes = ranks // self._near
+        sets += [[[*range(self._near << power)]] for power in range(1, nodes.bit_length())]
+        known = set[str]()
+        for groups in sets:
+            if groups and str(groups) not in known:
+                known.add(str(groups))
+                self._measure(groups)
+        self.notes += self._slow_nodes()
+
+    def links(self, memory: float) -> list[Row]:
+        """The links by messages from rank to rank, within a node and between nodes; without any, of memory."""
+        found = {name: self._link(nodes) for name, nodes in (("node", 1), ("adapters", 2))}
+        nothing = {"bandwidth": memory / 2, "latency": 0.0}
+        near = {"name": "node", "ranks": self._near, **(found["node"] or nothing)}
+        far = found["adapters"] or near
+        away = {"name": "adapters", "bandwidth": far["bandwidth"] * self._near, "latency": far["latency"]}
+        return [near, away]
+
+    def _link(self, nodes: int) -> Row | None:
+        sends = sorted((it["bytes"], it["seconds"]) for it in self.rows if it["op"] == "send" and it["nodes"] == nodes)
+        if not sends:
+            return None
+        (least, first), (most, last) = sends[0], sends[-1]
+        return {"bandwidth": (most - least) / (last - first) if last > first else most / last, "latency": first}
+
+    def _measure(self, groups: Groups) -> None:
+        made = [cast(Any, dist).new_group([*ranks]) for ranks in groups]
+        own = next((at for at, ranks in enumerate(groups) if dist.get_rank() in ranks), None)
+        group, place = (made[own], groups[own]) if own is not None else (None, ())
+        nodes = len({rank // self._near for rank in groups[0]})
+        for op, collective in OPS.items():
+            size = LEAST
+            while size <= self._most:
+                key = {"table": "collective", "op": op, "ranks": 2 if op == "send" else len(groups[0]), "nodes": nodes}
+                both = self._seconds(collective, group, place, size)
+                alone = self._seconds(collective, group if own == 0 else None, place, size) if groups[1:] else both
+                self.rows.append({**key, "bytes": size, "seconds": both, "alone": alone})
+                if both * REPEATS > LONG:
+                    break
+                size *= 4
+
+    def _seconds(self, collective: "Collective", group: Any, place: Sequence[int], size: int) -> float:
+        """The median time of the slowest rank."""
+        call = collective(group, self._clock.device, len(place), size) if group is not None else lambda: None
+        found, end = list[float](), perf_counter() + LONG / 5
+        for _ in range(REPEATS + 2):
+            cast(Any, dist).barrier()
+            start = perf_counter()
+            call()
+            self._clock.wait()
+            found.append(perf_counter() - start)
+            stop = torch.tensor([perf_counter() - end, found[-1]], device=self._clock.device)
+            cast(Any, dist).all_reduce(stop, op=dist.ReduceOp.MAX)
+            found[-1] = float(stop[1])
+            if stop[0] > 0:
+                break
+        return median(found[min(2, len(found) - 1) :])
+
+    def _slow_nodes(self) -> Iterator[str]:
+        """Names the nodes whose ranks take longer than others for a product."""
+        x = torch.ones(1024, 1024, device=self._clock.device)
+        own, each = self._clock.median(lambda: lambda: x @ x), [(0.0, "")] * dist.get_world_size()
+        cast(Any, dist).all_gather_object(each, (own, socket.gethostname()))
+        usual = median(seconds for seconds, _ in each)
+        for name in sorted({name for seconds, name in each if seconds > SLOW * usual}):
+            worst = max(seconds for seconds, other in each if other == name)
+            yield f"node {name} is slow: a product takes {worst / usual:.2f} times as long as on most ranks"
+
+
+# ---- collectives of so many bytes, ready to be done
+
+
+Collective = Callable[[Any, torch.device, int, int], Callable[[], None]]
+
+
+def _floats(size: int, device: torch.device) -> Tensor:
+    return torch.zeros(size // 4, device=device)
+
+
+def _reduce(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
+    x = _floats(size, device)
+    return lambda: group.allreduce([x]).wait()
+
+
+def _gather(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
+    part = _floats(size // ranks, device)
+    whole = part.new_empty(part.numel() * ranks)
+    return lambda: group._allgather_base(whole, part).wait()
+
+
+def _scatter(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
+    part = _floats(size // ranks, device)
+    whole = part.new_empty(part.numel() * ranks)
+    return lambda: group._reduce_scatter_base(part, whole).wait()
+
+
+def _exchange(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
+    x = _floats(size // 4 // ranks * ranks * 4, device)
+    y = torch.empty_like(x)
+    return lambda: group.alltoall_base(y, x, [], []).wait()
+
+
+def _send(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
+    """From each rank with an even place to the next; an odd last one has none."""
+    x, at = _floats(size, device), group.rank()
+    if at % 2 == 0 and at == ranks - 1:
+        return lambda: None
+    return lambda: (group.recv([x], at - 1, 0) if at % 2 else group.send([x], at + 1, 0)).wait()
+
+
+OPS: dict[str, Collective] = {
+    "all_reduce": _reduce,
+    "all_gather": _gather,
+    "reduce_scatter": _scatter,
+    "all_to_all": _exchange,
+    "send": _send,
+}

@@ -1,0 +1,79 @@
+"""What is measured of a machine as a whole: its rates of products and memory, what a kernel takes at least."""
+
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import RunError
+from .calls import Row
+from .clock import Clock
+
+COPIED = {"cpu": 1 << 26, "cuda": 1 << 30}
+"""Bytes that are copied to measure memory."""
+
+BEST = 3
+"""Of how many products the mean is what large ones hold."""
+
+
+def device(kind: str) -> torch.device:
+    """The device that plans are for.  RunError where the machine has none."""
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise RunError("the plans are for a GPU, and this machine has none: calibrate on the machine that trains")
+    if kind == "cuda":
+        torch.cuda.set_device(int(torch.cuda.current_device()))
+    return torch.device(kind)
+
+
+def figures(wanted: Mapping[str, Any], rows: Sequence[Row], memory: float, clock: Clock) -> dict[str, Row]:
+    """The tables `cluster`, `gpu` and `host`; of a shipped GPU they say in which way it differs."""
+    kernel, held = _kernel(clock), _held(rows)
+    if clock.device.type == "cuda":
+        return {"cluster": {"gpu": wanted["gpu"]}, "gpu": {"kernel": kernel}, "host": {}}
+    gpu = {
+        "name": wanted["gpu"],
+        "peak": held,
+        "held": dict.fromkeys(held, 1.0) | {"bf16": 1.0},
+        "memory": memory,
+        "streamed": 1.0,
+        "sms": 1,
+        "attention": 0.5,
+        "kernel": kernel,
+    }
+    return {"gpu": gpu, "host": {"op": 0.0, "collective": 0.0, "synchronous": True}}
+
+
+def _held(rows: Sequence[Row]) -> dict[str, float]:
+    """Operations of large products, by element type."""
+    rates = dict[str, list[float]]()
+    for it in rows:
+        if it["table"] == "product":
+            rates.setdefault(it["dtype"], []).append(2 * it["batch"] * it["m"] * it["n"] * it["k"] / it["seconds"])
+    return {dtype: sum(sorted(each)[-BEST:]) / len(sorted(each)[-BEST:]) for dtype, each in rates.items()}
+
+
+def copied(clock: Clock) -> float:
+    """Bytes read and written a second by a large copy."""
+    source = torch.ones(COPIED[clock.device.type], dtype=torch.uint8, device=clock.device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / clock.median(lambda: lambda: target.copy_(source))
+
+
+def _kernel(clock: Clock) -> float:
+    """Seconds of an op on one element."""
+    x = torch.ones(1, device=clock.device)
+    return clock.median(lambda: lambda: x + x, 200)
+
+
+def notes(device: torch.device) -> Iterator[str]:
+    """What the device says of itself: its name, clocks and power."""
+    if device.type != "cuda":
+        return
+    asked = "name,clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu,driver_version"
+    try:
+        command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return
+    yield from (f"{asked}: {line}" for line in told.splitlines())

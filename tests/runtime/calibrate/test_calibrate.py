@@ -1,0 +1,112 @@
+"""A calibration: the file reads back as hardware, by which each measured row takes what was measured."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.forked_ranks import plain_groups, run_ranks
+from scalec.compiler.analysis.hardware import Hardware, load
+from scalec.compiler.emit.work_list import work_list
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.syntax.source import Source
+from scalec.runtime.calibrate import calls, clock
+from scalec.runtime.calibrate.__main__ import main
+from scalec.runtime.calibrate.clock import Clock
+from scalec.runtime.calibrate.figures import text
+from scalec.runtime.calibrate.links import Links
+
+PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
+  dims { vocab = 16  hidden = 8  heads = 2  head_dim = 4 }
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  n = rmsnorm(x, norm[hidden], 1e-5)
+  q = rope(n @ wq[hidden -> heads, head_dim], 10000)
+  x = x + attention(q, q, q, mask=causal) @ wo[heads, head_dim -> hidden]
+  loss = cross_entropy(x @ head[hidden -> vocab], labels)
+}
+mesh { dp = 2  tp = 2 }
+shard { batch over dp  heads over tp }
+train {
+  seq = 16  global_batch = 4  microbatch = 2  steps = 1
+  optimizer adamw { lr = 0.1 }
+  data text { files = ["a"] }
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "REPEATS", 2)
+    monkeypatch.setattr(calls, "NEAR", 1)
+    monkeypatch.setattr(clock, "CACHE", 1)
+
+
+@pytest.fixture(scope="module")
+def listed() -> dict[str, Any]:
+    return json.loads(work_list([compile_plan(Source("tiny.scale", PLAN))]))
+
+
+@pytest.fixture
+def measured(listed: Mapping[str, Any], tmp_path: Path) -> tuple[Hardware, str]:
+    (tmp_path / "list.json").write_text(json.dumps(listed))
+    file = tmp_path / "mine.toml"
+    assert main([str(tmp_path / "list.json"), "-o", str(file), "--warm-up", "0"]) == 0
+    return load(file), file.read_text()
+
+
+def test_a_calibrated_file_reads_back_and_each_row_takes_what_was_measured(measured: tuple[Hardware, str]) -> None:
+    on, _ = measured
+    assert (on.name, on.synchronous, on.source) == ("cpu", True, "mine.toml")
+    assert on.measured.products
+    assert on.measured.attention
+    assert {it.op for it in on.measured.moved} >= {"rmsnorm", "vjp rmsnorm x", "rope", "update", "accumulate", "add"}
+    for it in on.measured.products:
+        assert on.measured.product(it.dtype, it.m, it.n, it.k, it.batch) == it.seconds
+    for it in on.measured.moved:
+        assert on.measured.seconds_of(it.op, it.bytes) == pytest.approx(it.seconds)
+    for it in on.measured.attention:
+        rates = (on.measured.attention_rate(it.kernel, it.width, it.length, backward=back) for back in (False, True))
+        assert [*rates] == pytest.approx([it.forward, it.backward])
+
+
+def test_the_file_says_with_what_it_was_measured(measured: tuple[Hardware, str]) -> None:
+    assert measured[1].startswith("# Written by scalec ")
+    assert torch.__version__ in measured[1].splitlines()[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_groups_of_ranks_are_measured_alone_and_together(
+    listed: Mapping[str, Any], ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with plain_groups():
+        rows, *_ = run_ranks(ranks, _links, listed)
+    groups = {(it["op"], it["ranks"]) for it in rows}
+    several = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
+    sizes = (2, 4) if ranks == 4 else (2,)  # two nodes of two ranks
+    assert groups == {("send", 2), *((op, size) for op in several for size in sizes)}
+    assert {it["bytes"] for it in rows} == {4096, 16384}
+    (tmp_path / "links.toml").write_text('[cluster]\ngpu = "a100_80gb"\n\n' + text([], {}, [], rows))
+    on = load(tmp_path / "links.toml")
+    for it in on.measured.collectives:
+        assert on.measured.collective(it.op, it.ranks, it.nodes, it.bytes) == pytest.approx(it.seconds)
+
+
+def _links(listed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = Links(listed, Clock(torch.device("cpu")), 16384)
+    found.measure()
+    return found.rows
+
+
+def test_plans_for_a_gpu_are_measured_where_there_is_one(
+    listed: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "list.json").write_text(json.dumps({**listed, "device": "cuda"}))
+    assert main([str(tmp_path / "list.json"), "-o", str(tmp_path / "mine.toml")]) == 1
+    assert "this machine has none" in capsys.readouterr().err
+    assert not (tmp_path / "mine.toml").exists()
