@@ -13,6 +13,8 @@ MARK = "Drawn by scalec plan"
 LEFT, TOP, PANEL, GAP, STEP = 90, 70, 180, 60, 96
 """Pixels: left of the panels, above them, their height, between them, at least from one point to the next."""
 
+CELL = "; in a cell MFU, tokens/s/GPU, the mesh of the best plan"
+
 COLD, HOT = (247, 251, 255), (8, 81, 156)
 """The colours of no MFU and of the highest."""
 
@@ -72,7 +74,7 @@ def _curves(points: Sequence[Point], axis: str, title: str, source: str) -> str:
 def _panel(top: int, xs: Sequence[float], name: str, values: Sequence[float | None], form: str) -> dict[str, Any]:
     """A curve, its points labelled, over lines at round numbers."""
     most = max((it for it in values if it is not None), default=1.0)
-    step = _round(most / 4)
+    step = _round(most / 5)
     high = step * (int(most / step) + 1)
     places = [
         (x, top + PANEL * (1 - it / high), format(it, form)) for x, it in zip(xs, values, strict=True) if it is not None
@@ -112,11 +114,11 @@ def _heat(points: Sequence[Point], axes: Sequence[str], title: str, source: str)
         escaped=True,
         mark=MARK,
         title=title,
-        source=source,
+        source=f"{source}{CELL}",
         axes=axes,
         left=LEFT,
         top=TOP,
-        width=max(LEFT + 150 * len(columns) + 20, 40 + 8 * len(title)),
+        width=max(LEFT + 150 * len(columns) + 20, 40 + 8 * (len(source) + len(CELL))),
         height=TOP + 64 * len(rows) + 60,
         rows=[(TOP + 64 * place, _shown(it)) for place, it in enumerate(rows)],
         columns=[(LEFT + 150 * place, _shown(it)) for place, it in enumerate(columns)],

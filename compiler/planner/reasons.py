@@ -15,7 +15,6 @@ from .exact import Priced, Unpriced
 from .two_processes import in_two
 
 FIT, BATCH, THROUGHPUT = "fit", "batch", "throughput"
-STEPS = FIT, BATCH, THROUGHPUT
 
 SECTIONS = {
     "mesh": ("pp", "dp", "cp", "ep", "tp"),
@@ -48,7 +47,7 @@ class Reason:
 
     def __str__(self) -> str:
         needs, own = self.other.needs / GIB, self.best.needs / GIB
-        if self.step == FIT:
+        if self.step == FIT or self.other.seconds == inf:
             return f"{self.what} needs {needs:,.1f} GiB in place of {own:,.1f}: {_room(self.other)}"
         change = self.other.seconds / self.best.seconds - 1
         room = "" if self.other.fits else f", but {_room(self.other)}"
@@ -82,7 +81,10 @@ def reasons(best: Priced, known: Sequence[Priced], price: Callable[[Choice], Pri
     found = [Reason(step, best, it) for step, choice in tried if isinstance(it := priced[choice], Priced)]
     tight = [it for it in found if it.step == FIT and not it.other.fits]
     loose = [evolve(it, step=THROUGHPUT) for it in found if it.step == FIT and it.other.fits]
-    return (*tight, *(it for it in (*loose, *found) if it.step != FIT and it.other.seconds < inf))
+    return (
+        *tight,
+        *(it for it in (*loose, *found) if it.step == BATCH or (it.step == THROUGHPUT and it.other.seconds < inf)),
+    )
 
 
 def neighbours(of: Choice) -> Iterator[tuple[str, Choice]]:

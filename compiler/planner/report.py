@@ -1,6 +1,6 @@
 """What `scalec plan` prints: how the space was thinned, a table of the best plans, reasons, the plan's text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import inf
 from typing import Any
 
@@ -9,10 +9,16 @@ from attrs import asdict, frozen
 from ..analysis.communication import parameter_count
 from ..analysis.hardware import Hardware
 from ..config.gpus import GIB
+from ..config.units import counted
 from ..reports.time import seconds
+from .choice import Choice
 from .exact import Priced
-from .reasons import STEPS, Reason
+from .goal import Goal
+from .reasons import BATCH, FIT, THROUGHPUT, Reason
 from .search import ALIKE, Found
+
+MOST = 4
+"""How many kinds of time are named."""
 
 NUMBERS = ("no", "this one", "these two", "these three", "these four", "these five")
 
@@ -43,7 +49,7 @@ def print_plans(it: Planned) -> str:
     model = f"{found.facts.program.name}: {parameter_count(found.facts.program):,} parameters"
     on = f"on {goal.gpus:,} × {goal.hardware.name}, {goal.global_batch:,} sequences of {goal.seq:,} tokens a step"
     parts = [f"{model}\n{on}, {source(goal.hardware)}", "\n".join(_thinned(found)), "\n".join(_table(it))]
-    parts += ["\n".join(_said(it)), *_steps(it.reasons), it.text.rstrip()]
+    parts += ["\n".join(_said(it)), *_steps(it), it.text.rstrip()]
     return "\n\n".join(filter(None, parts))
 
 
@@ -93,10 +99,31 @@ def _said(it: Planned) -> Iterator[str]:
         yield f"= within {ALIKE:.0%} of the first, less than the model can tell: measure {NUMBERS[alike]}"
 
 
-def _steps(reasons: Sequence[Reason]) -> Iterator[str]:
-    for step in STEPS:
-        if own := [str(it) for it in reasons if it.step == step]:
-            yield "\n  ".join((step, *own))
+def _steps(it: Planned) -> Iterator[str]:
+    """The reasons, step by step, each after what the best plan does there."""
+    if not it.reasons:
+        return
+    best = it.shown[0]
+    facts = {FIT: _room(best), BATCH: _batch(it.found.goal, best.choice), THROUGHPUT: _spent(best)}
+    for step, fact in facts.items():
+        yield "\n  ".join((f"{step}: {fact}", *(str(reason) for reason in it.reasons if reason.step == step)))
+
+
+def _room(it: Priced) -> str:
+    return f"needs {it.needs / GIB:,.1f} of {(it.capacity or 0) / GIB:,.0f} GiB"
+
+
+def _batch(goal: Goal, of: Choice) -> str:
+    """For instance `2,048 sequences are 256 × microbatch 1 × 8 microbatches`."""
+    count = goal.global_batch // (of.microbatch * of.replicas)
+    ranks = counted(of.replicas, "replica")
+    return f"{goal.global_batch:,} sequences are {ranks} × {counted(count, 'microbatch')} of {of.microbatch}"
+
+
+def _spent(it: Priced) -> str:
+    """The kinds of time that take most, with their shares."""
+    most = sorted(it.kinds.items(), key=lambda pair: -pair[1])[:MOST]
+    return "spent on " + ", ".join(f"{kind} {spent / it.seconds:.0%}" for kind, spent in most)
 
 
 def as_json(it: Planned) -> dict[str, Any]:

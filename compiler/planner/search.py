@@ -116,7 +116,9 @@ class _Search:
             return Found(self._facts, self._goal, self._space.left, (), ())
         columns = cell_columns(self._file, self._facts, self._goal, self._space, cells)
         estimates = estimate(self._facts, self._goal, self._space, columns)
-        left = (*self._space.left, ("that can be faster than the best", self._bounded(estimates)))
+        left = self._space.left
+        if left[-1][1]:
+            left = (*left, ("that can be faster than the best", self._bounded(estimates)))
         for _ in range(ROUNDS):
             self._compile(self._next(estimates))
         if not any(it.fits for it in self._priced.values()):

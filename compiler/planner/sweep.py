@@ -90,7 +90,8 @@ def _causes(was_goal: Goal, was: Priced, goal: Goal, now: Priced) -> Iterator[st
         yield "crosses nodes"
     for axis, name in (("tp", "tensor"), ("cp", "context"), ("ep", "expert")):
         if getattr(new, axis) > getattr(old, axis):
-            yield f"{name} parallelism of {getattr(new, axis)} in place of {getattr(old, axis)}"
+            left = "no sequences left to share: " if new.replicas * new.microbatch == goal.global_batch else ""
+            yield f"{left}{name} parallelism of {getattr(new, axis)} in place of {getattr(old, axis)}"
     if old.recompute == NONE != new.recompute or (new.recompute == FULL != old.recompute):
         yield f"recompute {new.recompute} in place of {old.recompute}"
     count = goal.global_batch // (new.microbatch * new.replicas)
