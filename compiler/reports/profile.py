@@ -14,12 +14,10 @@ LEAST = 0.001
 
 def table(profile: Profile, lines: Sequence[Line], predicted: Report | None) -> str:
     """What each line took, for people; `predicted` where it is of the device that the steps ran on."""
-    ranks = f"{'rank' if len(profile.ranks) == 1 else 'ranks'} {', '.join(map(str, profile.ranks))}"
-    head = [f"{counted(profile.steps, 'step')} of {ranks} on {profile.device}: {seconds(profile.seconds)} a step"]
-    if predicted:
-        head.append(
-            f"predicted on {predicted.on.name}: {seconds(predicted.step.seconds)}, within {predicted.on.error:.0%}"
-        )
+    of = f"{counted(profile.steps, 'step')} of {counted(len(profile.ranks), 'rank')}"
+    head = [f"{of} on {profile.device}: {seconds(profile.seconds)} a step"]
+    if it := predicted:
+        head.append(f"predicted on {it.on.name}: {seconds(it.step.seconds)}, within {it.on.error:.0%}")
     rows = [_heading(predicted is not None), *_rows(profile, lines, predicted is not None)]
     return "\n".join([*head, "", *aligned(rows, "lr")])
 

@@ -74,7 +74,7 @@ def _explained(tmp_path: Path, folder: Path, cluster: str) -> int:
 def test_a_person_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _explained(tmp_path, _profile(tmp_path / "p", 0), "cluster { gpu = h100_sxm }") == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0] == "3 steps of rank 0 on cuda: 68.0 ms a step"
+    assert out[0] == "3 steps of 1 rank on cuda: 68.0 ms a step"
     assert out[1].startswith("predicted on h100_sxm: ")
     assert out[3].split() == ["compute", "predicted", "exposed", "predicted", "idle", "predicted"]
     assert out[4].startswith("llama.scale:28  30.0 ms")

@@ -94,12 +94,14 @@ def test_first_steps_and_validation_are_not_counted(
     assert [record["tokens_per_s_gpu"] for record in records] == [0.08, 20, 10]
 
 
-def test_steps_that_are_profiled_are_not_compared(
+def test_steps_that_are_profiled_are_not_compared_and_later_ones_say_where_they_are_slow(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: _Clock
 ) -> None:
     written = small_log(tmp_path, 40, expected=EXPECTED, steps=6, warm_up=5)
+    written.slow_lines = lambda: "m.scale:2 100.0 ms in place of 0.0"
     for step in range(1, 7):
         clock.now += 10
         written.step(step, METRICS, 0.1)
     lines = capsys.readouterr().out.splitlines()
     assert [at for at, line in enumerate(lines) if "slow" in line] == [6]
+    assert lines[6].endswith("at most 10%; most at m.scale:2 100.0 ms in place of 0.0")
