@@ -23,7 +23,6 @@ from .memory.aliasing import Storages, carried
 from .memory.pipeline_peak import device_of
 from .memory.saved_activations import Keeper
 from .recompute import is_recomputed
-from .time.prices import prices
 
 OPERATORS = ("mul",)
 """Ops without a function in emitted programs that backward can recompute nevertheless."""
@@ -201,6 +200,8 @@ def times(program: Program) -> Callable[[Op], float]:
     """The seconds in which the cluster's GPU does an op, or where nobody knows these, the op's operations."""
     if not (on := hardware(program)):
         return lambda op: float(cost(program, (op,)).forward)
+    from .time.prices import prices  # a plan without a cluster does without
+
     of = prices(program, on)
     return lambda op: sum(seconds for _, seconds in of(op).computes)
 
