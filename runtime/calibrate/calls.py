@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -38,6 +39,12 @@ def rows(calls: Sequence[Json], clock: Clock) -> Iterator[Row]:
         yield from _Call(call, clock).rows(engine)
 
 
+def issued(calls: Sequence[Json], clock: Clock) -> float:
+    """Seconds in which the host issues an op: the median of memory-bound ones, each at its smallest shapes."""
+    smallest = {it["row"]["op"]: it for it in calls if it["row"]["table"] == "moved"}
+    return median(_Call(it, clock).issued() for it in smallest.values())
+
+
 def row_of(it: Json, seconds: float) -> Row:
     """A row of its table, with what was measured: seconds, or of attention a rate."""
     return {**it, "seconds": max(seconds, LEAST)}
@@ -66,6 +73,17 @@ class _Call:
             together = self._seconds(operands)[1] - engine
             yield row_of(it["row"], together - before)
             before = together
+
+    def issued(self) -> float:
+        """The median of seconds until the host has issued forward."""
+        found = list[float]()
+        for _ in range(REPEATS):
+            operands = self._operands([at for it in self._of["backward"] for at in it["wrt"]])
+            self._clock.wait()
+            start = perf_counter()
+            self._function(*operands)
+            found.append(perf_counter() - start)
+        return median(found)
 
     def _seconds(self, wrt: Sequence[int]) -> tuple[float, float]:
         """The medians of forward, and of backward for these operands.

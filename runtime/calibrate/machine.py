@@ -1,5 +1,6 @@
 """What is measured of a machine as a whole: its rates of products and memory, what a kernel takes at least."""
 
+import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import RunError
-from .calls import Row
+from .calls import Row, issued
 from .clock import Clock
 
 COPIED = {"cpu": 1 << 26, "cuda": 1 << 30}
@@ -21,16 +22,22 @@ def device(kind: str) -> torch.device:
     """The device that plans are for.  RunError where the machine has none."""
     if kind == "cuda" and not torch.cuda.is_available():
         raise RunError("the plans are for a GPU, and this machine has none: calibrate on the machine that trains")
-    if kind == "cuda":
-        torch.cuda.set_device(int(torch.cuda.current_device()))
-    return torch.device(kind)
+    if kind == "cpu":
+        return torch.device(kind)
+    own = torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)))
+    torch.cuda.set_device(own)
+    return own
 
 
 def figures(wanted: Mapping[str, Any], rows: Sequence[Row], memory: float, clock: Clock) -> dict[str, Row]:
     """The tables `cluster`, `gpu` and `host`; of a shipped GPU they say in which way it differs."""
     kernel, held = _kernel(clock), _held(rows)
     if clock.device.type == "cuda":
-        return {"cluster": {"gpu": wanted["gpu"]}, "gpu": {"kernel": kernel}, "host": {}}
+        return {
+            "cluster": {"gpu": wanted["gpu"]},
+            "gpu": {"kernel": kernel},
+            "host": {"op": issued(wanted["calls"], clock)},
+        }
     gpu = {
         "name": wanted["gpu"],
         "peak": held,

@@ -102,6 +102,10 @@ def _links(listed: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found.rows
 
 
+def test_the_host_takes_some_time_to_issue_an_op(listed: Mapping[str, Any]) -> None:
+    assert 0 < calls.issued(listed["calls"], Clock(torch.device("cpu"))) < 1
+
+
 def test_plans_for_a_gpu_are_measured_where_there_is_one(
     listed: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
