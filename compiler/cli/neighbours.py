@@ -9,14 +9,19 @@ from itertools import groupby, islice, permutations
 from attrs import evolve, frozen
 
 from ..analysis.context_parallel import STRATEGIES
+from ..analysis.memory import capacity
 from ..analysis.recompute import cheap
-from ..config.settings import CHUNK, ON, SAVE, TORCH, TRITON
+from ..config.gpus import GIB
+from ..config.settings import AUTO, CHUNK, ON, SAVE, TORCH, TRITON
 from ..frontend import resolve
 from ..ir import BATCH, DATA_DIMS, SEQUENCE, Claim, Program, StateAxes, regions_in, walk_regions
 from ..ir.printer import how_claimed
 from ..passes import passed
 from ..syntax.diagnostics import PlanError
 from ..syntax.source import Source
+
+TENSORS = 0.85
+"""The part of a GPU's memory for tensors that leaves it with room to spare."""
 
 SCHEDULES = (
     "1f1b",
@@ -107,10 +112,12 @@ def more_recomputation(model: Program) -> Iterator[Change]:
 
 
 def less_recomputation(model: Program) -> Iterator[Change]:
-    """Recomputation in backward of nothing, of ops that cost little, or of half of the layers."""
-    recompute = model.train.recompute
+    """Recomputation in backward of nothing, of what memory asks for, of cheap ops, or of half of the layers."""
+    recompute, room = model.train.recompute, capacity(model)
     if recompute.word != "none":
         yield Change("train", "recompute = none")
+        if room and recompute.word != AUTO:
+            yield Change("train", f"recompute = {AUTO}(memory={int(TENSORS * room / GIB)}GiB)")
     if recompute.word == "full":
         yield from _selective(model)
         yield from (Change("train", f"recompute = every(2, {dim})") for dim in _innermost(model))
