@@ -4,7 +4,7 @@ Each row of published measurements becomes a plan, is compiled, and its step is 
 the row's cluster: no number of a row is used but what it ran, on what.  Printed are the errors of rows that have a
 time, by source; the JSON has seconds and their parts for each row, or why the plan language cannot say it.
 
-Rows of `pipeline.csv` are known by their columns and predicted by `predicting.pipeline`.
+Rows of `memory.csv` and `pipeline.csv` are known by their columns; `predicting` has a module for each.
 
 Non-goals: what a framework does otherwise than scalec: its host time, kernels and overlap are not in a row's plan.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 
 from attrs import evolve
-from predicting import figures, pipeline
+from predicting import figures, memory, pipeline
 from predicting.reserved import print_errors, reserved
 from predicting.rows import Row, Unsaid, read, why
 
@@ -63,7 +63,10 @@ def main() -> None:
     given = parser.parse_args()
     rows = read(given.rows)
     if rows and "T_F_ms" in rows[0]:
-        _other(rows, pipeline.Predictor(rows), pipeline.FIGURES, given.json)
+        _other(rows, pipeline.Predictor(rows), pipeline.FIGURES, given.json, lambda row: row["schedule"])
+        return
+    if rows and "other_args" in rows[0]:
+        _other(rows, memory.predicted, memory.FIGURES, given.json, memory.kind)
         return
     clusters = {row["cluster"]: row for row in read(given.clusters or given.rows.with_name("clusters.csv"))}
     begin, found = perf_counter(), dict[str, dict[str, object]]()
@@ -71,11 +74,11 @@ def main() -> None:
     for row in islice(rows, 0, None, given.every):
         try:
             it = predicted(row, clusters)
-            memory, fits = reserved(row, plan)
+            gib, fits = reserved(row, plan)
         except (Unsaid, PlanError) as error:
             found[row["id"]] = {"step_s": None, "why": why(error)}
             continue
-        found[row["id"]] = {"step_s": it.seconds, "memory_gib": memory, "fits": fits, "parts": it.kinds}
+        found[row["id"]] = {"step_s": it.seconds, "memory_gib": gib, "fits": fits, "parts": it.kinds}
         if row["status"] == "ok" and row["step_s"]:
             errors[row["source"]].append(it.seconds / float(row["step_s"]) - 1)
     took = perf_counter() - begin
@@ -89,7 +92,11 @@ def main() -> None:
 
 
 def _other(
-    rows: Sequence[Row], predictor: Callable[[Row], Mapping[str, float]], names: Sequence[str], json_file: Path | None
+    rows: Sequence[Row],
+    predictor: Callable[[Row], Mapping[str, float]],
+    names: Sequence[str],
+    json_file: Path | None,
+    group: Callable[[Row], str],
 ) -> None:
     """Predicts rows that are no training steps."""
     found = figures.predicted(rows, predictor, names)
@@ -97,7 +104,7 @@ def _other(
         json_file.write_text(json.dumps({"rows": found}, indent=1))
     unsaid = sum(it[names[0]] is None for it in found.values())
     print(f"{len(found)} rows, {unsaid} that cannot be predicted")
-    figures.print_errors(rows, found, names, lambda row: row["schedule"])
+    figures.print_errors(rows, found, names, group)
 
 
 def predicted(row: Row, clusters: Mapping[str, Row]) -> StepTime:

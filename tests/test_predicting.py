@@ -75,3 +75,32 @@ def test_reserved_memory_is_that_of_the_state_and_of_microbatches_in_flight(pred
     assert whole - staged == pytest.approx(18 * (6 * layer + outer / 2), rel=0.05)  # and what the loss keeps
     assert (found["whole"]["fits"], found["large"]["fits"]) == (True, True)
     assert predict("\n".join((TRAIN, row("huge", 1, 1, 0, 512))))["huge"]["fits"] is False
+
+
+MEMORY = "id,layers,hidden,ffn,heads,vocab_arg,seq,gpu,dp,distributed_optimizer,tp,sp,cp,pp,vpp,experts,micro_batch,\
+recompute,dtype,other_args"
+
+
+def test_allocated_memory_is_that_of_the_last_rank_with_its_layers_scores_and_logits(predict: Predict) -> None:
+    """What differs between two tests is what one has of layers, state or scores that the other lacks."""
+
+    def row(name: str, optimizer: str, pp: int, more: str, experts: str = "") -> str:
+        return f"{name},8,256,,4,,512,H100 (DGX),4,{optimizer},1,no,1,{pp},,{experts},2,none,bf16,{more}"
+
+    rows = [
+        row("plain", "no", 1, ""),
+        row("sharded", "yes", 1, ""),
+        row("unfused", "no", 1, "attention-backend=unfused"),
+        row("staged", "no", 4, ""),
+        row("experts", "no", 1, "", "8"),
+    ]
+    found = predict("\n".join((MEMORY, *rows)))
+    static, peak = (
+        {name: float(it[key] or 0) * 2**30 for name, it in found.items()} for key in ("static_gib", "peak_gib")
+    )
+    layer, table = 12 * 256**2 + 13 * 256, (50304 + 512) * 256 + 2 * 256
+    assert static["plain"] - static["sharded"] == pytest.approx(12 * 3 / 4 * (8 * layer + table))
+    message = 2 * 2 * 512 * 256
+    assert static["plain"] - static["staged"] == pytest.approx(18 * (6 * layer + 512 * 256) - 3 * message)
+    assert peak["unfused"] - peak["plain"] == pytest.approx(8 * 5 * 2 * 4 * 512**2)
+    assert found["experts"] == {"static_gib": None, "peak_gib": None, "why": "experts"}

@@ -9,47 +9,19 @@ Non-goals: experts; what varies between ranks of one stage.
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from math import ceil
 from typing import Any
 
-from attrs import frozen
-
-from scalec.compiler.analysis.memory import account
 from scalec.compiler.config.gpus import GIB, GPUS
-from scalec.compiler.ir import Program
-from scalec.compiler.passes import compile_plan
-from scalec.compiler.syntax.source import Source
 
 from .figures import print_table
+from .parts import Part, part_of
 from .rows import Row, profile
 
 PROFILES = {"nanotron": "nanotron_memory", "torchtitan": "torchtitan_memory"}
 """By framework; all others keep what scalec's programs keep."""
 
-PRODUCTS = ("contract", "contracts")
-
 LIKE_SCALEC = "scalec_memory"
-
-
-@frozen
-class Part:
-    """Bytes of a microbatch, and parameters, of a model that is not cut into stages or sharded.
-
-    layer     kept of a layer, but for normed inputs of its products
-    gathered  these inputs, where ranks of tp gather them
-    outside   kept of embedding, head and loss
-    logits    how many
-    inner     parameters of a layer
-    outer     of the embedding, and of the head and the last norm; of tied ones each has a copy
-    """
-
-    layer: float
-    gathered: float
-    outside: float
-    logits: float
-    inner: float
-    outer: tuple[float, float]
 
 
 def reserved(row: Row, plan: Callable[[Row], str]) -> tuple[float, bool]:
@@ -58,7 +30,7 @@ def reserved(row: Row, plan: Callable[[Row], str]) -> tuple[float, bool]:
     alone = {**row, "dp": "1", "pp": "1", "vpp": "1", "zero": "0", "recompute": "", "global_batch": row["micro_batch"]}
     if row["recompute"] == "full":
         alone["recompute"] = "full"
-    part = _part(plan(alone), _tokens(row) * int(row["vocab"]) / _number(row, "tp"))
+    part = part_of(plan(alone))
     sizes = [_rank(row, rank, part, given) for rank in range(_number(row, "pp"))]
     gpu = GPUS.get(row["gpu"])
     largest = max(sizes)
@@ -98,53 +70,27 @@ def _tokens(row: Row) -> int:
     return int(row["micro_batch"]) * int(row["seq"]) // _number(row, "cp")
 
 
-@lru_cache(maxsize=256)
-def _part(text: str, logits: float) -> Part:
-    """Read off the account of a plan, whose products keep their inputs whole."""
-    program = compile_plan(Source("row.scale", text + "cluster { gpu = h100_sxm }\n"))
-    layers = program.size("layers")
-    kept = account(program).kept
-    inputs = {
-        it.what for it in kept if it.layers > 1 and "hidden" in _dims(program, it.what) and it.op.kind in PRODUCTS
-    }
-    inner = [program.elements(it.type) for it in program.params if "layers" in it.type.dims]
-    first, *last = (program.elements(it.type) for it in program.params if "layers" not in it.type.dims)
-    return Part(
-        sum(it.total for it in kept if it.layers > 1 and it.what not in inputs) / layers,
-        sum(it.total for it in kept if it.what in inputs) * any(axis.name == "tp" for axis in program.axes) / layers,
-        sum(it.total for it in kept if it.layers == 1),
-        logits,
-        sum(inner) / layers,
-        (first, max(sum(last), first)),
-    )
-
-
-def _dims(program: Program, name: str) -> tuple[str, ...]:
-    type = program.types.get(name)
-    return type.dims if type else ()
-
-
 def _rank(row: Row, rank: int, part: Part, given: Mapping[str, Any]) -> float:
     """The bytes of a rank of the pipeline."""
-    ranks, microbatches = _number(row, "pp"), _number(row, "microbatches")
+    ranks, microbatches, tp = (_number(row, column) for column in ("pp", "microbatches", "tp"))
     is_first, is_last = rank == 0, rank == ranks - 1
     layers = _layers(row, rank, part) if given["cut"] == "cumulative" else int(row["layers"]) / ranks
-    outer = part.outer[0] * is_first + part.outer[1] * is_last - part.outer[0] * (ranks == 1 and row["tied"] == "yes")
+    outer = part.outside_layers(is_first, is_last)
     flying = min(_flying(rank, ranks, _number(row, "vpp")), microbatches)
     gathers = row["cluster"] in given["keeps_gathered"]
     gathered = flying if gathers else max(flying - 2, 0)
     kept = given["activations"] * (given["selective"] if row["recompute"] == "selective" else 1)
     return (
         _state(layers * part.inner, outer, row, given)
-        + layers * (kept * flying * part.layer + gathered * part.gathered)
-        + is_last * (part.outside + given["logits"] * part.logits)
+        + layers * (kept * flying * part.layer + gathered * part.inputs * (tp > 1))
+        + is_last * (part.outside + given["logits"] * _tokens(row) * int(row["vocab"]) / tp)
     )
 
 
 def _layers(row: Row, rank: int, part: Part) -> int:
     """A stage ends as soon as all so far cost their part of the whole: layers and the head, by their parameters."""
     count, ranks = int(row["layers"]), _number(row, "pp")
-    part_of = (count + part.outer[1] / part.inner) / ranks
+    part_of = (count + part.last / part.inner) / ranks
     return min(ceil((rank + 1) * part_of), count) - min(ceil(rank * part_of), count)
 
 

@@ -42,30 +42,20 @@ def stage_layers(layers: int, stages: int) -> list[int]:
 
 
 def gpt(sizes: Mapping[str, int], options: Sequence[str] = ()) -> str:
-    """A GPT with learned positions, layer norms and a GELU.
-
-    Its options are `bias` of products, `gated` (SwiGLU), `tied` (head and embedding), and `dropout`.
-    """
-    bias, gated, tied, dropped = (option in options for option in ("bias", "gated", "tied", "dropout"))
+    """A GPT with learned positions and layer norms; its options: `bias` of products, `gated` (SwiGLU), `tied`."""
+    bias, gated, tied = (option in options for option in ("bias", "gated", "tied"))
     plus = {name: f" + {name}[{dims}]" if bias else "" for name, dims in BIASES.items()}
     up = "m @ w_in[hidden -> ffn]" + plus["b_in"]
     gate = f"silu(m @ w_gate[hidden -> ffn]{plus['b_gate']}) * ({up})"
-    o = "attention(q, k, v, mask=causal" + (f", dropout={DROPOUT})" if dropped else ")")
-    o = f"{o} @ wo[heads, head_dim -> hidden]{plus['bo']}"
-    out = f"({gate if gated else f'gelu({up})'}) @ w_out[ffn -> hidden]{plus['b_out']}"
-    embedded = "embedding(tokens, wte[vocab, hidden]) + wpe[seq, hidden]"
     return MODEL.format(
         dims="  ".join(f"{name} = {size}" for name, size in sizes.items()),
-        embedded=_dropped(embedded, dropped),
         qkv="\n    ".join(f"{n} = a @ w{n}[hidden -> heads, head_dim]{plus[f'b{n}']}" for n in "qkv"),
-        attended=_dropped(o, dropped),
-        mlp=_dropped(out, dropped),
+        bo=plus["bo"],
+        up=gate if gated else f"gelu({up})",
+        b_out=plus["b_out"],
         head="wte" if tied else "head[hidden -> vocab]",
     )
 
-
-DROPOUT = 0.1
-"""Megatron's default, of activations and of attention's weights."""
 
 BIASES = {
     "bq": "heads, head_dim",
@@ -80,21 +70,17 @@ BIASES = {
 MODEL = """model gpt(tokens[batch, seq], labels[batch, seq]) {{
   dims {{ {dims} }}
   init ~ normal(0.02)
-  x = {embedded}
+  x = embedding(tokens, wte[vocab, hidden]) + wpe[seq, hidden]
   repeat layers {{
     a = layernorm(x, norm1[hidden], bias1[hidden], 1e-5)
     {qkv}
-    x = x + {attended}
+    x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]{bo}
     m = layernorm(x, norm2[hidden], bias2[hidden], 1e-5)
-    x = x + {mlp}
+    x = x + ({up}) @ w_out[ffn -> hidden]{b_out}
   }}
   loss = cross_entropy(layernorm(x, norm[hidden], bias[hidden], 1e-5) @ {head}, labels)
 }}
 """
-
-
-def _dropped(value: str, dropped: bool) -> str:
-    return f"dropout({value}, {DROPOUT})" if dropped else value
 
 
 def train(seq: int, global_batch: int, microbatch: int, more: str = "") -> str:
