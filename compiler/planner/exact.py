@@ -102,7 +102,7 @@ def _priced(goal: Goal, choice: Choice, program: Program) -> Priced:
     if room is not None and needs > room:
         return Priced(choice, inf, {}, 0.0, 0.0, needs, room)
     step = step_time(program, goal.hardware)
-    peak = goal.hardware.peak[PRECISIONS[train.precision]] * goal.gpus * step.seconds
+    peak = goal.hardware.peak_rate(PRECISIONS[train.precision]) * goal.gpus * step.seconds
     return Priced(
         choice,
         step.seconds,

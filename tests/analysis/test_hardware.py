@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +65,8 @@ def test_a_file_says_where_it_differs_from_a_shipped_gpu(tmp_path: Path) -> None
         ("[gpu]\nsms = 3", "lacks `name`, `peak`, `memory`, `held`, `attention`, `link`, `network`"),
         ("[host]\nop = -1", "`host.op` takes numbers of at least 0, not -1"),
         ("[host]\nop = 'fast'", "not 'fast'"),
+        ("[gpu]\npeak = 1e12", "takes a number for each element type"),
+        ("[gpu]\nheld = {}", "takes a number for each element type"),
         ("[[link]]\nname = 'rail'", "is one of `node`, `adapters`, not 'rail'"),
         ("[[product]]\nm = 1", "lacks `dtype`, `n`, `k`, `batch`, `seconds`"),
         ("[[moved]]\nop = 'silu'\nbytes = 0\nseconds = 1", "numbers of a `[[moved]]` are above 0"),
@@ -86,6 +89,13 @@ def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, text: str, told: str)
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="E0418"):
         load(tmp_path / "none.toml")
+
+
+def test_a_type_without_a_rate_has_the_least_of_all() -> None:
+    sheet = named("h100_sxm")
+    assert sheet
+    found = evolve(sheet, peak={"bf16": 4e12, "f32": 1e12}, held={"bf16": 0.5, "f32": 0.8})
+    assert [found.product_rate(it) for it in ("bf16", "f32", "f64")] == [2e12, 0.8e12, 0.5e12]
 
 
 MEASURED = Measured(

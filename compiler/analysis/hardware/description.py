@@ -15,10 +15,10 @@ class Hardware:
     """A rank's GPU, its links to other ranks, its host.  Rates are per second, of bytes or operations.
 
     name            of the GPU
-    peak            operations, by element type
+    peak            operations, by element type; of a type that is not there the least
     memory          read and written, by the data sheet
     sms             multiprocessors
-    held            the part of the peak that large products hold in a long step, by element type; of others as of bf16
+    held            the part of the peak that large products hold in a long step, by element type; of others the least
     attention       the part of the peak that attention holds
     link            of a rank to others of its node, one way
     network         of a node to other nodes, one way
@@ -56,9 +56,13 @@ class Hardware:
     source: str = DATA_SHEETS
     error: float = 0.2
 
+    def peak_rate(self, dtype: str) -> float:
+        """Operations of an element type at the most."""
+        return self.peak.get(dtype, min(self.peak.values()))
+
     def product_rate(self, dtype: str) -> float:
         """Operations of large products of an element type."""
-        return self.peak[dtype] * self.held.get(dtype, self.held["bf16"])
+        return self.peak_rate(dtype) * self.held.get(dtype, min(self.held.values()))
 
     @property
     def memory_rate(self) -> float:

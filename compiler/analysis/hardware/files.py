@@ -153,7 +153,10 @@ class _Reader:
     def _figure(self, where: str, key: str, value: Any) -> Any:
         if key == "name":
             return str(value)
-        each = list(cast(dict[str, Any], value).values()) if key in ("peak", "held") else [value]
+        by_type = key in ("peak", "held")
+        if by_type and not (isinstance(value, dict) and value):
+            self._wrong(f"`{self.path}`: `{where}` takes a number for each element type, as in {{ bf16 = 1e12 }}")
+        each = list(cast(dict[str, Any], value).values()) if by_type else [value]
         if not all(isinstance(it, int | float) and it >= 0 for it in each):
             self._wrong(f"`{self.path}`: `{where}` takes numbers of at least 0, not {value!r}")
         return value

@@ -151,7 +151,7 @@ def report(program: Program, on: Hardware, *, by_load: bool = True) -> Report:
         ranks,
         operations.needed(program) / ranks,
         operations.done(program),
-        on.peak[PRECISIONS[program.train.precision]],
+        on.peak_rate(PRECISIONS[program.train.precision]),
         room(program),
         {name: it.seconds for name, it in loads.items()},
     )

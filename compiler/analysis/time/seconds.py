@@ -83,7 +83,7 @@ def _attention(it: Scores, dtype: str, on: Hardware) -> Size:
     if rate is not None:
         return it.operations / rate
     narrow = smaller(1.0, it.width / WIDTH) ** NARROW
-    return it.operations / (on.peak[dtype] * on.attention * narrow * it.length / (it.length + LENGTH)) + on.kernel
+    return it.operations / (on.peak_rate(dtype) * on.attention * narrow * it.length / (it.length + LENGTH)) + on.kernel
 
 
 def of_message(program: Program, message: Message, on: Hardware, elements: Size) -> Size:
