@@ -153,13 +153,15 @@ class _Reader:
     def _figure(self, where: str, key: str, value: Any) -> Any:
         if key == "name":
             return str(value)
-        by_type = key in ("peak", "held")
-        if by_type and not (isinstance(value, dict) and value):
+        if key not in ("peak", "held"):
+            each = [value]
+        elif isinstance(value, dict) and value:
+            each = list(cast(dict[str, Any], value).values())
+        else:
             self._wrong(f"`{self.path}`: `{where}` takes a number for each element type, as in {{ bf16 = 1e12 }}")
-        each = list(cast(dict[str, Any], value).values()) if by_type else [value]
         if not all(isinstance(it, int | float) and it >= 0 for it in each):
             self._wrong(f"`{self.path}`: `{where}` takes numbers of at least 0, not {value!r}")
-        return value
+        return cast(Any, value)
 
     def _link(self, given: Mapping[str, Any]) -> dict[str, Any]:
         self._known("link", given, ("name", "ranks", "bandwidth", "latency"))
