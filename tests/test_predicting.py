@@ -1,11 +1,17 @@
 """Rows of published measurements: what is read, predicted and written of a file of each kind."""
 
+import csv
 import json
 import runpy
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from scalec.compiler.analysis.hardware import known_clusters, load
+from scalec.compiler.analysis.hardware.files import FOLDER
+from scalec.compiler.analysis.hardware.frameworks import DEFAULT, NUMBERS, profile, profile_of, profiles
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -22,7 +28,7 @@ def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Predict:
 
     def predicted(text: str) -> Mapping[str, Mapping[str, float | str | None]]:
         (tmp_path / "rows.csv").write_text(text)
-        (tmp_path / "clusters.csv").write_text("cluster,node_gbit_s\n")
+        (tmp_path / "clusters.csv").write_text("cluster,node_gbit_s\nhere,3200\n")
         out = tmp_path / "out.json"
         monkeypatch.setattr("sys.argv", ["predict.py", str(tmp_path / "rows.csv"), "--json", str(out)])
         runpy.run_path(str(BENCHMARKS / "predict.py"), run_name="predict")["main"]()
@@ -104,3 +110,114 @@ def test_allocated_memory_is_that_of_the_last_rank_with_its_layers_scores_and_lo
     assert static["plain"] - static["staged"] == pytest.approx(18 * (6 * layer + 512 * 256) - 3 * message)
     assert peak["unfused"] - peak["plain"] == pytest.approx(8 * 5 * 2 * 4 * 512**2)
     assert found["experts"] == {"static_gib": None, "peak_gib": None, "why": "experts"}
+
+
+ALL = TRAIN + ",gpus,stack,attention,grad,compile,overlap,allreduce_gbs"
+
+PLAIN = {
+    "source": "x", "framework": "torchtitan", "cluster": "here", "gpu": "h100_sxm", "gpus_per_node": "8", "layers": "4",
+    "hidden": "1024", "ffn": "4096", "heads": "8", "kv_heads": "8", "head_dim": "128", "vocab": "8192", "gated": "yes",
+    "tied": "no", "seq": "1024", "dp": "1", "tp": "1", "sp": "no", "cp": "1", "pp": "1", "vpp": "1", "zero": "0",
+    "micro_batch": "2", "microbatches": "8", "global_batch": "16", "recompute": "none", "compute": "bf16",
+    "status": "ok", "gpus": "1", "attention": "flash2", "grad": "fp32", "compile": "no",
+}  # fmt: skip
+
+
+def text(**rows: Mapping[str, str]) -> str:
+    """A file of rows by their names, which say how they differ from the plain one."""
+    lines = (
+        ",".join({"id": name, **PLAIN, **more}.get(column, "") for column in ALL.split(","))
+        for name, more in rows.items()
+    )
+    return "\n".join((ALL, *lines))
+
+
+KINDS = {
+    "plain": {},
+    "mxfp8": {"compute": "mxfp8"},
+    "unknown": {"framework": "another"},
+    "full": {"recompute": "full"},
+    "selective": {"recompute": "selective"},
+    "scores": {"recompute": "selective", "attention": "unfused", "compute": "fp16", "tied": "yes", "gated": "no"},
+    "compiled": {"compile": "yes"},
+    "tp": {"tp": "4", "sp": "yes", "gpus": "4"},
+    "async": {"tp": "4", "sp": "yes", "gpus": "4", "overlap": "async fsdp"},
+    "cp": {"cp": "2", "gpus": "2"},
+    "zero": {"dp": "16", "zero": "3", "gpus": "16", "global_batch": "256"},
+    "slow": {"dp": "16", "tp": "8", "gpus": "128", "global_batch": "256", "allreduce_gbs": "20"},
+    "fast": {"dp": "16", "tp": "8", "gpus": "128", "global_batch": "256", "allreduce_gbs": "300"},
+    "staged": {"pp": "4", "gpus": "4"},
+    "interleaved": {"pp": "2", "vpp": "2", "gpus": "2"},
+    "domain": {"gpu": "gb200", "gpus_per_node": "72", "compute": "nvfp4", "attention": "flash_cudnn"},
+}
+
+NOT_SAID = {
+    "type": ({"compute": "fp4"}, "products in fp4"),
+    "empty": ({"vocab": ""}, "it lacks vocab"),
+    "gpu": ({"gpu": "abacus"}, "no data sheet of abacus"),
+    "stages": ({"pp": "8", "gpus": "8"}, "4 iterations cannot fill 8 stages"),
+}
+
+
+def test_training_steps_have_seconds_of_which_parts_are_the_sum_or_a_reason(predict: Predict) -> None:
+    found: Any = predict(text(**KINDS, **{name: row for name, (row, _) in NOT_SAID.items()}))
+    for name, (_, told) in NOT_SAID.items():
+        assert found[name] == {"step_s": None, "memory_gib": None, "fits": None, "parts": None, "why": told}
+    assert {*found["plain"]["parts"]} == {"compute", "tp", "dp", "bubble", "host", "update", "step"}
+    for name in KINDS:
+        assert sum(found[name]["parts"].values()) == pytest.approx(found[name]["step_s"])
+        assert min(found[name]["parts"].values()) >= 0
+    parts = {name: found[name]["parts"] for name in KINDS}
+    seconds = {name: found[name]["step_s"] for name in KINDS}
+    assert [name for name in KINDS if parts[name]["tp"]] == ["tp", "async", "cp", "slow", "fast"]
+    assert [name for name in KINDS if parts[name]["bubble"]] == ["staged", "interleaved"]
+    assert [name for name in KINDS if parts[name]["dp"]] == ["zero", "slow", "fast"]
+    assert parts["async"]["tp"] < parts["tp"]["tp"]
+    assert seconds["mxfp8"] < seconds["plain"] < seconds["full"]
+    assert seconds["compiled"] < seconds["plain"]
+    assert seconds["fast"] < seconds["slow"]
+
+
+def test_rows_without_a_time_or_a_cluster_are_predicted_as_those_with_one(predict: Predict) -> None:
+    found = predict(text(timed={"step_s": "2.5"}, open={"cluster": ""}, failed={"status": "oom"}))
+    assert found["timed"] == found["open"] == found["failed"]
+
+
+def test_profiles_are_numbers_that_a_frameworks_name_finds() -> None:
+    assert {profile_of(name) for name in ("megatron-2021", "Megatron-LM", "megatron")} == {"megatron"}
+    assert profile_of("megatron-deepspeed-2022") == "megatron_deepspeed"
+    assert profile_of("another") == DEFAULT
+    assert len(NUMBERS) <= 12
+    for name in profiles():
+        assert 0 < profile(name).host < 1
+
+
+def test_shipped_clusters_describe_hardware() -> None:
+    for name in known_clusters():
+        on = load(FOLDER / "clusters" / f"{name}.toml")
+        assert name.startswith(on.name), name
+
+
+def test_no_row_source_or_model_of_published_files_is_named_in_code_or_profiles() -> None:
+    """Neither fits nor formulas may know the rows that they are scored on."""
+    beside = (folder / "shared" / "published" for folder in BENCHMARKS.resolve().parents)
+    published = next((folder for folder in beside if folder.is_dir()), None)
+    if published is None:
+        pytest.skip("no published measurements beside the repository")
+    names = set[str]()
+    for file in ("train", "memory", "pipeline"):
+        for row in read_rows(published / f"{file}.csv"):
+            names |= {row.get(column) or "" for column in ("id", "source", "model", "test_case", "cell")}
+    names = {name for name in names if len(name) > 4}
+    folders = (BENCHMARKS / "predicting", FOLDER, FOLDER.parent / "time")
+    files = [path for it in folders for path in it.rglob("*") if path.suffix in (".py", ".toml")]
+    written = "\n".join(
+        path.read_text() for path in (*files, BENCHMARKS / "predict.py", BENCHMARKS / "fit_profiles.py")
+    )
+    assert {name for name in names if name in written} == set()
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [*csv.DictReader(file)]

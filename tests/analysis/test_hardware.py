@@ -41,7 +41,7 @@ def test_each_known_gpu_has_a_data_sheet(gpu: str) -> None:
     found = named(gpu)
     assert found
     assert (found.name, found.source) == (gpu, DATA_SHEETS)
-    assert set(found.peak) == {"bf16", "f16", "f32", "f64"}
+    assert {"bf16", "f16", "f32", "f64"} <= set(found.peak)
 
 
 def test_a_file_says_where_it_differs_from_a_shipped_gpu(tmp_path: Path) -> None:

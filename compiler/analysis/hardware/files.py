@@ -126,7 +126,8 @@ class _Reader:
         figures |= self._figures("host", given.get("host", {}), HOST)
         for link in self._list("link", given):
             figures |= self._link(link)
-        figures["measured"] = Measured(**{LISTS[it]: self._rows(it, self._list(it, given)) for it in TABLES})
+        own = {LISTS[it]: self._rows(it, self._list(it, given)) for it in TABLES if it in given}
+        figures["measured"] = evolve(base.measured if base else Measured(), **own)
         if base:
             return evolve(base, **figures)
         missing = [key for key in NEEDED if key not in figures]

@@ -1,0 +1,196 @@
+"""`.venv/bin/python benchmarks/fit_profiles.py ROWS.csv [--left-out COLUMN…] [--write]`: frameworks' profiles, fitted.
+
+Fits the profiles of `compiler/analysis/hardware/frameworks` and the shared constants of `predicting` to published
+steps: least squares of the logarithm of predicted over measured, robust, each source weighted by the root of its rows,
+with priors that hold where rows say nothing.  Deterministic.  Prints the errors of what is fitted, and those of rows
+that were left out of the fit: one value of `source`, `model` or `framework` at a time.  `--write` writes the files.
+
+Non-goals: GPUs and clusters, whose figures have sources of their own.
+"""
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+from measure import table
+from predicting.batch import Array, Batch
+from predicting.errors import by_group
+from predicting.rows import read
+from predicting.steps import steps
+from predicting.training import read_work
+
+from scalec.compiler.analysis.hardware.files import FOLDER
+from scalec.compiler.analysis.hardware.frameworks import DEFAULT, NUMBERS, profile, profile_of, profiles
+
+SPREAD = {
+    "host": 1.0, "host_tp": 1.0, "collective": 0.7, "step": 1.0, "traffic": 0.4, "rate": 0.04, "beside": 0.4,
+    "exposed": 0.3, "messages": 0.7, "bucket": 1.0,
+}  # fmt: skip
+"""How far a profile's number may be from the default's, one standard deviation of its logarithm; others are given."""
+
+CONSTANTS = {
+    "accumulated": (6.0, 0.3),
+    "async": (0.5, 0.5),
+    "beside_tensors": (0.2, 0.7),
+    "cast": (3.0, 0.5),
+    "compiled": (0.71, 0.1),
+    "contention": (0.1, 0.3),
+    "flash_cudnn": (1.0, 0.2),
+    "flash_triton": (0.8, 0.2),
+    "gathered": (0.5, 0.5),
+    "hop": (8e-6, 0.5),
+    "jitter": (0.002, 0.5),
+    "loss": (14.0, 0.3),
+    "newer": (0.8, 0.2),
+    "ring": (0.3, 0.5),
+    "scores": (8.0, 0.3),
+    "scores_back": (12.0, 0.3),
+    "update": (31.0, 0.2),
+}
+"""The shared constants: a round value from what is known of operations, and the same."""
+
+NOISE, ROBUST = 0.033, 0.05
+"""Of the logarithm of a step's seconds: one standard deviation, and from where on errors count less."""
+
+PARTS = ("beside", "beside_tensors", "gathered")
+"""Numbers that are parts of a whole: 1 at most."""
+
+Name = tuple[str, str]
+
+
+@frozen
+class Fit:
+    """Numbers by profile, "" for shared constants, and name; the logarithms of their priors and how far they may be."""
+
+    rows: Batch
+    seconds: Array
+    names: tuple[Name, ...]
+    prior: Array
+    spread: Array
+
+    def values(self, at: Array) -> dict[Name, float]:
+        """What the logarithms say."""
+        return {name: _value(name[1], it) for name, it in zip(self.names, at, strict=True)}
+
+    def predicted(self, at: Array) -> Array:
+        """Seconds of all rows."""
+        found = self.values(at)
+        of = [profile_of(row["framework"]) for row in self.rows.rows]
+        each = {name: {it: found.get((it, name), getattr(profile(it), name)) for it in {*of}} for name in NUMBERS}
+        framework = {name: np.array([values[it] for it in of]) for name, values in each.items()}
+        return steps(self.rows, framework, {name: found["", name] for name in CONSTANTS}).seconds
+
+    def best(self, weights: Array, rounds: int = 12) -> Array:
+        """Levenberg and Marquardt's least squares; rows of weight 0 are left out."""
+        at, damping, used = self.prior.copy(), 1e-2, weights > 0
+        off = self._off(at)
+        for _ in range(rounds):
+            slopes = np.array([(self._off(at + step) - off) / 1e-4 for step in np.eye(len(at)) * 1e-4])[:, used]
+            scaled = slopes * (weights[used] / np.sqrt(1 + (off[used] / ROBUST) ** 2))
+            normal = scaled @ slopes.T + np.diag(self.spread**-2)
+            slope = scaled @ off[used] + (at - self.prior) * self.spread**-2
+            before = self._loss(at, off, weights)
+            there = at
+            while damping < 1e4:
+                moved = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), slope)
+                there = at - np.clip(moved, -1, 1)
+                if self._loss(there, self._off(there), weights) < before:
+                    break
+                damping *= 4
+            at, off, damping = there, self._off(there), max(damping / 8, 1e-6)
+            if before - self._loss(at, off, weights) < 3e-4 * before:
+                break
+        return at
+
+    def _off(self, at: Array) -> Array:
+        return np.log(self.predicted(at) / self.seconds)
+
+    def _loss(self, at: Array, off: Array, weights: Array) -> float:
+        robust = 2 * ROBUST**2 * (np.sqrt(1 + (off / ROBUST) ** 2) - 1)
+        return float((weights * robust)[weights > 0].sum() + (((at - self.prior) / self.spread) ** 2).sum())
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__, prog="fit_profiles.py")
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("--clusters", type=Path, help="their networks; unset, clusters.csv beside the rows")
+    parser.add_argument("--left-out", nargs="*", default=[], metavar="COLUMN", help="source, model, framework")
+    parser.add_argument("--write", action="store_true", help="write the profiles and the constants")
+    given = parser.parse_args()
+    clusters = {row["cluster"]: row for row in read(given.clusters or given.rows.with_name("clusters.csv"))}
+    rows = [row for row in read(given.rows) if row["status"] == "ok" and row["step_s"]]
+    work = read_work(rows, clusters)
+    fit = fit_of(work.batch)
+    sources = np.array([row["source"] for row in work.rows])
+    found = fit.best(weights(sources, np.ones(len(sources), bool)))
+    by_group(work.rows, fit.predicted(found), "source", ", fitted")
+    for column in given.left_out:
+        by_group(work.rows, left_out(fit, work.rows, column), column, f", each {column} left out")
+    moved = [(*name, f"{value:.4g}") for name, value in fit.values(found).items()]
+    table("Numbers", ("profile", "number", "value"), moved)
+    if given.write:
+        write(fit.values(found))
+
+
+def fit_of(rows: Batch) -> Fit:
+    """The fit of rows: of the profiles that they have, and of the constants."""
+    of = sorted({profile_of(row["framework"]) for row in rows.rows} - {DEFAULT})
+    default = profile(DEFAULT)
+    names = [(it, name) for it in of for name in SPREAD] + [("", name) for name in CONSTANTS]
+    spread = SPREAD | {name: it for name, (_, it) in CONSTANTS.items()}
+    prior = [getattr(default, name) if it else CONSTANTS[name][0] for it, name in names]
+    logs = np.array([_log(name, value) for (_, name), value in zip(names, prior, strict=True)])
+    seconds = np.array([float(row["step_s"]) for row in rows.rows])
+    return Fit(rows, seconds, tuple(names), logs, np.array([spread[name] for _, name in names]))
+
+
+def weights(sources: Array, used: Array) -> Array:
+    """Each source by the root of its rows."""
+    counts = {source: int((used & (sources == source)).sum()) for source in sources}
+    each = np.array([max(counts[source], 1) ** -0.5 for source in sources])
+    return np.where(used, each / NOISE**2, 0.0)
+
+
+def left_out(fit: Fit, rows: Sequence[Mapping[str, str]], column: str) -> Array:
+    """The seconds of rows by fits that have not seen those of the same value of a column."""
+    sources, values = (np.array([row[it] for row in rows]) for it in ("source", column))
+    found = np.zeros(len(rows))
+    for value in sorted({*values}):
+        seen = values != value
+        found = np.where(seen, found, fit.predicted(fit.best(weights(sources, seen), 6)))
+    return found
+
+
+def write(values: Mapping[Name, float]) -> None:
+    """Writes profiles and constants."""
+    here = Path(__file__).parent / "predicting" / "constants.toml"
+    shared = {name: values["", name] for name in CONSTANTS}
+    here.write_text(
+        _toml("Shared constants of others' steps, by benchmarks/fit_profiles.py; `steps.py` uses them.", shared)
+    )
+    for it in profiles():
+        numbers = {name: values.get((it, name), getattr(profile(it), name)) for name in NUMBERS}
+        if it != DEFAULT:
+            text = "Fitted to published steps by benchmarks/fit_profiles.py."
+            (FOLDER / "frameworks" / f"{it}.toml").write_text(_toml(text, numbers))
+
+
+def _toml(comment: str, numbers: Mapping[str, float]) -> str:
+    lines = (f"{name} = {float(f'{value:.3g}')!r}" for name, value in numbers.items())
+    return "\n".join((f"# {comment}", "", *lines, ""))
+
+
+def _log(name: str, value: float) -> float:
+    return float(np.log(value / (1 - value) if name in PARTS else value))
+
+
+def _value(name: str, at: Any) -> float:
+    return float(1 / (1 + np.exp(-at)) if name in PARTS else np.exp(np.clip(at, -30, 30)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Profiles of other frameworks: by what their steps differ from the work and the hardware, twelve numbers each.
+
+They serve to predict others' published steps (`benchmarks/predict.py`).  Steps of scalec's own programs use none: their
+host time and overlap are in the IR.
+"""
+
+import tomllib
+from functools import cache
+
+from attrs import fields, frozen
+
+from .files import FOLDER
+
+DEFAULT = "default"
+"""The profile of a framework that has none."""
+
+
+@frozen
+class Framework:
+    """What a framework adds to the work of a step.
+
+    host         seconds to issue a layer, forward and backward
+    host_tp      the same, with tensor parallelism
+    collective   seconds to issue a collective
+    step         seconds of a step besides, as of logs and data
+    traffic      bytes that memory-bound ops move, as a part of those of fused ones
+    rate         of products, as a part of what the GPU holds
+    beside       the part of gradients' reduction that is done beside backward
+    exposed      the part of collectives of tensor parallelism that the GPU waits for
+    messages     the part of messages between stages that the GPU waits for
+    bucket       bytes of gradients that are reduced in one collective
+    per_tensor   whether ZeRO 1 reduces and gathers each tensor by itself, beside nothing: 1 or 0
+    balanced     whether stages are cut by parameters, the head's too, not into equal numbers of layers: 1 or 0
+    """
+
+    host: float
+    host_tp: float
+    collective: float
+    step: float
+    traffic: float
+    rate: float
+    beside: float
+    exposed: float
+    messages: float
+    bucket: float
+    per_tensor: float
+    balanced: float
+
+
+NUMBERS = tuple(it.name for it in fields(Framework))
+
+
+def profiles() -> list[str]:
+    """The names of all profiles."""
+    return sorted(path.stem for path in (FOLDER / "frameworks").glob("*.toml"))
+
+
+@cache
+def profile(name: str) -> Framework:
+    """The profile of this name."""
+    return Framework(**tomllib.loads((FOLDER / "frameworks" / f"{name}.toml").read_text(encoding="utf-8")))
+
+
+def profile_of(framework: str) -> str:
+    """The name of a framework's profile: its own, that of the longest name which its name begins with, or the default.
+
+    For instance of `megatron-2021` that of `megatron`.
+    """
+    said = framework.lower().replace("-", "_").replace(" ", "_")
+    return max((name for name in profiles() if said.startswith(name)), key=len, default=DEFAULT)
