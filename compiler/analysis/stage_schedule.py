@@ -68,10 +68,10 @@ def estimated(program: Program, pipeline: Pipeline) -> Times:
         for stage in stages(program, pipeline)
     ]
     unit = max(each.forward for each in costs)
-    parts = (tuple(max(part / unit, _LEAST) for part in astuple(each)) for each in costs)
+    parts = (tuple(max(part / unit, LEAST) for part in astuple(each)) for each in costs)
     forward, input, weight = zip(*parts, strict=True)
     return Times(forward, input, weight)
 
 
-_LEAST = 1e-3
+LEAST = 1e-3
 """The least time of an action, which computes next to nothing."""

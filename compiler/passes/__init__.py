@@ -45,10 +45,15 @@ def choose_recomputed(program: Program) -> Program:
     )
 
 
+def divide_stages(program: Program) -> Program:
+    """`cut_stages`, by what becomes of each division."""
+    return cut_stages(program, lambda cut, until: [*passed(evolve(cut, after="divide_stages"), until)][-1])
+
+
 PASSES: tuple[Pass, ...] = (
     validate,
     choose_strategies,
-    cut_stages,
+    divide_stages,
     factor_axes,
     flatten_sums,
     propagate,

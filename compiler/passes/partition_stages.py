@@ -1,14 +1,20 @@
 """Cuts the repeats of a pipeline into stages: how many layers each has, and on which rank.
 
 Purpose: stages of costs as equal as layers allow, or those of the plan; values that a later stage needs from an earlier
-one are carried by the repeats between (`thread_carries`).
+one are carried by the repeats between (`thread_carries`).  Costs are operations, or where the cluster's GPU is known
+and ranks then work less long, seconds of forward and backward.
 Before: `validate`.  Non-goals: when a stage works (`schedule_pipeline`).
 """
+
+from collections.abc import Callable
 
 from attrs import evolve
 
 from ..analysis.flops import cost
+from ..analysis.hardware import Hardware, hardware
+from ..analysis.memory import account, fits
 from ..analysis.stage_schedule import stage_to_rank
+from ..analysis.stage_times import item_times
 from ..config.units import counted
 from ..ir import Pipeline, Program, ops_in
 from ..ir.stages import groups, readers
@@ -20,16 +26,51 @@ from .thread_carries import carried
 
 MOST_LAYERS = 1024
 
+WORTH = 0.995
+"""A division with which the rank that works longest takes more than this part of the time is not taken."""
 
-def cut_stages(program: Program) -> Program:
+
+Lowered = Callable[[Program, str], Program]
+"""Gives the program after a later pass."""
+
+
+def cut_stages(program: Program, lowered: Lowered) -> Program:
     """The program with its pipeline's stages.  Raises PlanError."""
-    pipeline = program.pipeline
-    if not pipeline:
+    if not (pipeline := program.pipeline):
         return program
+    made, on = _cut(program, pipeline), hardware(program)
+    if not on or pipeline.given or pipeline.settings.stages is not None:
+        return made
+    try:
+        return _faster(program, made, on, lowered)
+    except PlanError:  # which the pass that raises it tells
+        return made
+
+
+def _faster(program: Program, made: Program, on: Hardware, lowered: Lowered) -> Program:
+    """The program cut by seconds, if the rank that works longest then has less to do, and the step fits."""
+    pipeline, cut = program.pipeline, made.pipeline
+    assert pipeline, "cut_stages: no pipeline"
+    assert cut, "cut_stages: no stages"
+    times = item_times(lowered(made, "place_state"), cut, on)
+    of_groups, of_layers = (tuple(round(seconds * 1e9) for seconds in each) for each in (times.groups, times.layers))
+    layers = _divided(program, pipeline, of_groups, of_layers, len(cut.layers))
+    now, then = (times.longest(program, evolve(cut, layers=each)) for each in (cut.layers, layers))
+    if then > WORTH * now:
+        return made
+    other = _cut(program, pipeline, layers)
+    if layers[0] <= cut.layers[0] and max(layers) <= max(cut.layers):
+        return other  # the first rank, which holds most microbatches, needs no more memory
+    last = lowered(other, "schedule_pipeline")
+    return made if fits(last, account(last)) is False else other
+
+
+def _cut(program: Program, pipeline: Pipeline, layers: tuple[int, ...] = ()) -> Program:
+    """The program with stages of so many layers each, by default those of the plan or of equal operations."""
     total = sum(program.size(dim) for dim in pipeline.dims)
     placed = _homes(program, pipeline, total)
     if pipeline.settings.stages is None:
-        layers = _balanced(program, pipeline, len(placed))
+        layers = layers or _balanced(program, pipeline, len(placed))
     else:
         layers = _given(program, pipeline, pipeline.settings.stages, len(placed), total)
     program = evolve(program, region=carried(program, pipeline))
@@ -71,10 +112,19 @@ def _demand_layers(count: int, program: Program, pipeline: Pipeline, total: int)
 def _balanced(program: Program, pipeline: Pipeline, count: int) -> tuple[int, ...]:
     """Stages whose forwards have costs as equal as can be; statements after a repeat go with its last layer."""
     bodies, repeats = groups(pipeline, program.region.body)
-    first, *between, last = (cost(program, body).forward for body in bodies)
+    of_groups = tuple(cost(program, body).forward for body in bodies)
+    of_layers = tuple(cost(program, repeat.body).forward for repeat in repeats)
+    return _divided(program, pipeline, of_groups, of_layers, count)
+
+
+def _divided(
+    program: Program, pipeline: Pipeline, of_groups: tuple[int, ...], of_layers: tuple[int, ...], count: int
+) -> tuple[int, ...]:
+    """The layers of `count` stages of equal costs, by those of groups of ops and of a layer of each repeat."""
+    first, *between, last = of_groups
     costs: list[int] = []
-    for repeat, following in zip(repeats, (*between, 0), strict=True):
-        costs += [cost(program, repeat.body).forward] * program.size(repeat.dim)
+    for dim, layer, following in zip(pipeline.dims, of_layers, (*between, 0), strict=True):
+        costs += [layer] * program.size(dim)
         costs[-1] += following
     return balanced(tuple(costs), first, last, count)
 

@@ -9,8 +9,10 @@ from math import inf
 
 from attrs import evolve
 
+from ..analysis.hardware import hardware
 from ..analysis.memory import memory_budget
 from ..analysis.stage_schedule import demand_few, estimated, placements
+from ..analysis.stage_times import stage_times
 from ..config.settings import AUTO, ON, Size
 from ..ir import MICROBATCHES, Pipeline, Program
 from ..schedules.actions import ScheduleError
@@ -53,7 +55,9 @@ def _task(program: Program, pipeline: Pipeline) -> Task:
     """The task for rows on stages placed so: the costs of the step as later passes make it, and ranks' memory."""
     fused = fuse_buckets(evolve(program, pipeline=pipeline))
     step = summed(fused, pipeline)
-    return Task(pipeline.stage_to_rank, step.size(MICROBATCHES), estimated(step, pipeline), _room(step, pipeline))
+    on = hardware(program)
+    times = stage_times(step, pipeline, on) if on else estimated(step, pipeline)
+    return Task(pipeline.stage_to_rank, step.size(MICROBATCHES), times, _room(step, pipeline))
 
 
 def _room(program: Program, pipeline: Pipeline) -> MemoryBudget:

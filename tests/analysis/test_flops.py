@@ -81,5 +81,5 @@ def test_attention_costs_what_its_mask_lets_through(mask: str, pairs: int) -> No
 
 def test_stages_are_balanced_by_what_masks_let_through() -> None:
     """Layers that see a window are cheaper, and so a stage has more of them."""
-    layers = {mask: compiled(mask, "cut_stages").pipeline for mask in ("mask=full", "mask=causal, window=4")}
+    layers = {mask: compiled(mask, "divide_stages").pipeline for mask in ("mask=full", "mask=causal, window=4")}
     assert [it.layers for it in layers.values() if it] == [(3, 3), (4, 2)]

@@ -25,7 +25,7 @@ NESTED = {
 
 
 def cut(edits: Mapping[str, str]) -> tuple[Program, Pipeline]:
-    program = compiled(edits, "cut_stages")
+    program = compiled(edits, "divide_stages")
     assert program.pipeline
     return program, program.pipeline
 

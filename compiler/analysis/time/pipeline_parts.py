@@ -104,19 +104,24 @@ class _Around:
 # ---- in the rows
 
 
-def of_stages(program: Program, on: Hardware, *, record: bool = False) -> list[Mapping[Work, Clocks]]:
-    """The clocks of each stage; those that do the same ops in as many layers, as all in the middle, are walked once."""
+def of_stages(
+    program: Program, on: Hardware, *, record: bool = False, splits: bool = False
+) -> list[Mapping[Work, Clocks]]:
+    """The clocks of each stage; those that do the same ops in as many layers, as all in the middle, are walked once.
+
+    Backward is in two parts if it `splits`, or rows do.
+    """
     known, found = dict[object, Mapping[Work, Clocks]](), list[Mapping[Work, Clocks]]()
     for stage in stage_programs(program):
         stmts = (*stage.forward.body, *stage.backward.body)
         ops = (id(stmt.body) if isinstance(stmt, Region) else id(stmt) for stmt in stmts)
         key = (*map(len, stage.layers.values()), *ops)
-        known[key] = known.get(key) or _parts(program, stage, on, record)
+        known[key] = known.get(key) or _parts(program, stage, on, record, splits)
         found.append(known[key])
     return found
 
 
-def _parts(program: Program, stage: StageProgram, on: Hardware, record: bool) -> dict[Work, Clocks]:
+def _parts(program: Program, stage: StageProgram, on: Hardware, record: bool, splits: bool) -> dict[Work, Clocks]:
     """The clocks after each part of a stage's work on a microbatch; backward is one where no row splits it.
 
     The host issues an action's ops while the GPU does them, and the next action once it has issued these.
@@ -125,7 +130,7 @@ def _parts(program: Program, stage: StageProgram, on: Hardware, record: bool) ->
     backward = stage.backward.body
     pipeline = stage.program.pipeline
     assert pipeline, "time: a stage without a pipeline"
-    splits, line = pipeline.splits, str(program.axis(pipeline.axis).span)
+    splits, line = splits or pipeline.splits, str(program.axis(pipeline.axis).span)
     bodies = {
         Work.FORWARD: stage.forward.body,
         Work.INPUT: _part(backward, put_off=False) if splits else backward,

@@ -1,0 +1,79 @@
+"""Layers are divided by seconds where the cluster's GPU is known, and no plan's step is slower for it."""
+
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from scalec.compiler.analysis.hardware import hardware
+from scalec.compiler.analysis.stage_times import stage_times
+from scalec.compiler.analysis.time.step import step_time
+from scalec.compiler.ir import Pipeline, Program
+from scalec.compiler.passes import compile_plan, partition_stages
+from scalec.compiler.syntax.source import Source
+
+PLANS = Path(__file__).parents[2] / "plans"
+LONG = """use "llama3_8b.scale" {{ train {{ seq = {seq}  recompute = {recompute} }} }}
+mesh {{ pp = 8  dp = 2  tp = 8 }}
+shard {{ batch over dp  vocab, heads, kv_heads, ffn over tp  seq over tp  layers over pp }}
+pipeline {{ schedule = {schedule} }}
+"""
+TEXTS = [
+    LONG.format(seq=32768, recompute="full", schedule="1f1b"),
+    LONG.format(seq=32768, recompute="none", schedule="interleaved_1f1b(chunks=2)"),
+    LONG.format(seq=2048, recompute="none", schedule="1f1b"),
+    *(f'use "{name}.scale"\n' for name in ("deepseek_v3", "llama3_405b_long", "mixtral_8x7b")),
+]
+
+
+def _compiled(text: str) -> Program:
+    return compile_plan(Source(str(PLANS / "stages.scale"), text))
+
+
+def _seconds(program: Program) -> float:
+    on = hardware(program)
+    assert on
+    return step_time(program, on).seconds
+
+
+def _by_operations(text: str, monkeypatch: pytest.MonkeyPatch) -> Program:
+    with monkeypatch.context() as patched:
+        patched.setattr(partition_stages, "_faster", lambda program, made, on, lowered: made)
+        return _compiled(text)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_no_step_is_slower_than_by_operations(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _seconds(_compiled(text)) <= _seconds(_by_operations(text, monkeypatch))
+
+
+def test_a_step_of_long_sequences_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention and what backward recomputes weigh more against the head than operations of forward say."""
+    assert _layers(_compiled(TEXTS[0])) == (4,) * 8
+    assert _layers(_by_operations(TEXTS[0], monkeypatch)) == (4, 4, 4, 4, 4, 4, 5, 3)
+    assert _seconds(_compiled(TEXTS[0])) < 0.95 * _seconds(_by_operations(TEXTS[0], monkeypatch))
+
+
+def _layers(program: Program) -> tuple[int, ...]:
+    assert program.pipeline
+    return program.pipeline.layers
+
+
+def test_layers_that_a_plan_gives_are_its_own() -> None:
+    given = TEXTS[0].replace("1f1b", "1f1b  stages = [5, 4, 4, 4, 4, 4, 4, 3]")
+    assert _layers(_compiled(given)) == (5, 4, 4, 4, 4, 4, 4, 3)
+
+
+def test_messages_of_an_automatic_schedule_take_time() -> None:
+    program = _compiled(TEXTS[0])
+    pipeline, on = program.pipeline, hardware(program)
+    assert pipeline
+    assert on
+    times = stage_times(program, _without_rows(pipeline), on)
+    assert max(times.forward) == 1
+    assert 0 < times.send < 1
+    assert stage_times(program, _without_rows(pipeline), evolve(on, network=on.network / 2)).send > times.send
+
+
+def _without_rows(pipeline: Pipeline) -> Pipeline:
+    return evolve(pipeline, schedule=None)
