@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from attrs import evolve
 from emitted import MODELS, Sizes, batch, loaded, random_rows
-from measure import table, where
+from measure import in_turns, table, where
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -211,7 +211,7 @@ def main() -> None:
         on = _linked(load(given.figures or _calibrated(folder)))
         paths = {name: _write(folder, name, case) for name, case in PREDICTED.items() if given.only in name}
         predicted = {name: step_time(compile_plan(source(path)), on) for name, path in paths.items()}
-        took = {name: _measured(folder, PREDICTED[name], path, given.rounds) for name, path in paths.items()}
+        took = in_turns({name: _step(folder, PREDICTED[name], path) for name, path in paths.items()}, given.rounds)
     rows = [(name, *_row(predicted[name], took[name])) for name in paths]
     print(where())
     table("One rank, one thread", ("plan", "predicted", "measured", "error"), rows)
@@ -257,39 +257,40 @@ def _calibrated(folder: Path) -> Path:
     return figures
 
 
-def _measured(folder: Path, case: Case, path: Path, rounds: int) -> list[float]:
+@contextmanager
+def _fake_ranks(case: Case) -> Generator[None]:
+    """A group that does nothing, of the ranks of a plan."""
     ranks = prod(case.mesh.values())
     if ranks > 1:
         dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    step = _step(loaded(folder, path), case)
-    found = [step() for _ in range(rounds + 2)][2:]
+    yield
     if ranks > 1:
         dist.destroy_process_group()
-    return found
 
 
-def _step(emitted: Any, case: Case) -> Callable[[], float]:
-    clock = Clock()
-    model, state = emitted.build(LinkedMesh(case.mesh, clock))
+def _step(folder: Path, case: Case, path: Path) -> Callable[[], float]:
+    """A step of a plan on its links, right after another of its own, as in a run: its seconds."""
+    emitted, clock = loaded(folder, path), Clock()
+    with _fake_ranks(case):
+        model, state = emitted.build(LinkedMesh(case.mesh, clock))
     state.initialise(0)
-    own = batch(emitted, *random_rows(case.sizes, seed=0))
-    local = {axis: size for axis, size in case.mesh.items() if axis == "cp"}
-    if local:
-        own = Batch(
-            *(
-                it[..., : case.sizes.seq // local["cp"]].contiguous()
-                if emitted.PLAN.inputs["tokens"].dims == ("batch", "seq")
-                else it[:, : case.sizes.seq // local["cp"]].contiguous()
-                for it in (own.tokens, own.labels)
-            )
-        )
+    own = _local(batch(emitted, *random_rows(case.sizes, seed=0)), emitted, case)
 
     def run() -> float:
-        start = clock.now()
-        emitted.train_step(model, state, own, 1e-3)
-        return clock.now() - start
+        with _fake_ranks(case):
+            emitted.train_step(model, state, own, 1e-3)
+            start = clock.now()
+            emitted.train_step(model, state, own, 1e-3)
+            return clock.now() - start
 
     return run
+
+
+def _local(it: Batch, emitted: Any, case: Case) -> Batch:
+    """A rank's part of a sequence that is sharded."""
+    dim = 1 + emitted.PLAN.inputs["tokens"].dims.index("seq")
+    length = case.sizes.seq // case.mesh.get("cp", 1)
+    return Batch(*(each.narrow(dim, 0, length).contiguous() for each in (it.tokens, it.labels)))
 
 
 if __name__ == "__main__":
