@@ -23,7 +23,7 @@ def against(plan: Plan, folder: Path) -> str:
     from ..reports.profile import table
 
     found = expected(plan.program)
-    profile = _read(folder, ranks_at(plan.program, found.step.rank if found else None))
+    profile = read(folder, ranks_at(plan.program, found.step.rank if found else None))
     of = found if profile.device == account(plan.program).device else None
     return table(profile, beside(profile, of.step if of else None), of)
 
@@ -44,7 +44,8 @@ def recorded_steps(folder: Path) -> "list[Event]":
     return found
 
 
-def _read(folder: Path, ranks: list[int]) -> "Profile":
+def read(folder: Path, ranks: list[int]) -> "Profile":
+    """The profile in a folder, of these ranks if it has any of them.  Raises UsageError."""
     from ..analysis.time.profile import read_profile
 
     try:

@@ -94,7 +94,8 @@ COMMANDS = (
         "measure this machine at the shapes of some plans",
         "Measures products, attention, memory-bound ops, the host and the links between ranks, at the shapes and in\n"
         'the groups of the plans, and writes FILE, for `cluster { hardware = "FILE" }`.  Runs on this machine, one\n'
-        "process per rank; for several nodes it prints the command to run on each.",
+        "process per rank; for several nodes it prints the command to run on each.  With --fit it measures nothing,\n"
+        "and says by line where a run's profile differs from the prediction, and which figures would explain it.",
         "scalec calibrate plans/tiny_llama.scale -o my_cluster.toml",
     ),
     Command(
@@ -222,6 +223,8 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("-o", "--output", type=_path, default=Path("my_cluster.toml"), metavar="FILE", help=help)
         parser.add_argument("--quick", action="store_true", help="no long warm-up, and only small messages")
         parser.add_argument("--print", action="store_true", help="measure nothing; print the command that does")
+        help = "measure nothing; compare the prediction with steps that a run wrote to FOLDER, its SCALEC_PROFILE"
+        parser.add_argument("--fit", type=_path, metavar="FOLDER", help=help)
         return
     if command == "explain":
         parser.add_argument("topic", metavar="TOPIC", help="memory, collectives, time, or a code such as E0510")

@@ -1,4 +1,7 @@
-"""`scalec calibrate`: writes the list of what to measure for some plans, and measures it on this machine."""
+"""`scalec calibrate`: writes the list of what to measure for some plans, and measures it on this machine.
+
+With `--fit`, it compares a plan's prediction with the steps that a run has profiled.
+"""
 
 import os
 import sys
@@ -14,6 +17,9 @@ QUICK = ("--warm-up", "0.2", "--most", "65536")
 
 def calibrate(options: Namespace) -> None:
     """`scalec calibrate`; on several nodes, or with `--print`, it prints the command for each."""
+    if options.fit:
+        _fit(options)
+        return
     from ..emit.work_list import work_list
     from ..reports.summary import launch
     from .compile import load
@@ -39,6 +45,31 @@ def calibrate(options: Namespace) -> None:
         print(f"to measure, run this on each of the nodes:\n\n  torchrun {' '.join((*how.options(), *words))}")
         return
     _start([*how.options(), *words], how.ranks_per_node)
+
+
+def _fit(options: Namespace) -> None:
+    """Prints where the prediction differs from a run's profile, and which figures of hardware would explain it."""
+    from ..analysis.memory import account
+    from ..analysis.time.fit import fit
+    from ..analysis.time.profile import beside, ranks_at, strangers
+    from ..analysis.time.report import with_ops
+    from ..reports.fit import fitted
+    from .against import read
+    from .compile import load
+    from .explain import report_of
+
+    if len(options.plans) > 1:
+        raise UsageError(f"--fit takes one plan, the one of the run in `{options.fit}`")
+    plan = load(options.plans[0])
+    of = with_ops(report_of(plan))
+    profile, device = read(options.fit, ranks_at(plan.program, of.step.rank)), account(plan.program).device
+    if profile.device != device:
+        raise UsageError(
+            f"`{options.fit}` has steps on {profile.device}, but the plan is for {of.on.name}, on {device}"
+        )
+    if others := strangers(profile, plan.program, of.step):
+        raise UsageError(f"`{options.fit}` is of another plan: this one has no line {others[0]}")
+    print(fitted(profile, beside(profile, of.step), of, fit(plan.program, of.on, profile)))
 
 
 def _start(words: list[str], ranks: int) -> NoReturn:

@@ -61,10 +61,10 @@ def _time(plan: Plan, options: Namespace) -> None:
         from .against import against
 
         if options.trace:
-            _trace(_report(plan), options.trace, options.against)
+            _trace(report_of(plan), options.trace, options.against)
         print(against(plan, options.against))
         return
-    found = with_ops(_report(plan))
+    found = with_ops(report_of(plan))
     if options.trace:
         _trace(found, options.trace)
     print({"lines": _lines, "csv": _csv, "critical": _critical}.get("".join(forms), _whole)(found, plan, options))
@@ -128,7 +128,8 @@ def _csv(found: "Report", _plan: Plan, options: Namespace) -> str:
     return f"wrote {options.csv}"
 
 
-def _report(plan: Plan) -> "Report":
+def report_of(plan: Plan) -> "Report":
+    """The time of a step of a plan.  UsageError where the speed of its GPU is not known."""
     from ..analysis.hardware import hardware
     from ..analysis.time.report import report
     from ..config.gpus import GPUS

@@ -14,15 +14,20 @@ LEAST = 0.001
 
 def table(profile: Profile, lines: Sequence[Line], predicted: Report | None) -> str:
     """What each line took, for people; `predicted` where it is of the device that the steps ran on."""
+    rows = [heading(predicted is not None), *_rows(profile, lines, predicted is not None)]
+    return "\n".join([*summary(profile, predicted), "", *aligned(rows, "lr")])
+
+
+def summary(profile: Profile, predicted: Report | None) -> Iterator[str]:
+    """What a step took, and what was predicted."""
     of = f"{counted(profile.steps, 'step')} of {counted(len(profile.ranks), 'rank')}"
-    head = [f"{of} on {profile.device}: {seconds(profile.seconds)} a step"]
+    yield f"{of} on {profile.device}: {seconds(profile.seconds)} a step"
     if it := predicted:
-        head.append(f"predicted on {it.on.name}: {seconds(it.step.seconds)}, within {it.on.error:.0%}")
-    rows = [_heading(predicted is not None), *_rows(profile, lines, predicted is not None)]
-    return "\n".join([*head, "", *aligned(rows, "lr")])
+        yield f"predicted on {it.on.name}: {seconds(it.step.seconds)}, within {it.on.error:.0%}"
 
 
-def _heading(beside: bool) -> list[str]:
+def heading(beside: bool) -> list[str]:
+    """The names of the columns of `cells`."""
     return ["", *(name for kind in KINDS for name in ((kind, "predicted") if beside else (kind,)))]
 
 
@@ -30,16 +35,17 @@ def _rows(profile: Profile, lines: Sequence[Line], beside: bool) -> Iterator[lis
     """A row for each line, and one for all."""
     for line in lines:
         if line.name == ELSEWHERE or max(line.took, sum(line.predicted.values())) >= LEAST * profile.seconds:
-            yield [line.name, *_cells(line, beside)]
+            yield [line.name, *cells(line, beside)]
     total = Line(
         "in all",
         {kind: sum(line.measured[kind] for line in lines) for kind in KINDS},
         {kind: sum(line.predicted.get(kind, 0.0) for line in lines) for kind in KINDS},
     )
-    yield [total.name, *_cells(total, beside)]
+    yield [total.name, *cells(total, beside)]
 
 
-def _cells(line: Line, beside: bool) -> Iterator[str]:
+def cells(line: Line, beside: bool) -> Iterator[str]:
+    """The seconds of a line, kind by kind, as measured and, `beside` them, as predicted."""
     for kind in KINDS:
         yield seconds(line.measured[kind])
         if beside:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ...ir import Program
+from ...ir import Program, walk, walk_regions
 from .prices import EXPOSED
 from .step import BUBBLE, StepTime
 from .timeline import HOST
@@ -86,6 +86,13 @@ def ranks_at(program: Program, place: int | None) -> list[int]:
     at = names.index(program.pipeline.axis)
     inner, size = program.degree(tuple(names[at + 1 :])), program.axes[at].size
     return [rank for rank in range(program.degree(tuple(names))) if rank // inner % size == place]
+
+
+def strangers(profile: Profile, program: Program, time: StepTime) -> list[str]:
+    """The lines of a profile that neither are in this program nor take any of its time."""
+    body = program.region.body
+    known = {str(stmt.span) for stmt in (*walk(body), *walk_regions(body))} | {line for _, line in time.spent}
+    return [name for name in profile.lines if name and not _of_program(name) and name not in known]
 
 
 def beside(profile: Profile, time: StepTime | None) -> list[Line]:
