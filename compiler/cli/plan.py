@@ -13,9 +13,13 @@ from .streams import PLAN_WRONG, UsageError
 if TYPE_CHECKING:
     from ..analysis.hardware import Hardware
     from ..planner import Goal, ModelFile
+    from ..planner.search import Found
 
 MARK = "Found by `scalec plan`"
 """Begins the plans that the command writes, which it overwrites."""
+
+EXAMPLES = {"gpus": "--gpus 64", "cluster": "--cluster h100_sxm, or a file of figures"}
+"""What must be given, by the name of its option."""
 
 
 def plan(options: Namespace) -> int:
@@ -31,7 +35,7 @@ def plan(options: Namespace) -> int:
     folder = options.output.parent if options.output else file.folder
     it = planned(file, goal, kept, options.top, folder)
     if not it.shown:
-        raise UsageError(_empty(it.found.left, options))
+        raise UsageError(_empty(it.found, options))
     if options.json:
         import json
 
@@ -94,9 +98,9 @@ def swept_axes(text: str) -> dict[str, list[int | str]]:
 def _goal(options: Namespace, file: "ModelFile") -> "Goal":
     from ..planner import Goal
 
-    for name in ("gpus", "cluster"):
+    for name in EXAMPLES:
         if not getattr(options, name):
-            raise UsageError(f"give --{name}")
+            raise UsageError(f"give --{name}, as in {EXAMPLES[name]}")
     gpus, path = options.gpus, Path(options.cluster) if options.cluster.endswith(".toml") else None
     hardware = _hardware(options.cluster, path, options.gpus_per_node)
     if gpus > hardware.ranks_per_node and gpus % hardware.ranks_per_node:
@@ -147,11 +151,16 @@ def keeps(text: str) -> dict[str, object]:
     return kept
 
 
-def _empty(left: tuple[tuple[str, int], ...], options: Namespace) -> str:
-    """Why there is no plan at all: the step of thinning that left none."""
+def _empty(found: "Found", options: Namespace) -> str:
+    """Why there is no plan at all: the step of thinning that left none, or what is wrong with those that were tried."""
+    left = found.left
     if not left[0][1]:
         return (
             f"no choice has {options.keep}: {options.gpus} GPUs have no such degrees" if options.keep else "no choices"
+        )
+    if found.failed:
+        return (
+            f"no plan compiles of {len(found.failed)} that were tried; {found.failed[0].choice}: {found.failed[0].why}"
         )
     (_, before), (step, _) = next(pair for pair in pairwise(left) if not pair[1][1])
     hint = _hints(options)

@@ -97,7 +97,7 @@ def _sides(body: Sequence[Stmt]) -> tuple[list[Region], list[Stmt], list[Stmt]]:
 
 def _is_of_layers(stmt: Stmt, facts: Facts) -> bool:
     """Whether an op outside of repeats is of all of their layers: it adds up gradients."""
-    return isinstance(stmt, Op) and any({*value.type.dims} & {*facts.repeats} for value in stmt.outputs)
+    return isinstance(stmt, Op) and any({*value.type.dims} & {*facts.outermost} for value in stmt.outputs)
 
 
 def _seconds(program: Program, on: Hardware, of: Prices, body: Sequence[Stmt]) -> float:

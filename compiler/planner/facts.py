@@ -17,19 +17,29 @@ class Facts:
 
     @cached_property
     def repeats(self) -> tuple[str, ...]:
-        """The dims of its outermost repeats."""
-        return tuple(stmt.dim for stmt in self.program.region.body if isinstance(stmt, Region))
+        """The dims of its outermost repeats, as a plan names them."""
+        return tuple(dict.fromkeys(map(self._named, self.outermost)))
 
     @cached_property
     def innermost(self) -> tuple[str, ...]:
-        """The dims of its repeats without others inside."""
+        """The dims of its repeats without others inside, as a plan names them."""
         regions = walk_regions(self.program.region.body)
-        return tuple(dict.fromkeys(it.dim for it in regions if it.dim and not regions_in(it.body)))
+        return tuple(dict.fromkeys(self._named(it.dim) for it in regions if it.dim and not regions_in(it.body)))
 
     @cached_property
     def layers(self) -> int:
         """How many layers it has in all."""
-        return sum(map(self.program.size, self.repeats))
+        return sum(map(self.program.size, self.outermost))
+
+    @cached_property
+    def outermost(self) -> tuple[str, ...]:
+        """The dims of its outermost repeats, of which branches cut a plan's dim into several."""
+        return tuple(stmt.dim for stmt in self.program.region.body if isinstance(stmt, Region))
+
+    def _named(self, dim: str) -> str:
+        """The dim of the model: a part that branches have cut off a dim has the span of the whole, which comes first."""
+        span = self.program.dim(dim).span
+        return next(it.name for it in self.program.dims if it.span == span)
 
     @cached_property
     def experts(self) -> int:

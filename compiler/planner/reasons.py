@@ -89,6 +89,10 @@ def reasons(best: Priced, known: Sequence[Priced], price: Callable[[Choice], Pri
 
 def neighbours(of: Choice) -> Iterator[tuple[str, Choice]]:
     """Choices that differ in one respect, by the step in which it matters first: with less sharding to fit at all."""
+    yield from ((step, it) for step, it in _changed(of) if it != of)
+
+
+def _changed(of: Choice) -> Iterator[tuple[str, Choice]]:
     for axis in ("tp", "pp", "cp", "ep"):
         if getattr(of, axis) % 2 == 0:
             yield FIT, _tidy(of.on(**{axis: getattr(of, axis) // 2, "dp": of.dp * 2}))

@@ -49,6 +49,7 @@ def test_a_written_plan_is_formatted_and_compiles(capsys: pytest.CaptureFixture[
         ("tiny_llama.scale --gpus 7 --cluster h100_sxm", 2, "no plan: of"),
         ("tiny_llama.scale --gpus 8 --cluster h100_sxm --global-batch 3 --keep pp=1,tp=1", 2, "no plan: of"),
         ("tiny_llama.scale --gpus 4 --cluster h100_sxm --keep tp=3", 2, "no choice has tp=3"),
+        ("tiny_llama.scale --gpus 4", 2, "give --cluster, as in --cluster h100_sxm"),
         ("tiny_llama.scale --gpus 4 --cluster h100_sxm --keep tq=3", 2, "--keep has no `tq`"),
         ("tiny_llama.scale --gpus 4 --cluster h100_sxm --keep tp=x", 2, "`x`, which is not a whole number"),
         ("tiny_llama.scale --gpus 4 --cluster h100_sxm --keep sp=yes", 2, "it takes `on`, `off`"),

@@ -106,6 +106,21 @@ def test_a_plan_is_proposed_with_its_reasons(tmp_path: Path) -> None:
     assert all(reason.best == it.shown[0] and reason.other != it.shown[0] for reason in it.reasons)
 
 
+def test_reasons_compare_with_other_plans_alone(tmp_path: Path) -> None:
+    """Of a plan by 1F1B, the same schedule is no other."""
+    file, _, goal = subject("tiny_pipeline.scale", 4, 32, 128)
+    it = planned(file, goal, {"pp": 4, "schedule": "1f1b", "microbatch": 8, "recompute": "none"}, 1, tmp_path)
+    assert it.reasons
+    assert all(reason.other.choice != it.shown[0].choice for reason in it.reasons)
+
+
+def test_layers_that_branches_part_have_the_name_that_a_plan_gives_them() -> None:
+    file, facts, goal = subject("deepseek_v3.scale", 2048, 15360, 4096)
+    assert (facts.repeats, facts.innermost, facts.layers) == (("layers",), ("layers",), 61)
+    halved = plan(file, facts, goal, Choice(pp=16, dp=16, ep=8, zero=1, schedule="1f1b", recompute="half"))
+    assert resolve(halved).train.recompute.names == ("layers_0", "layers_1")
+
+
 def test_nothing_fits() -> None:
     file, facts, goal = subject("llama3_405b.scale", 8, 64, 8192)
     found = search(file, facts, goal, {})
