@@ -15,7 +15,7 @@ from scalec.compiler.analysis.hardware.frameworks import DEFAULT, NUMBERS, profi
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
-Predict = Callable[[str], Mapping[str, Mapping[str, float | str | None]]]
+Predict = Callable[..., Mapping[str, Mapping[str, Any]]]
 
 PIPELINE = "id,layers,hidden,heads,seq,gpu,pp,schedule,micro_batch,microbatches,samples_s_gpu,bubble_rate,\
 T_F_ms,T_B_ms,T_W_ms,T_comm_ms"
@@ -26,11 +26,11 @@ def predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Predict:
     """Predicts the rows of a file's text."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
-    def predicted(text: str) -> Mapping[str, Mapping[str, float | str | None]]:
+    def predicted(text: str, *options: str) -> Mapping[str, Mapping[str, Any]]:
         (tmp_path / "rows.csv").write_text(text)
         (tmp_path / "clusters.csv").write_text("cluster,node_gbit_s\nhere,3200\n")
         out = tmp_path / "out.json"
-        monkeypatch.setattr("sys.argv", ["predict.py", str(tmp_path / "rows.csv"), "--json", str(out)])
+        monkeypatch.setattr("sys.argv", ["predict.py", str(tmp_path / "rows.csv"), "--json", str(out), *options])
         runpy.run_path(str(BENCHMARKS / "predict.py"), run_name="predict")["main"]()
         return json.loads(out.read_text())["rows"]
 
@@ -112,7 +112,7 @@ def test_allocated_memory_is_that_of_the_last_rank_with_its_layers_scores_and_lo
     assert found["experts"] == {"static_gib": None, "peak_gib": None, "why": "experts"}
 
 
-ALL = TRAIN + ",gpus,stack,attention,grad,compile,overlap,allreduce_gbs"
+ALL = TRAIN + ",gpus,stack,attention,grad,compile,overlap,allreduce_gbs,cell"
 
 PLAIN = {
     "source": "x", "framework": "torchtitan", "cluster": "here", "gpu": "h100_sxm", "gpus_per_node": "8", "layers": "4",
@@ -178,6 +178,33 @@ def test_training_steps_have_seconds_of_which_parts_are_the_sum_or_a_reason(pred
     assert seconds["fast"] < seconds["slow"]
 
 
+def test_a_given_profile_serves_for_all_frameworks(predict: Predict, tmp_path: Path) -> None:
+    """Its seconds of a step besides are added to each; without it, those of each row's own."""
+    own = tmp_path / "own.toml"
+    own.write_text((FOLDER / "frameworks" / "default.toml").read_text().replace("step = 0.02", "step = 2.02"))
+    rows = text(here={}, there={"framework": "nanotron"})
+    plain, given = predict(rows), predict(rows, "--profile", str(own))
+    assert given["here"]["step_s"] == given["there"]["step_s"]
+    assert given["here"]["step_s"] - predict(text(here={"framework": "another"}))["here"]["step_s"] == pytest.approx(2)
+    assert plain["here"]["step_s"] != plain["there"]["step_s"]
+
+
+def test_the_fastest_row_of_a_cell_is_looked_for_among_the_first_three(
+    predict: Predict, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Larger microbatches are predicted to be faster; measured is the opposite, then the same."""
+    sizes = {"1": "16", "2": "8", "4": "4", "8": "2"}
+
+    def row(cell: str, batch: str, seconds: float) -> dict[str, str]:
+        return {"cell": cell, "micro_batch": batch, "microbatches": sizes[batch], "step_s": f"{seconds}"}
+
+    rows = {f"good{it}": row("good", it, 8 - at) for at, it in enumerate(sizes)}
+    rows |= {f"bad{it}": row("bad", it, 8 + 2 * at) for at, it in enumerate(sizes)}
+    predict(text(**rows, **{"alone": row("alone", "1", 1)}))
+    printed = capsys.readouterr().out.split("The fastest row of a cell")[1]
+    assert "| all        | 2     | 50.0%          | 37.5%       | 67.5% |" in printed
+
+
 def test_rows_without_a_time_or_a_cluster_are_predicted_as_those_with_one(predict: Predict) -> None:
     found = predict(text(timed={"step_s": "2.5"}, open={"cluster": ""}, failed={"status": "oom"}))
     assert found["timed"] == found["open"] == found["failed"]
@@ -208,6 +235,7 @@ def test_no_row_source_or_model_of_published_files_is_named_in_code_or_profiles(
     for file in ("train", "memory", "pipeline"):
         for row in read_rows(published / f"{file}.csv"):
             names |= {row.get(column) or "" for column in ("id", "source", "model", "test_case", "cell")}
+    names |= {row["cluster"] for row in read_rows(published / "clusters.csv")}
     names = {name for name in names if len(name) > 4}
     folders = (BENCHMARKS / "predicting", FOLDER, FOLDER.parent / "time")
     files = [path for it in folders for path in it.rglob("*") if path.suffix in (".py", ".toml")]

@@ -29,6 +29,35 @@ def by_group(rows: Sequence[Row], seconds: Array | Sequence[float], column: str,
     table(f"Step, predicted over measured, less 1{title}", (column, "rows", "median", "p90", "bias"), lines)
 
 
+def print_choices(rows: Sequence[Row], seconds: Array | Sequence[float]) -> None:
+    """Prints, by framework, how well predictions choose among the rows of a cell, which answer one question.
+
+    The rows' fastest is looked for among the first three predicted; the first loses by its own measured time.
+    """
+    cells = defaultdict[tuple[str, str], list[tuple[float, float]]](list)
+    for row, it in zip(rows, seconds, strict=True):
+        if row.get("cell") and row["status"] == "ok" and row["step_s"]:
+            cells[row["framework"], row["cell"]].append((float(it), float(row["step_s"])))
+    choices = defaultdict[str, list[tuple[bool, float]]](list)
+    for (framework, _), each in cells.items():
+        if len(each) > 1:
+            for group in (framework, "all"):
+                choices[group].append(_choice(each))
+    lines = [
+        (name, f"{len(each)}", _percent(mean(found for found, _ in each)), *map(_percent, _sizes([*lost])))
+        for name, each in sorted(choices.items(), key=lambda it: (it[0] == "all", it[0]))
+        for _, lost in [zip(*each, strict=True)]
+    ]
+    if lines:
+        table("The fastest row of a cell", ("framework", "cells", "in the first 3", "first loses", "p90"), lines)
+
+
+def _choice(each: Sequence[tuple[float, float]]) -> tuple[bool, float]:
+    """Whether the fastest is among the first three predicted, and what the first loses, as a part."""
+    least, first = min(measured for _, measured in each), [measured for _, measured in sorted(each)[:3]]
+    return least in first, first[0] / least - 1
+
+
 def print_worst(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> None:
     """Prints the rows whose steps are furthest off, with the parts of what is predicted."""
     errors = _errors(rows, [found[row["id"]]["step_s"] for row in rows])
@@ -53,9 +82,14 @@ def _errors(rows: Sequence[Row], seconds: Array | Sequence[float]) -> Iterator[t
 
 def _summary(errors: Sequence[float]) -> tuple[float, float, float]:
     """The median and the 90th percentile of their sizes, and their median."""
+    return *_sizes(errors), median(errors)
+
+
+def _sizes(errors: Sequence[float]) -> tuple[float, float]:
+    """The median and the 90th percentile of their sizes."""
     sizes = sorted(map(abs, errors))
     high = quantiles(sizes, n=10, method="inclusive")[-1] if len(sizes) > 1 else sizes[0]
-    return median(sizes), high, median(errors)
+    return median(sizes), high
 
 
 def _percent(part: float) -> str:

@@ -25,7 +25,10 @@ LIKE_SCALEC = "scalec_memory"
 
 
 def reserved(row: Row, plan: Callable[[Row], str]) -> tuple[float, bool]:
-    """GiB on the rank that the framework reports, and whether all ranks' fit.  Raises Unsaid or PlanError."""
+    """GiB on the rank that the framework reports, and whether all ranks' fit.  Raises Unsaid or PlanError.
+
+    The row's `network` is healthy or congested.
+    """
     given = profile(PROFILES.get(row["framework"], LIKE_SCALEC))
     alone = {**row, "dp": "1", "pp": "1", "vpp": "1", "zero": "0", "recompute": "", "global_batch": row["micro_batch"]}
     if row["recompute"] == "full":
@@ -77,7 +80,7 @@ def _rank(row: Row, rank: int, part: Part, given: Mapping[str, Any]) -> float:
     layers = _layers(row, rank, part) if given["cut"] == "cumulative" else int(row["layers"]) / ranks
     outer = part.outside_layers(is_first, is_last)
     flying = min(_flying(rank, ranks, _number(row, "vpp")), microbatches)
-    gathers = row["cluster"] in given["keeps_gathered"]
+    gathers = row["network"] in given["keeps_gathered"]
     gathered = flying if gathers else max(flying - 2, 0)
     kept = given["activations"] * (given["selective"] if row["recompute"] == "selective" else 1)
     return (

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 
 from scalec.compiler.analysis.hardware import Hardware, load, named
 from scalec.compiler.analysis.hardware.files import FOLDER
-from scalec.compiler.analysis.hardware.frameworks import NUMBERS, profile, profile_of
+from scalec.compiler.analysis.hardware.frameworks import NUMBERS, Framework, profile, profile_of
 from scalec.compiler.syntax.diagnostics import PlanError
 
 from .batch import Array, Batch, batch
@@ -27,7 +27,10 @@ USABLE = 0.77
 FEW = 50
 """Rows below which one process predicts all of them."""
 
-CONGESTED = ((2, 0.94), (4, 0.44), (1 << 30, 0.33))
+HEALTHY, CONGESTED = "healthy", "congested"
+"""States of a network."""
+
+SLOW = ((2, 0.94), (4, 0.44), (1 << 30, 0.33))
 """By the number of nodes up to which it holds, the part of a node's adapters below which an all-reduce of 1 GiB is so
 slow that the links have to be in a bad state: between what jobs of both states measured (hardware.csv)."""
 
@@ -58,19 +61,19 @@ def constants() -> dict[str, float]:
     return tomllib.loads(Path(__file__).with_name("constants.toml").read_text(encoding="utf-8"))
 
 
-def numbers(rows: Sequence[Row]) -> dict[str, Array]:
-    """The numbers of the rows' frameworks."""
-    of = [profile(profile_of(row["framework"])) for row in rows]
+def numbers(rows: Sequence[Row], given: Framework | None = None) -> dict[str, Array]:
+    """The numbers of the rows' frameworks, or a given profile's for all."""
+    of = [given or profile(profile_of(row["framework"])) for row in rows]
     return {name: np.array([getattr(it, name) for it in of]) for name in NUMBERS}
 
 
-def predicted(given: Read) -> dict[str, dict[str, Any]]:
-    """By row's id its figures; where there are none, the reason."""
+def predicted(given: Read, framework: Framework | None = None) -> dict[str, dict[str, Any]]:
+    """By row's id its figures, with a profile or each row's own; where there are none, the reason."""
     none = dict.fromkeys(("step_s", "memory_gib", "fits", "parts"))
     found: dict[str, dict[str, Any]] = {id: {**none, "why": reason} for id, reason in given.whys.items()}
     if not given.rows:
         return found
-    priced = steps(given.batch, numbers(given.rows), constants())
+    priced = steps(given.batch, numbers(given.rows, framework), constants())
     for at, (row, (memory, fits)) in enumerate(zip(given.rows, given.memory, strict=True)):
         parts = {name: float(seconds[at]) for name, seconds in priced.parts.items()}
         seconds = float(priced.seconds[at])
@@ -88,7 +91,7 @@ def read_work(given: Sequence[Row], clusters: Clusters, processes: int = 2) -> R
         except Unsaid as error:
             whys[row["id"]] = why(error)
     first = {text: _least(row) for row in rows if (text := texts.get(row["id"]))}
-    planned = [row for row in rows if row["id"] in texts]
+    planned = [{**row, "network": _state(row, clusters)} for row in rows if row["id"] in texts]
     works, memory = _in_processes(((_work, [*first.values()]), (_memory, planned)), processes)
     found = dict(zip(first, works, strict=True))
     of = {row["id"]: (found[texts[row["id"]]], it) for row, it in zip(planned, memory, strict=True)}
@@ -141,11 +144,11 @@ def hardware_of(row: Row, clusters: Clusters) -> Hardware:
 
     Raises Unsaid.
     """
-    gbit = float(clusters[row["cluster"]]["node_gbit_s"] or 0) if row["cluster"] in clusters else 0.0
+    gbit = _gbit(row, clusters)
     ranks = degree(row, "gpus_per_node")
-    name = f"{row['gpu']}_{ranks}x{gbit / ranks:.0f}"
-    if _congested(row, gbit / 8):
-        name += "_congested"
+    name, state = f"{row['gpu']}_{ranks}x{gbit / ranks:.0f}", _state(row, clusters)
+    if state != HEALTHY:
+        name += f"_{state}"
     path = FOLDER / "clusters" / f"{name}.toml"
     if path.is_file():
         return evolve(load(path), ranks_per_node=ranks)
@@ -155,8 +158,15 @@ def hardware_of(row: Row, clusters: Clusters) -> Hardware:
     return evolve(found, ranks_per_node=ranks, network=gbit / 8 * 1e9 * USABLE or found.network)
 
 
-def _congested(row: Row, gigabytes: float) -> bool:
-    """Whether the all-reduce at a job's start is too slow for its adapters, of `gigabytes` GB/s a node."""
+def _gbit(row: Row, clusters: Clusters) -> float:
+    """Gb/s of a node's adapters, 0 if nothing is known of the row's cluster."""
+    return float(clusters[row["cluster"]]["node_gbit_s"] or 0) if row["cluster"] in clusters else 0.0
+
+
+def _state(row: Row, clusters: Clusters) -> str:
+    """Congested if the all-reduce at a job's start is too slow for the adapters of its nodes."""
     nodes = degree(row, "gpus") / degree(row, "gpus_per_node")
-    part = next(part for most, part in CONGESTED if nodes <= most)
-    return bool(row["allreduce_gbs"]) and nodes > 1 and float(row["allreduce_gbs"]) < part * gigabytes
+    part = next(part for most, part in SLOW if nodes <= most)
+    if not row["allreduce_gbs"] or nodes <= 1:
+        return HEALTHY
+    return CONGESTED if float(row["allreduce_gbs"]) < part * _gbit(row, clusters) / 8 else HEALTHY

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalec.compiler.analysis.hardware import DATA_SHEETS, Attention, Collective, Measured, Moved, Product, load, named
+from scalec.compiler.analysis.hardware.files import FOLDER
 from scalec.compiler.config.gpus import GPUS
 from scalec.compiler.syntax.diagnostics import PlanError
 
@@ -42,6 +43,11 @@ def test_each_known_gpu_has_a_data_sheet(gpu: str) -> None:
     assert found
     assert (found.name, found.source) == (gpu, DATA_SHEETS)
     assert {"bf16", "f16", "f32", "f64"} <= set(found.peak)
+
+
+def test_gpus_with_a_data_sheet_and_gpus_with_memory_are_the_same() -> None:
+    """One of them alone would have seconds and nothing to fit into, or memory and no seconds."""
+    assert {path.stem for path in (FOLDER / "gpus").glob("*.toml")} == set(GPUS)
 
 
 def test_a_file_says_where_it_differs_from_a_shipped_gpu(tmp_path: Path) -> None:

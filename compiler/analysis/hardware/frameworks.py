@@ -6,6 +6,7 @@ host time and overlap are in the IR.
 
 import tomllib
 from functools import cache
+from pathlib import Path
 
 from attrs import fields, frozen
 
@@ -58,7 +59,12 @@ def profiles() -> list[str]:
 @cache
 def profile(name: str) -> Framework:
     """The profile of this name."""
-    return Framework(**tomllib.loads((FOLDER / "frameworks" / f"{name}.toml").read_text(encoding="utf-8")))
+    return read_profile(FOLDER / "frameworks" / f"{name}.toml")
+
+
+def read_profile(path: Path) -> Framework:
+    """The profile that a file holds."""
+    return Framework(**tomllib.loads(path.read_text(encoding="utf-8")))
 
 
 def profile_of(framework: str) -> str:
