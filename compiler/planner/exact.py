@@ -79,17 +79,16 @@ def price(file: ModelFile, facts: Facts, goal: Goal, choice: Choice) -> Priced |
     return _priced(goal, choice, program)
 
 
-def prove(file: ModelFile, facts: Facts, goal: Goal, choices: Sequence[Choice]) -> list[Priced | Unpriced]:
+def prove(file: ModelFile, facts: Facts, goal: Goal, priced: Sequence[Priced]) -> list[Priced | Unpriced]:
     """Choices compiled with all checks, and proved; equal small cases of them are evaluated once."""
     found, known = list[Priced | Unpriced](), list[list[Case]]()
-    for choice in choices:
+    for it in priced:
         try:
-            model = resolve(plan(file, facts, goal, choice))
-            program = lower(model)
-            verify_alike(program, model, known)
-            found.append(evolve(_priced(goal, choice, program), proved=True))
+            model = resolve(plan(file, facts, goal, it.choice))
+            verify_alike(lower(model), model, known)
+            found.append(evolve(it, proved=True))
         except PlanError as error:
-            found.append(_failed(choice, error))
+            found.append(_failed(it.choice, error))
     return found
 
 

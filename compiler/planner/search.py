@@ -127,10 +127,10 @@ class _Search:
         known = {it.choice: it for it in (*self._priced.values(), *self._beside.values())}
         gc.collect()
         best = sorted((it for it in known.values() if it.fits), key=_rank)[:proved]
-        alike = dict[object, list[Choice]]()  # those of one schedule may have equal cases
+        alike = dict[object, list[Priced]]()  # those of one schedule may have equal cases
         for it in best:
             empty = it.choice.pp * it.choice.chunks > self._facts.layers
-            alike.setdefault((it.choice.schedule, it.choice.chunks, empty), []).append(it.choice)
+            alike.setdefault((it.choice.schedule, empty), []).append(it)
         shown = in_two(partial(prove, self._file, self._facts, self._goal), [*alike.values()], worth=2)
         all = (known | {it.choice: it for each in shown for it in each}).values()
         failed = (*self._failed, *(it for it in all if isinstance(it, Unpriced)))

@@ -127,6 +127,19 @@ def test_few_rows_for_many(folder: Path) -> None:
     assert [rows_of(case.program).ranks for case in cases(program, model)] == [2, 3]
 
 
+# ---- of many stages on each rank
+
+
+def test_few_chunks_for_many() -> None:
+    """Three stages of each rank in place of five; plans that differ in no more than that have equal cases."""
+    five, four = (compiled(piped(TIED, f"interleaved_1f1b(chunks={chunks})", layers=10)) for chunks in (5, 4))
+    prove(*five)
+    small = cases(*five)
+    assert [len(pipeline_of(case.program).layers) // rows_of(case.program).ranks for case in small] == [3, 3]
+    assert [problems(rows_of(case.program)) for case in small] == [[], []]
+    assert small == cases(*four)
+
+
 # ---- rows that are wrong
 
 

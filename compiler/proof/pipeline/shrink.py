@@ -20,6 +20,9 @@ from ...schedules.registry import SCHEDULES
 from ...schedules.rescale import resized
 from ...schedules.timeline import Times
 
+FEW_CHUNKS = 3
+"""Stages of a rank where the plan has more of them: a first one, a last one and one between."""
+
 
 def stage_to_rank(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
     """The rank of each stage on an axis with this number of ranks."""
@@ -32,7 +35,7 @@ def stage_to_rank(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
 
 def few_microbatches(pipeline: Pipeline, ranks: int) -> int:
     """On two ranks more of them than ranks, on three fewer; more, where the schedule cannot be made for these."""
-    least = 3 if ranks == 2 else 2
+    pipeline, least = _few_chunks(pipeline), 3 if ranks == 2 else 2
     for count in range(least, least + 2 * ranks + 1):
         try:
             _rows(pipeline, ranks, count)
@@ -42,9 +45,17 @@ def few_microbatches(pipeline: Pipeline, ranks: int) -> int:
     raise AssertionError(f"verify: no schedule {pipeline.settings.schedule.kind} on {ranks} ranks")
 
 
+def _few_chunks(pipeline: Pipeline) -> Pipeline:
+    """The pipeline with no more stages on a rank than tell a first, a last and another one apart; its layers stay."""
+    order = pipeline.settings.schedule
+    if _is_unnamed(pipeline) or (order.chunks or 0) <= FEW_CHUNKS:
+        return pipeline
+    return evolve(pipeline, settings=evolve(pipeline.settings, schedule=evolve(order, chunks=FEW_CHUNKS)))
+
+
 def few_layers(program: Program, pipeline: Pipeline, ranks: int) -> dict[str, int]:
     """For each repeat that is cut, as many as its cuts need; on two ranks one more after the last of them."""
-    begun = [*_begun(program, pipeline, ranks).values()]
+    begun = [*_begun(program, _few_chunks(pipeline), ranks).values()]
     least = (begun.count(number) + _before(number, ranks) for number in range(len(pipeline.dims)))
     found = dict(zip(pipeline.dims, least, strict=True))
     return found | {pipeline.dims[-1]: found[pipeline.dims[-1]] + (ranks == 2)}
@@ -111,7 +122,7 @@ def shared(pipeline: Pipeline) -> dict[str, str]:
 
 def recut(small: Program, program: Program, pipeline: Pipeline) -> Program:
     """The step `program` at small sizes, with the stages and rows that its pipeline has at these."""
-    ranks = small.axis(pipeline.axis).size
+    pipeline, ranks = _few_chunks(pipeline), small.axis(pipeline.axis).size
     found = evolve(pipeline, stage_to_rank=stage_to_rank(pipeline, ranks))
     found = evolve(found, layers=_layers(small, _begun(program, pipeline, ranks), found))
     found = evolve(found, settings=evolve(pipeline.settings, stages=found.layers))
