@@ -56,8 +56,9 @@ def _sweep(options: Namespace, file: "ModelFile") -> int:
     from ..planner.sweep import GOALS, csv, swept
 
     axes = swept_axes(options.sweep)
-    if not file.is_model and (dims := [name for name in axes if name not in GOALS]):
-        raise UsageError(f"--sweep {dims[0]} needs a file with a model alone: `{options.model}` is a plan")
+    for name in axes:
+        if name not in (*GOALS, *file.sizes):
+            raise UsageError(f"--sweep has no `{name}`: {_no_axis(name, file)}")
     points = swept(file, lambda at: _goal(Namespace(**{**vars(options), **at}), file), keeps(options.keep), axes)
     goal, table = points[0].goal, csv(points)
     files = {"csv": (options.csv, table, table.splitlines()[0])}
@@ -72,6 +73,15 @@ def _sweep(options: Namespace, file: "ModelFile") -> int:
             replace(path, text, form)
     print(table, end="")
     return 0 if any(it.best for it in points) else PLAN_WRONG
+
+
+def _no_axis(name: str, file: "ModelFile") -> str:
+    from ..planner.sweep import GOALS
+    from ..syntax.diagnostics import did_you_mean, listing
+
+    known = (*GOALS, *file.sizes)
+    dims = "" if file.sizes else ", and of a file with a model alone the sizes of its dims"
+    return did_you_mean(name, known) or f"it takes {listing(known)}{dims}"
 
 
 def swept_axes(text: str) -> dict[str, list[int | str]]:
@@ -89,6 +99,8 @@ def swept_axes(text: str) -> dict[str, list[int | str]]:
         numbers = [*map(int, words)] if name != "cluster" else []
         if dots and numbers:
             numbers = [numbers[0] << at for at in range(64) if numbers[0] << at <= numbers[1]]
+            if not numbers:
+                raise UsageError(f"--sweep {part.strip()}: the first number is above the last")
         axes[name] = [*numbers] or [*words]
     if len(axes) > 2:
         raise UsageError(f"--sweep has {len(axes)} axes; a picture has two")

@@ -37,7 +37,7 @@ class Facts:
         return tuple(stmt.dim for stmt in self.program.region.body if isinstance(stmt, Region))
 
     def _named(self, dim: str) -> str:
-        """The dim of the model: a part that branches have cut off a dim has the span of the whole, which comes first."""
+        """The dim of the model: a part that branches cut off has the span of the whole dim, which comes first."""
         span = self.program.dim(dim).span
         return next(it.name for it in self.program.dims if it.span == span)
 

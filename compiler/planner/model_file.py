@@ -47,6 +47,15 @@ class ModelFile:
         """Whether it has a model and its names alone, so that a plan can use it."""
         return all(isinstance(item, tree.Model) or _is_names(item) for item in self._syntax.items)
 
+    @cached_property
+    def sizes(self) -> tuple[str, ...]:
+        """The dims of a model alone, which have other sizes where `dims` says so."""
+        models = (item for item in self._syntax.items if self.is_model and isinstance(item, tree.Model))
+        sections = (
+            it for model in models for it in model.body if isinstance(it, tree.Section) and it.kind.name == "dims"
+        )
+        return tuple(it.key.name for section in sections for it in section.entries if isinstance(it, tree.Setting))
+
     def model(self, folder: Path) -> str:
         """The file used, or its own model and what it uses, with paths as seen from `folder`.  Raises PlanError."""
         if self.is_model:

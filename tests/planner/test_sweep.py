@@ -53,7 +53,7 @@ def test_a_cliff_says_its_cause(before: Point, after: Point, why: str) -> None:
 def test_axes_of_a_sweep() -> None:
     assert swept_axes("gpus=8..64") == {"gpus": [8, 16, 32, 64]}
     assert swept_axes("seq=1024:3072,cluster=h200:b200") == {"seq": [1024, 3072], "cluster": ["h200", "b200"]}
-    for wrong in ("gpus=8..x", "gpus=", "gpus=0..4", "gpus=1,seq=2,layers=3"):
+    for wrong in ("gpus=8..x", "gpus=", "gpus=0..4", "gpus=8..4", "gpus=1,seq=2,layers=3"):
         with pytest.raises(UsageError):
             swept_axes(wrong)
 
