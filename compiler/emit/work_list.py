@@ -26,6 +26,7 @@ from ..ops.vjp import KIND as VJP
 from ..ops.work import Product, Work
 from ..reports.summary import launch
 from .expressions import ATOM, WRITERS, Context, Expr, express
+from .host_steps import host_steps
 from .module import table_of
 
 Json = dict[str, Any]
@@ -56,6 +57,7 @@ def work_list(programs: Sequence[Program]) -> str:
             "ranks_per_node": max(launch(it).ranks_per_node for it in programs),
             "calls": [*calls, *_grid([it["row"] for it in calls if it["row"]["table"] == "product"])],
             "updates": _sizes(bucket for program in programs for bucket in _shards(program)),
+            "steps": host_steps(programs) if device == "cuda" else [],
             "groups": _different(it for program in programs for it in _groups(program)),
         },
         indent=1,

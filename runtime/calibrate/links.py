@@ -31,6 +31,8 @@ class Links:
 
     def __init__(self, wanted: Mapping[str, Any], clock: Clock, most: int) -> None:
         self.rows, self.notes = list[Row](), list[str]()
+        self.issued = list[float]()
+        """The seconds in which the host issues each of the smallest collectives, where the device is no host itself."""
         self._clock, self._most, self._wanted = clock, most, wanted
         self._near = int(os.environ.get("LOCAL_WORLD_SIZE") or wanted["ranks_per_node"])
 
@@ -82,11 +84,12 @@ class Links:
     def _seconds(self, collective: "Collective", group: Any, place: Sequence[int], size: int) -> float:
         """The median time of the slowest rank."""
         call = collective(group, self._clock.device, len(place), size) if group is not None else lambda: None
-        found, end = list[float](), perf_counter() + LONG / 5
+        found, issued, end = list[float](), list[float](), perf_counter() + LONG / 5
         for _ in range(REPEATS + 2):
             cast(Any, dist).barrier()
             start = perf_counter()
             call()
+            issued.append(perf_counter() - start)
             self._clock.wait()
             found.append(perf_counter() - start)
             stop = torch.tensor([perf_counter() - end, found[-1]], device=self._clock.device)
@@ -94,6 +97,8 @@ class Links:
             found[-1] = float(stop[1])
             if stop[0] > 0:
                 break
+        if size == LEAST and group is not None:
+            self.issued.append(median(issued))
         return median(found[min(2, len(found) - 1) :])
 
     def _slow_nodes(self) -> Iterator[str]:

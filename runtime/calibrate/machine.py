@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import RunError
+from . import host
 from .calls import Row, issued
 from .clock import Clock
 
@@ -36,7 +37,7 @@ def figures(wanted: Mapping[str, Any], rows: Sequence[Row], memory: float, clock
         return {
             "cluster": {"gpu": wanted["gpu"]},
             "gpu": {"kernel": kernel},
-            "host": {"op": issued(wanted["calls"], clock)},
+            "host": host.figures(wanted["steps"], clock, lambda: issued(wanted["calls"], clock)),
         }
     gpu = {
         "name": wanted["gpu"],

@@ -99,6 +99,8 @@ def test_groups_of_ranks_are_measured_alone_and_together(
 def _links(listed: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = Links(listed, Clock(torch.device("cpu")), 16384)
     found.measure()
+    assert found.issued
+    assert min(found.issued) > 0
     return found.rows
 
 
