@@ -79,7 +79,7 @@ FUNCTIONS = {"mul": "torch.mul"}
 """Functions that do what an operator of Python does."""
 
 Written = tuple[str, int]
-CASTS = {"f32": "float", "f64": "double"}
+CASTS = {"f32": "float", "f64": "double", "bf16": "bfloat16", "f16": "half"}
 """Methods of a tensor, by the element type that they give."""
 
 

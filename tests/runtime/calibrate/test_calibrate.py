@@ -73,6 +73,16 @@ def test_a_calibrated_file_reads_back_and_each_row_takes_what_was_measured(measu
         assert [*rates] == pytest.approx([it.forward, it.backward])
 
 
+def test_casts_of_a_plan_in_bf16_are_measured(tmp_path: Path) -> None:
+    half = compile_plan(Source("half.scale", PLAN.replace("steps = 1", "steps = 1  precision = bf16")))
+    listed = json.loads(work_list([half]))
+    casts = [it for it in listed["calls"] if it["row"].get("op") == "cast"]
+    assert {it["call"] for it in casts} == {"x0.bfloat16()", "x0.float()"}
+    (tmp_path / "list.json").write_text(json.dumps(listed))
+    assert main([str(tmp_path / "list.json"), "-o", str(tmp_path / "half.toml"), "--warm-up", "0"]) == 0
+    assert {it["row"]["bytes"] for it in casts} <= {it.bytes for it in load(tmp_path / "half.toml").measured.moved}
+
+
 def test_the_file_says_with_what_it_was_measured(measured: tuple[Hardware, str]) -> None:
     assert measured[1].startswith("# Written by scalec ")
     assert torch.__version__ in measured[1].splitlines()[0]
