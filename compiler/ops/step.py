@@ -170,8 +170,15 @@ def _nothing(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 
 
 def _update_work(it: Local) -> Work:
-    """Reads a gradient, a master and two moments, writes the last three, of each parameter of the rank's share."""
-    return Work(bytes=7 * it.bytes())
+    """Reads a gradient, reads and writes a master and the optimizer's state, of each parameter of the rank's share."""
+    return Work(bytes=(3 + 2 * len(it.program.train.optimizer.slots)) * it.bytes())
+
+
+def _pack_work(it: Local) -> Work:
+    """Zeros that gradients are added to, of the type of their sums; parameters are where they are."""
+    if it.op.inputs[0] in {param.name for param in it.program.stored}:
+        return Work(kernels=0)
+    return Work(bytes=it.program.elements(it.op.outputs[0].type) * it.wide)
 
 
 DTYPE = Attribute("dtype", kinds=(str,))
@@ -242,7 +249,7 @@ PACK = OpDef(
     variadic=True,
     attributes=(BUCKET,),
     typing=_packed,
-    work=no_work,
+    work=_pack_work,
 )
 
 UNPACK = OpDef(

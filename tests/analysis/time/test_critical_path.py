@@ -7,7 +7,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.time.test_step_time import HARDWARE, PROGRAMS, several
+from helpers.timed_plans import HARDWARE, PROGRAMS, several
 from scalec.compiler.analysis.time import critical_path as module
 from scalec.compiler.analysis.time.clocks import GPU, HOST, Event
 from scalec.compiler.analysis.time.critical_path import Streams, critical_path

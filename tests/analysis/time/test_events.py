@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from analysis.time.test_step_time import HARDWARE, PROGRAMS, several
+from helpers.timed_plans import HARDWARE, PROGRAMS, several
 from scalec.compiler.analysis.time.clocks import GPU
 from scalec.compiler.analysis.time.events import ACTIONS, ITERATIONS, events_of
 from scalec.compiler.analysis.time.step import step_time

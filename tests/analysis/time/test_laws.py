@@ -10,7 +10,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.time.test_step_time import EXPERTS, HARDWARE, PROGRAMS, RATES, compiled
+from analysis.time.test_step_time import RATES
+from helpers.timed_plans import EXPERTS, HARDWARE, PROGRAMS, compiled
 from scalec.compiler.analysis.hardware import hardware
 from scalec.compiler.analysis.time.clocks import Clocks
 from scalec.compiler.analysis.time.events import events_of

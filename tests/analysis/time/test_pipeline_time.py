@@ -7,7 +7,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.time.test_step_time import HARDWARE, LAYERS, compiled
+from helpers.timed_plans import HARDWARE, LAYERS, compiled
 from scalec.compiler.analysis.time.pipeline import BUBBLE, Rows
 from scalec.compiler.analysis.time.prices import EXPOSED
 from scalec.compiler.analysis.time.step import step_time

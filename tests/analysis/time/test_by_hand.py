@@ -1,0 +1,85 @@
+"""Steps of a tensor-parallel plan and of one of ZeRO 3, by formulas of their own."""
+
+from math import inf
+
+import pytest
+from attrs import evolve
+
+from helpers.timed_plans import (
+    BATCH,
+    FFN,
+    HARDWARE,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LAYERS,
+    SEQ,
+    VOCAB,
+    compiled,
+)
+from scalec.compiler.analysis.time.op_rows import OpRow, op_rows
+from scalec.compiler.analysis.time.step import step_time
+from scalec.compiler.ir import Program
+
+RANKS = 2
+MATRICES, NORMS = LAYERS * (HIDDEN * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS) + 2 * HIDDEN * FFN), LAYERS * HIDDEN
+TABLES = 2 * VOCAB * HIDDEN
+
+INSTANT = evolve(
+    HARDWARE,
+    peak={"bf16": inf},
+    memory=inf,
+    kernel=0.0,
+    op=0.0,
+    collective=0.0,
+    link_latency=0.0,
+    network_latency=0.0,
+)
+
+
+def rows(program: Program, *kinds: str) -> list[OpRow]:
+    return [row for row in op_rows(program, HARDWARE) if row.kind in kinds]
+
+
+def test_tensor_parallel_steps_wait_for_all_reduces() -> None:
+    """Of x after the embedding, and twice in a layer, forward and backward; backward of the head, too."""
+    program = compiled(f"tp = {RANKS}", "vocab, heads, kv_heads, ffn over tp")
+    x, of_tokens = SEQ * HIDDEN * 2, 3 * SEQ * 4  # the largest logit, the sum of exponentials, the label's logit
+    sent = BATCH * (x * (1 + 4 * LAYERS + 1) + of_tokens) * 2 * (RANKS - 1) / RANKS
+    found = step_time(program, INSTANT)
+    assert found.seconds == pytest.approx(sent / INSTANT.link, rel=1e-3)  # and the norm, a number
+    assert found.kinds == pytest.approx({"exposed: tp": found.seconds})
+
+
+def test_tensor_parallel_steps_move_each_gradient_as_often_as_they_run() -> None:
+    """A microbatch adds gradients of 2 bytes to sums of 4; a step clears these, updates, and casts parameters."""
+    program = compiled(f"tp = {RANKS}", "vocab, heads, kv_heads, ffn over tp")
+    own = (MATRICES + TABLES) // RANKS + NORMS
+    assert not [row for row in rows(program, "cast") if row.where == "backward"]
+    assert sum(row.bytes for row in rows(program, "pack")) == 4 * own
+    assert sum(row.bytes for row in rows(program, "update")) == own * 4 * 7
+    assert sum(row.bytes for row in rows(program, "cast")) == own * (4 + 2)
+    sums = step_time(program, evolve(INSTANT, memory=HARDWARE.memory)).kinds["memory-bound"]
+    without = sum(row.bytes for row in op_rows(program, HARDWARE) if row.where != "step" and not row.operations)
+    assert sums * HARDWARE.memory_rate == pytest.approx(without + BATCH * own * (2 + 4 + 4), rel=1e-9)
+
+
+def test_steps_of_zero_3_gather_twice_and_reduce_once_a_microbatch() -> None:
+    """Over nodes of two, whose adapters carry a group's data once; layers in turn, all else once a step."""
+    program = compiled("dp = 4", "batch over dp", "state { zero 3 over dp }")
+    on, counts = evolve(INSTANT, ranks_per_node=2, network=HARDWARE.link / 3), BATCH // 4
+    layers = MATRICES + NORMS
+    sent = (counts * layers * (2 + 2 + 4) + TABLES * (2 + 4)) * 3 / 4  # gathers in bf16, sums in f32
+    found = step_time(program, on)
+    cleared, updated = (sum(row.bytes for row in rows(program, kind)) for kind in ("pack", "update"))
+    padded = 0.03  # at most, of flat buffers
+    assert found.seconds == pytest.approx(sent / on.network, rel=padded)
+    assert cleared == pytest.approx(4 * (counts * layers + TABLES), rel=padded)
+    assert updated == pytest.approx((layers + TABLES) * 7, rel=padded)
+
+
+@pytest.mark.parametrize(("optimizer", "moved"), [("sgd { lr = 0.1 }", 3), ("sgd { lr = 0.1  momentum = 0.9 }", 5)])
+def test_an_update_moves_what_its_optimizer_keeps(optimizer: str, moved: int) -> None:
+    found = rows(compiled(optimizer=optimizer), "update")
+    assert sum(row.bytes for row in found) == (MATRICES + NORMS + TABLES) * 4 * moved
