@@ -18,7 +18,6 @@ from ..ir import Leave, Op, Program, Region, Stmt
 from ..ops import OPS, messages
 from ..ops.attention import WIDER
 from .flops import cost
-from .hardware import hardware
 from .memory.aliasing import Storages, carried
 from .memory.pipeline_peak import device_of
 from .memory.saved_activations import Keeper
@@ -198,6 +197,8 @@ class _Search:
 
 def times(program: Program) -> Callable[[Op], float]:
     """The seconds in which the cluster's GPU does an op, or where nobody knows these, the op's operations."""
+    from .hardware import hardware
+
     if not (on := hardware(program)):
         return lambda op: float(cost(program, (op,)).forward)
     from .time.prices import prices  # a plan without a cluster does without

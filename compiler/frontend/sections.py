@@ -5,7 +5,6 @@ from math import prod
 
 from attrs import evolve, frozen
 
-from ..analysis.hardware import check_hardware
 from ..config.fields import fields_of
 from ..config.gpus import check_gpu, kernels_for
 from ..config.schema import read
@@ -36,6 +35,8 @@ def read_settings(
     if cluster:
         check_gpu(cluster, found)
     if cluster and cluster.hardware:
+        from ..analysis.hardware import check_hardware
+
         check_hardware(cluster, found)
     pipeline = read(Pipelining, given["pipeline"], found, check_file) if "pipeline" in given else None
     flow = read_flow(sections["state"], found)

@@ -7,14 +7,13 @@ Before: `validate`.  Non-goals: when a stage works (`schedule_pipeline`).
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
 from ..analysis.flops import cost
-from ..analysis.hardware import Hardware, hardware
 from ..analysis.memory import account, fits
 from ..analysis.stage_schedule import stage_to_rank
-from ..analysis.stage_times import item_times
 from ..config.units import counted
 from ..ir import Pipeline, Program, ops_in
 from ..ir.stages import groups, readers
@@ -23,6 +22,9 @@ from ..schedules.partition import balanced
 from ..syntax.diagnostics import Note, PlanError, wrong
 from ..syntax.source import Span
 from .thread_carries import carried
+
+if TYPE_CHECKING:
+    from ..analysis.hardware import Hardware
 
 MOST_LAYERS = 1024
 
@@ -38,6 +40,8 @@ def cut_stages(program: Program, lowered: Lowered) -> Program:
     """The program with its pipeline's stages.  Raises PlanError."""
     if not (pipeline := program.pipeline):
         return program
+    from ..analysis.hardware import hardware
+
     made, on = _cut(program, pipeline), hardware(program)
     if not on or pipeline.given or pipeline.settings.stages is not None:
         return made
@@ -47,8 +51,10 @@ def cut_stages(program: Program, lowered: Lowered) -> Program:
         return made
 
 
-def _faster(program: Program, made: Program, on: Hardware, lowered: Lowered) -> Program:
+def _faster(program: Program, made: Program, on: "Hardware", lowered: Lowered) -> Program:
     """The program cut by seconds, if the rank that works longest then has less to do, and the step fits."""
+    from ..analysis.stage_times import item_times  # a plan without a cluster does without
+
     pipeline, cut = program.pipeline, made.pipeline
     assert pipeline, "cut_stages: no pipeline"
     assert cut, "cut_stages: no stages"

@@ -9,16 +9,15 @@ from math import inf
 
 from attrs import evolve
 
-from ..analysis.hardware import hardware
 from ..analysis.memory import memory_budget
 from ..analysis.stage_schedule import demand_few, estimated, placements
-from ..analysis.stage_times import stage_times
 from ..config.settings import AUTO, ON, Size
 from ..ir import MICROBATCHES, Pipeline, Program
 from ..schedules.actions import ScheduleError
 from ..schedules.activation_memory import MemoryBudget
 from ..schedules.list_scheduling import fastest
 from ..schedules.partial_schedule import Task
+from ..schedules.timeline import Times
 from ..syntax.diagnostics import PlanError
 from .bucket_params import fuse_buckets
 from .schedule_pipeline import impossible, summed
@@ -55,9 +54,18 @@ def _task(program: Program, pipeline: Pipeline) -> Task:
     """The task for rows on stages placed so: the costs of the step as later passes make it, and ranks' memory."""
     fused = fuse_buckets(evolve(program, pipeline=pipeline))
     step = summed(fused, pipeline)
-    on = hardware(program)
-    times = stage_times(step, pipeline, on) if on else estimated(step, pipeline)
-    return Task(pipeline.stage_to_rank, step.size(MICROBATCHES), times, _room(step, pipeline))
+    return Task(pipeline.stage_to_rank, step.size(MICROBATCHES), _times(step, pipeline), _room(step, pipeline))
+
+
+def _times(step: Program, pipeline: Pipeline) -> Times:
+    """The seconds of stages, or where nobody knows the cluster's GPU, their operations."""
+    from ..analysis.hardware import hardware
+
+    if not (on := hardware(step)):
+        return estimated(step, pipeline)
+    from ..analysis.stage_times import stage_times  # a plan without a cluster does without
+
+    return stage_times(step, pipeline, on)
 
 
 def _room(program: Program, pipeline: Pipeline) -> MemoryBudget:

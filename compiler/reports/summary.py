@@ -9,7 +9,6 @@ from attrs import frozen
 from ..analysis.collective import Collective
 from ..analysis.communication import active_count, collectives, parameter_count, places
 from ..analysis.expert_loads import Load
-from ..analysis.hardware import hardware
 from ..analysis.kernel_tiles import chip
 from ..analysis.memory import Account, at_loads, fits
 from ..analysis.recompute_cut import added, again
@@ -140,6 +139,8 @@ def recomputation(program: Program) -> str:
 
 
 def _measure(program: Program) -> str:
+    from ..analysis.hardware import hardware
+
     return "the computation" if hardware(program) else "the operations"
 
 

@@ -92,7 +92,7 @@ def test_the_critical_path_has_the_lines_that_make_the_step_long(capsys: pytest.
     assert first.endswith("llama.scale:6")
     on_path = [row for row in (first, *rows) if "%" in row]
     assert 95 <= sum(int(row.split("%")[0].split()[-1]) for row in on_path) <= 101
-    assert any(row.startswith("memory-bound") and "%" not in row for row in rows)
+    assert any(row.startswith("host") and "%" not in row for row in rows)
 
 
 def test_a_report_has_one_form(capsys: pytest.CaptureFixture[str]) -> None:

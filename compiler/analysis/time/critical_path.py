@@ -7,7 +7,6 @@ nodes are actions, whose ops count by the time that they take of them.
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from attrs import frozen
 
@@ -21,9 +20,6 @@ from .events import count, expanded
 from .pipeline import Rows
 from .prices import EXPOSED, prices
 from .timeline import Walk
-
-if TYPE_CHECKING:
-    pass
 
 MOST = 20_000
 """Iterations of more events than this are one node of each stream."""
