@@ -69,17 +69,25 @@ class Links:
         made = [cast(Any, dist).new_group([*ranks]) for ranks in groups]
         own = next((at for at, ranks in enumerate(groups) if dist.get_rank() in ranks), None)
         group, place = (made[own], groups[own]) if own is not None else (None, ())
-        nodes = len({rank // self._near for rank in groups[0]})
         for op, collective in OPS.items():
             size = LEAST
             while size <= self._most:
-                key = {"table": "collective", "op": op, "ranks": 2 if op == "send" else len(groups[0]), "nodes": nodes}
+                among = self._pair(groups[0]) if op == "send" else groups[0]
+                key = {"table": "collective", "op": op, "ranks": len(among), "nodes": self._nodes(among)}
                 both = self._seconds(collective, group, place, size)
                 alone = self._seconds(collective, group if own == 0 else None, place, size) if groups[1:] else both
                 self.rows.append({**key, "bytes": size, "seconds": both, "alone": alone})
                 if both * REPEATS > LONG:
                     break
                 size *= 4
+
+    def _nodes(self, ranks: Sequence[int]) -> int:
+        return len({rank // self._near for rank in ranks})
+
+    def _pair(self, group: Sequence[int]) -> Sequence[int]:
+        """A rank that sends and the one that it sends to, of different nodes if any two such ranks are."""
+        pairs = [(rank, group[at + len(group) // 2]) for at, rank in enumerate(group[: len(group) // 2])]
+        return max(pairs, key=self._nodes)
 
     def _seconds(self, collective: "Collective", group: Any, place: Sequence[int], size: int) -> float:
         """The median time of the slowest rank."""
@@ -146,11 +154,11 @@ def _exchange(group: Any, device: torch.device, ranks: int, size: int) -> Callab
 
 
 def _send(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
-    """From each rank with an even place to the next; an odd last one has none."""
-    x, at = _floats(size, device), group.rank()
-    if at % 2 == 0 and at == ranks - 1:
+    """From the first half of the ranks to the second, so from node to node where there are two; an odd one has none."""
+    x, at, half = _floats(size, device), group.rank(), ranks // 2
+    if at >= 2 * half:
         return lambda: None
-    return lambda: (group.recv([x], at - 1, 0) if at % 2 else group.send([x], at + 1, 0)).wait()
+    return lambda: (group.send([x], at + half, 0) if at < half else group.recv([x], at - half, 0)).wait()
 
 
 OPS: dict[str, Collective] = {

@@ -99,9 +99,11 @@ def of_message(program: Program, message: Message, on: Hardware, elements: Size)
     size = elements * ITEM_BYTES[message.dtype]
     own, latency = on.network / on.ranks_per_node, away * on.network_latency + (1 - away) * on.link_latency
     if message.op == "rotate":
-        return larger(1, message.hops) * (ranks > 1) * (size / (away * own + (1 - away) * on.link) + latency)
+        hop = _measured("send", size, 2, 2 - away, on)
+        hop = size / (away * own + (1 - away) * on.link) + latency if hop is None else hop
+        return larger(1, message.hops) * (ranks > 1) * hop
     whole = size * (ranks if message.op == "all_gather" else 1)
-    if (known := _measured(message, whole, ranks, near, on)) is not None:
+    if (known := _measured(message.op, whole, ranks, near, on)) is not None:
         return known
     if message.op == "all_to_all":
         across, within = whole * (ranks - near) / ranks / own, whole * (near - 1) / ranks / on.link
@@ -112,11 +114,11 @@ def of_message(program: Program, message: Message, on: Hardware, elements: Size)
     return larger(across, within) + steps * hops
 
 
-def _measured(message: Message, whole: Size, ranks: Size, near: Size, on: Hardware) -> Size | None:
-    """Seconds of a collective by measured ones of groups of its size."""
+def _measured(op: str, whole: Size, ranks: Size, near: Size, on: Hardware) -> Size | None:
+    """Seconds of a collective by measured ones of groups of its size, or of a message by those of two ranks."""
     if not isinstance(ranks, int) or not isinstance(near, int):
         return None
-    return on.measured.collective(message.op, ranks, -(-ranks // near), whole)
+    return on.measured.collective(op, ranks, -(-ranks // near), whole)
 
 
 def _levels(nodes: Size) -> Size:

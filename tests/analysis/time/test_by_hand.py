@@ -14,13 +14,17 @@ from helpers.timed_plans import (
     HIDDEN,
     KV_HEADS,
     LAYERS,
+    PROGRAMS,
     SEQ,
     VOCAB,
     compiled,
 )
+from scalec.compiler.analysis.hardware import Collective, Measured
 from scalec.compiler.analysis.time.op_rows import OpRow, op_rows
+from scalec.compiler.analysis.time.seconds import of_message
 from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import Program
+from scalec.compiler.ops import Message
 
 RANKS = 2
 MATRICES, NORMS = LAYERS * (HIDDEN * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS) + 2 * HIDDEN * FFN), LAYERS * HIDDEN
@@ -83,3 +87,12 @@ def test_steps_of_zero_3_gather_twice_and_reduce_once_a_microbatch() -> None:
 def test_an_update_moves_what_its_optimizer_keeps(optimizer: str, moved: int) -> None:
     found = rows(compiled(optimizer=optimizer), "update")
     assert sum(row.bytes for row in found) == (MATRICES + NORMS + TABLES) * 4 * moved
+
+
+@pytest.mark.parametrize(("ranks_per_node", "seconds"), [(4, 1e-3), (2, 5e-3)])
+def test_messages_take_what_was_measured_of_two_ranks(ranks_per_node: int, seconds: float) -> None:
+    """Of the same node, or of two where a hop of the ring crosses nodes."""
+    sends = (Collective("send", 2, 1, 4096, 1e-3), Collective("send", 2, 2, 4096, 5e-3))
+    on = evolve(HARDWARE, ranks_per_node=ranks_per_node, measured=Measured(collectives=sends))
+    hops = Message("rotate", "keys", ("cp",), "bf16", (2048,), hops=3)
+    assert of_message(PROGRAMS["ring"], hops, on, 2048) == pytest.approx(3 * seconds)

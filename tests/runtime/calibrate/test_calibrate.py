@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from scalec.runtime.calibrate import calls, clock
 from scalec.runtime.calibrate.__main__ import main
 from scalec.runtime.calibrate.clock import Clock
 from scalec.runtime.calibrate.figures import text
-from scalec.runtime.calibrate.links import Links
+from scalec.runtime.calibrate.links import OPS, Links
 
 PLAN = """model tiny(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 16  hidden = 8  heads = 2  head_dim = 4 }
@@ -77,7 +78,7 @@ def test_casts_of_a_plan_in_bf16_are_measured(tmp_path: Path) -> None:
     half = compile_plan(Source("half.scale", PLAN.replace("steps = 1", "steps = 1  precision = bf16")))
     listed = json.loads(work_list([half]))
     casts = [it for it in listed["calls"] if it["row"].get("op") == "cast"]
-    assert {it["call"] for it in casts} == {"x0.bfloat16()", "x0.float()"}
+    assert {it["call"] for it in casts} == {"x0.bfloat16()"}  # gradients are added to wider sums as they are
     (tmp_path / "list.json").write_text(json.dumps(listed))
     assert main([str(tmp_path / "list.json"), "-o", str(tmp_path / "half.toml"), "--warm-up", "0"]) == 0
     assert {it["row"]["bytes"] for it in casts} <= {it.bytes for it in load(tmp_path / "half.toml").measured.moved}
@@ -104,6 +105,32 @@ def test_groups_of_ranks_are_measured_alone_and_together(
     on = load(tmp_path / "links.toml")
     for it in on.measured.collectives:
         assert on.measured.collective(it.op, it.ranks, it.nodes, it.bytes) == pytest.approx(it.seconds)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_messages_go_from_the_first_half_of_a_group_to_the_second(ranks: int) -> None:
+    """So of two nodes' ranks all cross from one node to the other."""
+    told, device = list[tuple[str, int, int]](), torch.device("cpu")
+
+    class Group:
+        def __init__(self, rank: int) -> None:
+            self.own = rank
+
+        def rank(self) -> int:
+            return self.own
+
+        def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Any:
+            told.append(("send", self.own, to))
+            return SimpleNamespace(wait=lambda: None)
+
+        def recv(self, tensors: list[torch.Tensor], of: int, tag: int) -> Any:
+            told.append(("recv", of, self.own))
+            return SimpleNamespace(wait=lambda: None)
+
+    for rank in range(ranks):
+        OPS["send"](Group(rank), device, ranks, 4096)()
+    pairs = [(at, at + ranks // 2) for at in range(ranks // 2)]
+    assert sorted(told) == sorted((kind, *pair) for kind in ("send", "recv") for pair in pairs)
 
 
 def _links(listed: Mapping[str, Any]) -> list[dict[str, Any]]:
