@@ -10,6 +10,7 @@ from ..analysis.communication import parameter_count
 from ..analysis.hardware import Hardware
 from ..config.gpus import GIB
 from ..config.units import counted
+from ..reports.summary import table
 from ..reports.time import seconds
 from .choice import Choice
 from .exact import Priced
@@ -68,9 +69,7 @@ def _table(it: Planned) -> Iterator[str]:
     alike = {*it.found.alike[: len(NUMBERS) - 1]}
     for number, each in enumerate(it.shown, 1):
         rows.append((f"{number}{' =' if each in alike and len(alike) > 1 else ''}", *_row(each)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for *numbers, plan in rows:
-        yield "  ".join((*(f"{cell:>{width}}" for cell, width in zip(numbers, widths, strict=False)), plan))
+    yield from table(rows, "r" * (len(rows[0]) - 1) + "l")
 
 
 def _row(it: Priced) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ..analysis.time.critical_path import CriticalPath
+from .summary import table
 from .time import LEAST, seconds
 
 ABOUT = "slack: by how much longer an op of that line may take before the step does; the least of all its ops"
@@ -11,15 +12,7 @@ ABOUT = "slack: by how much longer an op of that line may take before the step d
 def critical(it: CriticalPath) -> str:
     """A table by kind and plan line: first those on the path, the longest first, then others, the least slack first."""
     rows = [("critical path", "seconds", "share", "slack", ""), *_rows(it)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    kind, *numbers = widths[:4]
-    lines = (
-        "  ".join(
-            (f"{row[0]:{kind}}", *(f"{text:>{width}}" for text, width in zip(row[1:4], numbers, strict=True)), row[4])
-        )
-        for row in rows
-    )
-    return "\n".join((*map(str.rstrip, lines), "", ABOUT))
+    return "\n".join((*table(rows, "lrrrl"), "", ABOUT))
 
 
 def _rows(it: CriticalPath) -> Iterator[tuple[str, str, str, str, str]]:
