@@ -7,11 +7,10 @@ from typing import Any
 from attrs import asdict, frozen
 
 from ..analysis.communication import parameter_count
-from ..analysis.hardware import Hardware
 from ..config.gpus import GIB
 from ..config.units import counted
 from ..reports.summary import table
-from ..reports.time import seconds
+from ..reports.time import expected, seconds
 from .choice import Choice
 from .exact import Priced
 from .goal import Goal
@@ -39,17 +38,12 @@ class Planned:
         return (self.found.fitting or self.found.nearest)[: self.top]
 
 
-def source(on: Hardware) -> str:
-    """Where the speeds of GPUs and links are from."""
-    return f"by {on.source}: expect {on.error:.0%}"
-
-
 def print_plans(it: Planned) -> str:
     """For people."""
     found, goal = it.found, it.found.goal
     model = f"{found.facts.program.name}: {parameter_count(found.facts.program):,} parameters"
     on = f"on {goal.gpus:,} × {goal.hardware.name}, {goal.global_batch:,} sequences of {goal.seq:,} tokens a step"
-    parts = [f"{model}\n{on}, {source(goal.hardware)}", "\n".join(_thinned(found)), "\n".join(_table(it))]
+    parts = [f"{model}\n{on}, {expected(goal.hardware)}", "\n".join(_thinned(found)), "\n".join(_table(it))]
     parts += ["\n".join(_said(it)), *_steps(it), it.text.rstrip()]
     return "\n\n".join(filter(None, parts))
 

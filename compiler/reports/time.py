@@ -5,7 +5,7 @@ Non-goals: the times themselves (`analysis.time`).
 
 from collections.abc import Iterator
 
-from ..analysis.hardware import DATA_SHEETS
+from ..analysis.hardware import DATA_SHEETS, Hardware
 from ..analysis.link_traffic import crosses
 from ..analysis.time.prices import EXPOSED
 from ..analysis.time.report import Neighbour, Report, Room
@@ -38,10 +38,15 @@ def time(it: Report) -> str:
 def _source(it: Report) -> str:
     """For instance `on 64 × h100_sxm, by data sheets: expect 15 to 20%`."""
     on = f"on {it.ranks:,} × {it.on.name}"
-    if it.on.source == DATA_SHEETS:
-        return f"{on}, by {DATA_SHEETS}: expect 15 to 20%"
-    part = f" ({it.measured:.0%} of the time of ops from measured sizes)" if it.ops else ""
-    return f"{on}, by {it.on.source}: expect {it.on.error:.0%}{part}"
+    measured = it.ops and it.on.source != DATA_SHEETS
+    part = f" ({it.measured:.0%} of the time of ops from measured sizes)" if measured else ""
+    return f"{on}, {expected(it.on)}{part}"
+
+
+def expected(on: Hardware) -> str:
+    """Where the speeds of GPUs and links are from, and by how much a step may differ from its prediction."""
+    error = "15 to 20%" if on.source == DATA_SHEETS else f"{on.error:.0%}"
+    return f"by {on.source}: expect {error}"
 
 
 MFU = (

@@ -45,6 +45,8 @@ def _measure(given: argparse.Namespace) -> None:
     wanted: dict[str, Any] = json.loads(given.list.read_text(encoding="utf-8"))
     device = machine.device(wanted["device"])
     clock = Clock(device)
+    if int(os.environ.get("RANK", 0)) == 0:
+        print(f"measuring {len(wanted['calls'])} calls and {len(wanted['groups'])} groups of ranks", file=sys.stderr)
     clock.warm_up(given.warm_up if given.warm_up is not None else 2 if device.type == "cpu" else 30)
     rows = [*calls.rows(wanted["calls"], clock), *step.update_rows(wanted["updates"], clock)]
     memory = machine.copied(clock)

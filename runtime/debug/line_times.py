@@ -24,6 +24,9 @@ WAIT = "wait"
 NAMED = 3
 """The number of lines that a slow run names."""
 
+ELSEWHERE, _PROGRAM = "elsewhere", "train.py:"
+"""All that no line of the model asked for, as `scalec explain time --against` names it, and lines of the program."""
+
 _STEP = re.compile(r"step \d+")
 _SENDS = ("c10d::", "_c10d_functional::")
 _LINE = re.compile(r"(?:backward of )?(\S+:\d+)  ")
@@ -50,10 +53,12 @@ def longest(measured: Mapping[str, Any], plan_json: Path) -> str:
         said: list[dict[str, Any]] = json.loads(plan_json.read_text(encoding="utf-8"))["time"]["lines"]
     except (OSError, ValueError, KeyError):
         return ""
-    predicted = defaultdict[str, float](float)
+    inside = {line for line in measured["lines"] if line and not line.startswith(_PROGRAM)}
+    took, predicted = defaultdict[str, float](float), defaultdict[str, float](float)
+    for line, kinds in measured["lines"].items():
+        took[line if line in inside else ELSEWHERE] += sum(kinds.values())
     for each in said:
-        predicted[each["line"]] += each["seconds"]
-    took = {line: sum(kinds.values()) for line, kinds in measured["lines"].items() if line}
+        predicted[each["line"] if each["line"] in inside else ELSEWHERE] += each["seconds"]
     worst = sorted(took, key=lambda line: predicted[line] - took[line])[:NAMED]
     return ", ".join(f"{line} {took[line] * 1e3:.1f} ms in place of {predicted[line] * 1e3:.1f}" for line in worst)
 

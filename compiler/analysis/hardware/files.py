@@ -35,6 +35,9 @@ HOST = ("op", "collective", "action", "synchronous")
 NEEDED = ("name", "peak", "memory", "sms", "held", "attention", "link", "network")
 """The figures without which nothing can be priced."""
 
+RATES = (*NEEDED, "streamed", "ranks_per_node")
+"""The figures that are above 0: something is divided by each."""
+
 MEASURED_ERROR = 0.05
 """The error to be expected of a step that is priced by a file of measured figures, where that says no other."""
 
@@ -160,8 +163,9 @@ class _Reader:
             each = list(cast(dict[str, Any], value).values())
         else:
             self._wrong(f"`{self.path}`: `{where}` takes a number for each element type, as in {{ bf16 = 1e12 }}")
-        if not all(isinstance(it, int | float) and it >= 0 for it in each):
-            self._wrong(f"`{self.path}`: `{where}` takes numbers of at least 0, not {value!r}")
+        least = "above 0" if key in RATES else "of at least 0"
+        if not all(isinstance(it, int | float) and (it > 0 or (it == 0 and key not in RATES)) for it in each):
+            self._wrong(f"`{self.path}`: `{where}` takes numbers {least}, not {value!r}")
         return cast(Any, value)
 
     def _link(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,9 +173,9 @@ class _Reader:
         if given.get("name") not in LINKS:
             self._wrong(f"`{self.path}`: `link.name` is one of {listing(LINKS)}, not {given.get('name')!r}")
         bandwidth, latency = LINKS[given["name"]]
-        found = {bandwidth: given.get("bandwidth"), latency: given.get("latency")}
-        found |= {"ranks_per_node": given.get("ranks")} if given["name"] == "node" else {}
-        return {key: self._figure(f"link.{key}", key, value) for key, value in found.items() if value is not None}
+        names = {"bandwidth": bandwidth, "latency": latency}
+        names |= {"ranks": "ranks_per_node"} if given["name"] == "node" else {}
+        return {own: self._figure(f"link.{key}", own, given[key]) for key, own in names.items() if key in given}
 
     def _rows(self, table: str, given: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
         row: Any = TABLES[table]

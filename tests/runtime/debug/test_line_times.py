@@ -123,11 +123,15 @@ def test_sums_are_those_of_each_moment(drawn: list[tuple[str, int, int]]) -> Non
 
 
 def test_the_lines_that_exceed_the_prediction_most(tmp_path: Path) -> None:
-    measured = {"lines": {"m.scale:1": {COMPUTE: 0.1}, "m.scale:2": {EXPOSED: 0.09, IDLE: 0.01}, "": {IDLE: 9.0}}}
+    """All that no line of the model asked for is one of them."""
+    inside = {"m.scale:1": {COMPUTE: 0.1}, "m.scale:2": {EXPOSED: 0.09, IDLE: 0.01}}
+    measured = {"lines": inside | {"": {IDLE: 0.01}, "train.py:9": {EXPOSED: 0.05}}}
     lines = [{"kind": "products", "line": "m.scale:1", "seconds": 0.08}]
+    lines += [{"kind": "exposed: dp", "line": "m.scale:7", "seconds": 0.02}]
     path = tmp_path / "plan.json"
     assert not longest(measured, path)
     path.write_text(json.dumps({"name": "m"}))
     assert not longest(measured, path)
     path.write_text(json.dumps({"time": {"lines": lines}}))
-    assert longest(measured, path) == "m.scale:2 100.0 ms in place of 0.0, m.scale:1 100.0 ms in place of 80.0"
+    first = "m.scale:2 100.0 ms in place of 0.0, elsewhere 60.0 ms in place of 20.0"
+    assert longest(measured, path) == f"{first}, m.scale:1 100.0 ms in place of 80.0"
