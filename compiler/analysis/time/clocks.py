@@ -124,7 +124,7 @@ class Clocks:
         )
 
     def repeat(self, before: "Clocks", times: int, events: int) -> None:
-        """As if what has happened since `before`, when there were so many `events`, happened `times` times more."""
+        """As if what has happened since `before`, when there were `events` of them, happened `times` times more."""
         if self.events is not None:
             shift: dict[Stream, float] = {GPU: self.gpu - before.gpu, HOST: self.host - before.host}
             shift |= {axes: now - before.groups.get(axes, 0.0) for axes, now in self.groups.items()}

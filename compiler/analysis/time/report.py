@@ -140,10 +140,8 @@ def _measured(it: Report, ops: Sequence[OpRow]) -> float:
 
 def report(program: Program, on: Hardware, *, by_load: bool = True) -> Report:
     """The time of a step of a program after the last pass; `by_load` at other loads of experts too."""
-    ranks, loads = (
-        program.degree(tuple(axis.name for axis in program.axes)),
-        times_by_load(program, on) if by_load else {},
-    )
+    ranks = program.degree(tuple(axis.name for axis in program.axes))
+    loads = times_by_load(program, on) if by_load else {}
     return Report(
         program,
         on,

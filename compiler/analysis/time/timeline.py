@@ -28,9 +28,8 @@ class Walk:
         self._reduced = 0.0  # when all reductions are done that have begun
         self._sums = dict[str, float]()  # by value, when a reduction has made it
         self._under_way = dict[str, tuple[Op, float]]()  # by value, the exchange that brings it, and when it has
-        self._gathered = dict[
-            str, list[tuple[float, str]]
-        ]()  # by dim of layers: when each has parameters, the kind of waiting
+        # By dim of layers, when each has its parameters, and the kind of waiting for them.
+        self._gathered = dict[str, list[tuple[float, str]]]()
         body = program.region.body
         begun = {str(op.get("bucket")) for op in walk(body) if op.kind == "begin"}
         ops = (op for op in body if isinstance(op, Op))
@@ -93,7 +92,7 @@ class Walk:
         self.body(region.body)
 
     def _repeat(self, region: Region) -> None:
-        """Layers: each gathers its parameters so many layers ahead, or waits for what the step has gathered for it."""
+        """Layers: each gathers its parameters `prefetch` layers ahead, or waits for what the step has gathered."""
         count, prefetch = self._program.size(region.dim), self._program.flow.prefetch
         gathers = [op for op in ops_in(region.body) if self._gathers_layer(op)]
         body, ready = [stmt for stmt in region.body if stmt not in gathers], deque[float]()
