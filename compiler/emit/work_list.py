@@ -1,8 +1,8 @@
 """The list of what `scalec calibrate` measures for some plans: calls as emitted programs make them, groups of ranks.
 
 A call is an expression over operands of a rank's shapes.  Its seconds, and those of each part of its backward, become
-rows of hardware's tables (`analysis.hardware`).  Non-goals: ops that communicate, users' own, and those that ask which
-positions or experts a rank has.
+rows of hardware's tables (`analysis.hardware`).  An operand may be what another call makes, or a layout of the first
+rank.  Non-goals: ops that communicate, and users' own.
 """
 
 import json
@@ -21,13 +21,14 @@ from ..ops import OPS, VJPS, messages
 from ..ops.attention import ATTENTION
 from ..ops.call import Layout
 from ..ops.protocol import FUNCTIONAL
-from ..ops.saved_tensors import Local
 from ..ops.vjp import KIND as VJP
-from ..ops.work import Product, Work
+from ..ops.work import Work
 from ..reports.summary import launch
 from .expressions import ATOM, WRITERS, Context, Expr, express
 from .host_steps import host_steps
 from .module import table_of
+from .naming import layout as layout_text
+from .product_calls import grid, product_call, tensor
 
 Json = dict[str, Any]
 
@@ -37,11 +38,11 @@ PARTS = (1, 2, 4, 16, 64, 256)
 LONGER = (2, 4)
 """How many times a plan's sequence are those at which its attention is measured besides."""
 
-GRID = 20
-"""How many products of other shapes than the plans' are measured, each with its two gradients: 60 shapes."""
-
 INDICES = {"tokens", "labels"}
 """The operands of integers that any number below a size serves for."""
+
+SORT = "sort_by_expert"
+"""The op that makes the order of rows by expert, of which rows are taken and to which they are added."""
 
 
 def work_list(programs: Sequence[Program]) -> str:
@@ -55,7 +56,7 @@ def work_list(programs: Sequence[Program]) -> str:
             "gpu": next((it.cluster.gpu for it in programs if it.cluster.gpu), device),
             "ranks": max(launch(it).nodes * launch(it).ranks_per_node for it in programs),
             "ranks_per_node": max(launch(it).ranks_per_node for it in programs),
-            "calls": [*calls, *_grid([it["row"] for it in calls if it["row"]["table"] == "product"])],
+            "calls": [*calls, *grid([it["row"] for it in calls if it["row"]["table"] == "product"])],
             "updates": _sizes(bucket for program in programs for bucket in _shards(program)),
             "steps": host_steps(programs) if device == "cuda" else [],
             "groups": _different(it for program in programs for it in _groups(program)),
@@ -82,6 +83,7 @@ def _calls(program: Program) -> Iterator[Json]:
     Ranks that share a sequence attend to keys of all of it.
     """
     ranks = {dim: prod(program.axis(it.axis).size for it in program.claims if it.dim == dim) for dim in DATA}
+    ranks[SEQUENCE] *= 2 ** sum(dim == SEQUENCE for dim, _ in program.zigzags)  # whose ranks hold two pieces each
     for part in PARTS:
         rows = max(program.size(BATCH) // part, ranks[BATCH])
         length = max(program.size(SEQUENCE) * program.size(BATCH) // (rows * part), ranks[SEQUENCE])
@@ -106,6 +108,7 @@ class _Calls:
     def __init__(self, program: Program) -> None:
         self._program, self._types = program, program.types
         self._vjps = dict[object, dict[tuple[str, ...], Op]]()
+        self._made = {value.name: op for op in walk(program.region.body) for value in op.outputs}
         for op in walk(program.region.body):
             if op.kind == VJP:
                 of = VJPS.pulled(op, self._of(op))
@@ -126,20 +129,24 @@ class _Calls:
     def _is_listed(self, op: Op) -> bool:
         entry, types = OPS[op.kind], self._of(op)
         numbers = {
-            entry.operands[min(i, len(entry.operands) - 1)].name for i, it in enumerate(types) if it.dtype == "i64"
+            entry.operands[min(i, len(entry.operands) - 1)].name
+            for i, (name, it) in enumerate(zip(op.inputs, types, strict=True))
+            if it.dtype == "i64" and not self._order(name)
         }
-        layouts = {type(it).__name__ for it in entry.call(Local(self._program, op, types)).options.values()}
         return (
             op.kind != "call"
             and bool(entry.function or op.kind in WRITERS)
-            and numbers <= INDICES
-            and not layouts & {"Positions", "Experts"}
+            and (numbers <= INDICES or op.kind == SORT)
             and not messages(self._program, op, self._types)
         )
 
     def _call(self, op: Op, row: Json) -> Json:
         types, names = self._of(op), [f"x{i}" for i in range(len(op.inputs))]
-        inputs = {name: self._tensor(op, type) for name, type in zip(names, types, strict=True)}
+        orders = [self._order(value) for value in op.inputs]
+        inputs = {
+            name: {"made": self._call(order, {})} if order else self._tensor(op, type)
+            for name, type, order in zip(names, types, orders, strict=True)
+        }
         written = express(op, [Expr(name, ATOM, ()) for name in names], self._context(inputs))
         made = self._vjps.get(_key(op, types), {}).values()
         back = ({"wrt": [*VJPS.pulled(it, self._of(it)).wrt], "row": _row(it, self._work(it))} for it in made)
@@ -161,20 +168,30 @@ class _Calls:
         def rotary(op: Op) -> str:
             table, type = table_of(op, self._types, self._program), self._types[op.inputs[0]]
             shape = (2, table.seq // self._program.degree(table.axes), *(1,) * table.between, table.dim)
-            inputs["rotary"] = _tensor(shape, type.dtype, warm=True)
+            inputs["rotary"] = tensor(shape, type.dtype, warm=True)
             return "rotary"
 
         def layout(of: Layout) -> str:
-            raise AssertionError(f"calibrate: {of} is of a rank's place")
+            mesh = {axis.name: axis.size for axis in self._program.axes}
+            inputs["layout"] = {"layout": layout_text(of, self._program, {}), "mesh": mesh}
+            return "layout"
 
         return Context(self._program, self._types.__getitem__, axis, layout, rotary, lambda _: False, {})
 
     def _tensor(self, op: Op, type: Type) -> Json:
         """An operand; integers are below the size of what they choose from."""
         first = self._types[op.inputs[0]]
+        if op.kind == SORT:
+            count = self._program.size(str(op.get("to")))
+            return tensor(self._program.local_shape(type), type.dtype, count, warm=True) | {"even": True}
         chosen = self._of(op)[1].dims[0] if first.dtype == "i64" and len(op.inputs) > 1 else first.dims[-1]
         below = self._program.size(chosen) if type.dtype == "i64" else 0
-        return _tensor(self._program.local_shape(type), type.dtype, below, warm=BATCH in type.dims)
+        return tensor(self._program.local_shape(type), type.dtype, below, warm=BATCH in type.dims)
+
+    def _order(self, value: str) -> Op | None:
+        """The op that makes a value, if it is an order of rows."""
+        made = self._made.get(value)
+        return made if made and made.kind == SORT else None
 
     def _of(self, op: Op) -> tuple[Type, ...]:
         return tuple(self._types[name] for name in op.inputs)
@@ -202,54 +219,6 @@ def _row(op: Op, work: Work) -> Json | None:
     if work.bytes > 64:
         return {"table": "moved", "op": measured_as(op), "bytes": work.bytes}
     return None
-
-
-def product_call(dtype: str, it: Product) -> Json:
-    """A product as emitted programs make it, whose backward makes two others."""
-
-    def tensor(*shape: int, warm: bool) -> Json:
-        return _tensor(shape if it.batch == 1 else (it.batch, *shape), dtype, warm=warm)
-
-    def row(m: int, n: int, k: int) -> Json:
-        return {"table": "product", "dtype": dtype, "m": m, "n": n, "k": k, "batch": it.batch}
-
-    weight = tensor(it.n, it.k, warm=False) if it.batch == 1 else tensor(it.k, it.n, warm=True)
-    return {
-        "call": "linear(x0, x1)" if it.batch == 1 else "x0 @ x1",
-        "module": FUNCTIONAL,
-        "inputs": {"x0": tensor(it.m, it.k, warm=True), "x1": weight},
-        "row": row(it.m, it.n, it.k),
-        "backward": [{"wrt": [0], "row": row(it.m, it.k, it.n)}, {"wrt": [1], "row": row(it.n, it.k, it.m)}],
-    }
-
-
-def _tensor(shape: Sequence[int], dtype: str, below: int = 0, *, warm: bool) -> Json:
-    """An operand, of integers `below` a size; `warm` if it has just been made, and so may lie in a cache."""
-    return {"shape": [*shape], "dtype": dtype, "below": below, "warm": warm}
-
-
-def _grid(products: Sequence[Json]) -> Iterator[Json]:
-    """Products between the least and the largest of the plans': points of the sequence of Halton, in logarithms."""
-    plain = [it for it in products if it["batch"] == 1]
-    if not plain:
-        return
-    ends = [(min(it[key] for it in plain), max(it[key] for it in plain)) for key in "mnk"]
-    for point in range(1, GRID + 1):
-        sizes = (
-            round(least * (most / least) ** _halton(point, base) / 8) * 8 or 8
-            for (least, most), base in zip(ends, (2, 3, 5), strict=True)
-        )
-        yield product_call(plain[0]["dtype"], Product(*sizes))
-
-
-def _halton(index: int, base: int) -> float:
-    """A point in [0, 1) of van der Corput's sequence: the digits of its index, mirrored."""
-    found, part = 0.0, 1.0
-    while index:
-        part /= base
-        index, digit = divmod(index, base)
-        found += part * digit
-    return found
 
 
 # ---- the step
@@ -291,7 +260,7 @@ def _sum(program: Program, type: Type) -> Json:
     return {
         "call": "x0.add_(x1)",
         "module": FUNCTIONAL,
-        "inputs": {"x0": _tensor(shape, wide, warm=False), "x1": _tensor(shape, type.dtype, warm=True)},
+        "inputs": {"x0": tensor(shape, wide, warm=False), "x1": tensor(shape, type.dtype, warm=True)},
         "row": {"table": "moved", "op": ACCUMULATE, "bytes": size},
         "backward": [],
     }

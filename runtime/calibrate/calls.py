@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
+from math import prod
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm.mesh import Axis
+from ..comm.experts import Experts
+from ..comm.mesh import Axis, Mesh
+from ..comm.positions import Positions
 from .clock import REPEATS, Clock
 
 Json = Mapping[str, Any]
@@ -55,8 +58,7 @@ class _Call:
 
     def __init__(self, of: Json, clock: Clock) -> None:
         self._of, self._clock = of, clock
-        names = {**vars(import_module("torch.nn.functional")), **vars(import_module(of["module"]))}
-        self._function: Callable[..., Any] = eval(f"lambda {', '.join(of['inputs'])}: {of['call']}", names)
+        self._function = _function(of)
         self._templates = [_operand(it, clock.device) for it in of["inputs"].values()]
         self._warm = [at for at, it in enumerate(of["inputs"].values()) if it.get("warm")]
         size = sum(it.nbytes for it in self._templates if isinstance(it, Tensor))
@@ -136,10 +138,29 @@ def _engine(clock: Clock) -> float:
     return clock.median(prepared, 200)
 
 
+def _function(of: Json) -> Callable[..., Any]:
+    names = {**vars(import_module("torch.nn.functional")), **vars(import_module(of["module"]))}
+    return eval(f"lambda {', '.join(of['inputs'])}: {of['call']}", names)
+
+
+class _AloneMesh(Mesh):
+    """A mesh whose first rank this is, without groups."""
+
+    def _device_mesh(self) -> None:
+        return None
+
+
 def _operand(it: Json, device: torch.device) -> Any:
     if "ranks" in it:
         return Axis("", it["ranks"], 0, None)
+    if "layout" in it:
+        names = {"mesh": _AloneMesh(it["mesh"], device), "Positions": Positions, "Experts": Experts}
+        return eval(it["layout"], names)
+    if "made" in it:
+        return _function(it["made"])(*(_operand(each, device) for each in it["made"]["inputs"].values()))
     dtype, generator = DTYPES[it["dtype"]], torch.Generator(device).manual_seed(0)
+    if it.get("even"):
+        return torch.arange(prod(it["shape"]), device=device).remainder(it["below"]).view(it["shape"])
     if it["below"]:
         return torch.randint(it["below"], it["shape"], generator=generator, device=device)
     return torch.randn(it["shape"], generator=generator, device=device).to(dtype)

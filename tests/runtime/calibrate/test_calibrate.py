@@ -141,6 +141,21 @@ def _links(listed: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found.rows
 
 
+def test_rows_of_experts_and_positions_of_a_rank_are_measured_too() -> None:
+    plans = Path(__file__).parents[3] / "plans"
+    experts = f'use "{plans}/tiny_five.scale"'
+    gather = PLAN.replace("shard {", "shard { seq over cp as zigzag via gather ").replace(
+        "dp = 2  tp", "dp = 2  cp = 2  tp"
+    )
+    listed = json.loads(work_list([compile_plan(Source("t.scale", it)) for it in (experts, gather)]))
+    asked = [it for it in listed["calls"] if {"layout", "made"} & {key for of in it["inputs"].values() for key in of}]
+    found = [*calls.rows(asked, Clock(torch.device("cpu")))]
+    assert {row.get("op", row["table"]) for row in found} == {
+        *("sort_by_expert", "dispatch", "vjp dispatch x", "combine", "vjp combine rows gates", "attention"),
+    }
+    assert all(row["seconds"] > 0 for row in found)
+
+
 def test_the_host_takes_some_time_to_issue_an_op(listed: Mapping[str, Any]) -> None:
     assert 0 < calls.issued(listed["calls"], Clock(torch.device("cpu"))) < 1
 
