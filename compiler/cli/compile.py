@@ -173,7 +173,7 @@ def _write(plan: Plan, options: Namespace) -> Path:
     from ..emit import emit
     from ..emit.user_ops import copies
     from ..emit.write_files import OutputError, write
-    from ..reports.summary import communication, headline, kernels, needs_by_load, recomputation
+    from ..reports.summary import communication, headline, kernels, largest_bucket, needs_by_load, recomputation
 
     _warn(plan)
     proof = None
@@ -191,5 +191,6 @@ def _write(plan: Plan, options: Namespace) -> Path:
     wrote = f"{', '.join(first)} and {last}"
     shown = f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
     parts = [said(plan.program) for said in (headline, communication, needs_by_load, kernels, recomputation)]
+    parts.append(largest_bucket(plan.program, plan.model))
     print("\n\n".join(filter(None, (*parts, f"{shown}\nwrote {wrote}"))))
     return folder / "train.py"

@@ -18,6 +18,7 @@ OF_TIME = (*FORMS, "trace", "no_advice")
 def explain(options: Namespace) -> None:
     """`scalec explain memory | collectives | time PLAN`, `scalec explain CODE`."""
     from ..reports.explain import explain_code, explain_collectives, memory
+    from ..reports.summary import largest_bucket
     from ..syntax.diagnostics import CODES
 
     of_program = {"memory": memory, "collectives": explain_collectives}
@@ -27,7 +28,9 @@ def explain(options: Namespace) -> None:
     if topic == "time":
         _time(load(path), options)
     elif topic in of_program:
-        print(of_program[topic](load(path).program))
+        plan = load(path)
+        parts = of_program[topic](plan.program), largest_bucket(plan.program, plan.model)
+        print("\n\n".join(filter(None, parts)))
     else:
         assert code in CODES, "explain: neither a topic nor a code"
         print(explain_code(code))

@@ -14,6 +14,7 @@ from .values import (
     AT_LEAST_1,
     AUTO,
     BYTES,
+    BYTES_OR_AUTO,
     COUNT_OR_BYTES,
     COUNTS,
     FRACTION,
@@ -154,8 +155,17 @@ class Flow(Settings):
     """The settings of `state { … }`: how what ranks share out of a model's state is moved."""
 
     SECTION: ClassVar[str] = "state"
-    bucket: Annotated[int | None, BYTES, "largest bucket to reduce at once; unset, the parameters of one layer"] = None
+    bucket: Annotated[
+        int | str | None,
+        BYTES_OR_AUTO,
+        "largest bucket to reduce at once; unset, the parameters of one layer; `auto`, whichever makes a step fastest",
+    ] = None
     prefetch: Annotated[int, "how many layers ahead parameters are gathered"] = 1
+
+    @property
+    def largest(self) -> int | None:
+        """The bytes of the largest bucket, where the plan or the compiler has set them."""
+        return self.bucket if isinstance(self.bucket, int) else None
 
 
 @frozen

@@ -162,6 +162,20 @@ COUNT_OR_BYTES = Value(
 )
 
 
+def _size_or_auto(key: tree.Name, expr: tree.Expr) -> int | str | None:
+    if isinstance(expr, tree.Name) and expr.name == AUTO:
+        return AUTO
+    return None if _bytes(key, expr) is None else BYTES.read(key, expr)
+
+
+BYTES_OR_AUTO = Value(
+    f"a size, as in `25MiB`, or `{AUTO}`",
+    _size_or_auto,
+    lambda value: value if value == AUTO else _sized(value),
+    help=lambda _: _SIZES,
+)
+
+
 # ---- lists
 
 

@@ -19,6 +19,7 @@ from ..analysis.communication import active_count, collectives, evaluation, para
 from ..analysis.expert_loads import Load
 from ..analysis.memory import Account, account, at_loads, capacity, fits
 from ..analysis.time.expected import expected
+from ..config.settings import AUTO
 from ..ir import Pipeline, Program
 from ..ir.printer import how_claimed, print_ir
 from ..ir.stages import stages
@@ -45,7 +46,11 @@ def plan_json(
             **({"active": active_count(program)} if program.choices else {}),
             "shapes": {p.name: _shape(p.type.dims, program) for p in program.params},
         },
-        "settings": {"train": _plain(program.train), "cluster": _plain(_beside(program).cluster)},
+        "settings": {
+            "train": _plain(program.train),
+            "cluster": _plain(_beside(program).cluster),
+            **({"state": _plain(program.flow)} if model.flow.bucket == AUTO else {}),
+        },
         **({"pipeline": _pipeline(program, program.pipeline)} if program.pipeline else {}),
         "collectives": [_collective(each) for rank in places(program) for each in collectives(program, rank)],
         "evaluation": [_collective(each) for rank in places(program) for each in evaluation(program, rank)],

@@ -12,7 +12,8 @@ from ..frontend import resolve
 from ..frontend.validate import validate
 from ..ir import Program
 from ..syntax.source import Source
-from .bucket_params import fuse_buckets
+from . import bucket_params
+from .choose_bucket import choose_bucket
 from .choose_layout import choose_layout
 from .choose_recompute import choose_recompute
 from .choose_strategy import choose_strategy
@@ -48,6 +49,11 @@ def choose_recomputed(program: Program) -> Program:
 def divide_stages(program: Program) -> Program:
     """`cut_stages`, by what becomes of each division."""
     return cut_stages(program, lambda cut, until: [*passed(evolve(cut, after="divide_stages"), until)][-1])
+
+
+def fuse_buckets(program: Program) -> Program:
+    """Buckets of the size that the plan says or `choose_bucket` finds."""
+    return bucket_params.fuse_buckets(choose_bucket(program))
 
 
 PASSES: tuple[Pass, ...] = (

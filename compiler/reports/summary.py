@@ -138,6 +138,20 @@ def recomputation(program: Program) -> str:
     return f"recomputed: {what}; adds {added(program):.1%} to {_measure(program)} of a microbatch"
 
 
+def largest_bucket(program: Program, model: Program) -> str:
+    """What `bucket = auto` of a plan, which `model` is before any pass, has become; "" where the plan says the size.
+
+    For instance `largest bucket: 512.0 MiB, by the seconds of a step on h100_sxm`.
+    """
+    if model.flow.bucket != AUTO:
+        return ""
+    from ..analysis.hardware import hardware
+
+    size, on = program.flow.largest, hardware(program)
+    why = f"by the seconds of a step on {on.name}" if on else "as the speed of the cluster's GPU is not known"
+    return f"largest bucket: {amount(size) if size else 'unset'}, {why}"
+
+
 def _measure(program: Program) -> str:
     from ..analysis.hardware import hardware
 

@@ -15,6 +15,7 @@ from scalec.compiler.config.settings import (
     STDLIB,
     Cluster,
     Data,
+    Flow,
     Optimizer,
     Order,
     ParamGroup,
@@ -275,7 +276,10 @@ layers = st.none() | st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=4)
 pipelines = st.builds(Pipelining, orders, layers)
 
 
-@given(trains | clusters | pipelines)
+flows = st.builds(Flow, st.none() | st.just(AUTO) | counts, st.integers(0, 2**63 - 1))
+
+
+@given(trains | clusters | pipelines | flows)
 def test_shown_settings_read_back(instance: Settings) -> None:
     assert read(type(instance), schema.show(instance)) == instance
 

@@ -153,7 +153,7 @@ def _layers(program: Program, key: Key, params: list[Used]) -> int:
     if not loops or not key.reduced or program.pipeline:
         return 0
     shared = bool({*state.gradients, *state.parameters} & {*key.reduced})
-    large = sum(_bytes(program, param, 0) for param in params) > (program.flow.bucket or SMALL)
+    large = sum(_bytes(program, param, 0) for param in params) > (program.flow.largest or SMALL)
     return len(loops.forward) if shared or large else 0
 
 
@@ -166,10 +166,10 @@ def _bytes(program: Program, param: Used, layers: int) -> int:
 def _capped(program: Program, key: Key, params: list[Used], layers: int) -> Iterator[BucketGroup]:
     """The parameters, last ones first, in as few buckets as the cap allows."""
     full: list[list[Used]] = [[]]
-    filled = 0
+    filled, most = 0, program.flow.largest
     for together in reversed([*_together(program, params)]):
         size = sum(_bytes(program, param, layers) for param in together)
-        if full[-1] and program.flow.bucket and filled + size > program.flow.bucket:
+        if full[-1] and most and filled + size > most:
             full.append([])
             filled = 0
         full[-1][:0] = together
