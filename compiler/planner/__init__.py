@@ -34,7 +34,7 @@ def planned(file: ModelFile, goal: Goal, kept: Mapping[str, object], top: int, a
     if not found.fitting:
         return Planned(found, top)
     best = found.fitting[0]
-    why = reasons(best, found.priced, partial(price, file, facts, goal))
+    why = reasons(best, found.priced, partial(price, file, facts, goal), kept)
     source = plan(file, facts, goal, best.choice, _notes(goal, best, why), at)
     return Planned(found, top, why, format_plan(source))
 

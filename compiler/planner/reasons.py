@@ -3,10 +3,10 @@
 Each reason compares the best plan with one that differs in one respect, both compiled and priced.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from ..config.gpus import GIB
 from ..reports.time import seconds
@@ -28,11 +28,15 @@ SECTIONS = {
 
 @frozen
 class Reason:
-    """Another plan beside the best one, in one of the steps."""
+    """Another plan beside the best one, in one of the steps.
+
+    kept    the values that the plan was asked to have
+    """
 
     step: str
     best: Priced
     other: Priced
+    kept: Mapping[str, object] = field(factory=dict[str, object], eq=False)
 
     @property
     def what(self) -> str:
@@ -46,13 +50,23 @@ class Reason:
         return next(section for section, own in SECTIONS.items() if {*own} & {*names})
 
     def __str__(self) -> str:
+        return f"{self._compared()}{self._excluded()}"
+
+    def _excluded(self) -> str:
+        """For instance ` (kept: schedule 1f1b)`, of a plan that has another value than was asked for."""
+        names = [name for name in self.best.choice.differs(self.other.choice) if name in self.kept]
+        own = self.best.choice.settings
+        values = (f"{name} {own.get(name, getattr(self.best.choice, name))}" for name in names)
+        return f" (kept: {', '.join(values)})" if names else ""
+
+    def _compared(self) -> str:
         needs, own = self.other.needs / GIB, self.best.needs / GIB
         if self.step == FIT or self.other.seconds == inf:
             return f"{self.what} needs {needs:,.1f} GiB in place of {own:,.1f}: {_room(self.other)}"
         change = self.other.seconds / self.best.seconds - 1
         room = "" if self.other.fits else f", but {_room(self.other)}"
         times = f"{seconds(self.other.seconds)} in place of {seconds(self.best.seconds)}"
-        return f"{self.what} takes {times}, {change:+.1%}{room}"
+        return f"{self.what} takes {times}, {change:+z.1%}{room}"
 
 
 def _room(it: Priced) -> str:
@@ -72,13 +86,18 @@ def _said(best: Choice, other: Choice) -> str:
     return ", ".join(f"{name} {other.settings.get(name, getattr(other, name))}" for name in said)
 
 
-def reasons(best: Priced, known: Sequence[Priced], price: Callable[[Choice], Priced | Unpriced]) -> tuple[Reason, ...]:
-    """Those of a plan, as far as its neighbours are plans; some are `known`."""
+def reasons(
+    best: Priced,
+    known: Sequence[Priced],
+    price: Callable[[Choice], Priced | Unpriced],
+    kept: Mapping[str, object],
+) -> tuple[Reason, ...]:
+    """Those of a plan, as far as its neighbours are plans, even without the values of `kept`; some are `known`."""
     tried = [*neighbours(best.choice)]
     priced: dict[Choice, Priced | Unpriced] = {it.choice: it for it in known}
     new = [choice for _, choice in tried if choice not in priced]
     priced |= dict(zip(new, in_two(price, new), strict=True))
-    found = [Reason(step, best, it) for step, choice in tried if isinstance(it := priced[choice], Priced)]
+    found = [Reason(step, best, it, kept) for step, choice in tried if isinstance(it := priced[choice], Priced)]
     tight = [it for it in found if it.step == FIT and not it.other.fits]
     loose = [evolve(it, step=THROUGHPUT) for it in found if it.step == FIT and it.other.fits]
     return (

@@ -6,10 +6,9 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from ..analysis.communication import parameter_count
 from ..config.gpus import GIB
 from ..config.units import counted
-from ..reports.summary import table
+from ..reports.summary import parameters, table
 from ..reports.time import expected, seconds
 from .choice import Choice
 from .exact import Priced
@@ -19,6 +18,9 @@ from .search import ALIKE, Found
 
 MOST = 4
 """How many kinds of time are named."""
+
+AS_FAST = "as fast"
+COLUMNS = ("tokens/s/GPU", "MFU", "memory", "bubble", "exposed", "plan")
 
 NUMBERS = ("no", "this one", "these two", "these three", "these four", "these five")
 
@@ -41,7 +43,7 @@ class Planned:
 def print_plans(it: Planned) -> str:
     """For people."""
     found, goal = it.found, it.found.goal
-    model = f"{found.facts.program.name}: {parameter_count(found.facts.program):,} parameters"
+    model = f"{found.facts.program.name}: {parameters(found.facts.program)}"
     on = f"on {goal.gpus:,} × {goal.hardware.name}, {goal.global_batch:,} sequences of {goal.seq:,} tokens a step"
     parts = [f"{model}\n{on}, {expected(goal.hardware)}", "\n".join(_thinned(found)), "\n".join(_table(it))]
     parts += ["\n".join(_said(it)), *_steps(it), it.text.rstrip()]
@@ -59,11 +61,17 @@ def _thinned(found: Found) -> Iterator[str]:
 def _table(it: Planned) -> Iterator[str]:
     if not it.shown:
         return
-    rows: list[tuple[str, ...]] = [("", "step", "tokens/s/GPU", "MFU", "memory", "bubble", "exposed", "plan")]
-    alike = {*it.found.alike[: len(NUMBERS) - 1]}
+    alike = _alike(it)
+    rows: list[tuple[str, ...]] = [("", "step", *[AS_FAST] * (len(alike) > 1), *COLUMNS)]
     for number, each in enumerate(it.shown, 1):
-        rows.append((f"{number}{' =' if each in alike and len(alike) > 1 else ''}", *_row(each)))
+        step, *others = _row(each)
+        rows.append((str(number), step, *["yes" * (each in alike)] * (len(alike) > 1), *others))
     yield from table(rows, "r" * (len(rows[0]) - 1) + "l")
+
+
+def _alike(it: Planned) -> tuple[Priced, ...]:
+    """The plans of the table that are as fast as the first."""
+    return tuple(each for each in it.shown if each in it.found.alike)[: len(NUMBERS) - 1]
 
 
 def _row(it: Priced) -> tuple[str, ...]:
@@ -87,9 +95,9 @@ def _said(it: Planned) -> Iterator[str]:
         yield f"nothing fits: the least that was found needs {least.needs / GIB:,.1f} GiB, {full}"
         yield "try more GPUs, a shorter sequence, or a GPU with more memory"
         return
-    alike = min(len(it.found.alike), len(it.shown), len(NUMBERS) - 1)
+    alike = len(_alike(it))
     if alike > 1:
-        yield f"= within {ALIKE:.0%} of the first, less than the model can tell: measure {NUMBERS[alike]}"
+        yield f"{AS_FAST}: within {ALIKE:.0%} of the first, less than the model can tell: measure {NUMBERS[alike]}"
 
 
 def _steps(it: Planned) -> Iterator[str]:

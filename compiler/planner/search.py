@@ -32,9 +32,6 @@ meshes that were not tried."""
 MANY = 2000
 """Choices among which those of other meshes are looked for."""
 
-CLIMBS = 6
-"""How often neighbours of the best are compiled, if one of them is better."""
-
 LEAST = 6
 """Choices that are compiled where none fits: those that need least."""
 
@@ -71,7 +68,7 @@ class Found:
 
 def _rank(it: Priced) -> tuple[float, int, int]:
     """The fastest first; of those that take as long, that which says least, then that which needs least."""
-    return float(f"{it.seconds:.3g}"), it.choice.prefetch, it.needs
+    return float(f"{it.seconds:.6g}"), it.choice.prefetch, it.needs
 
 
 def search(
@@ -138,7 +135,7 @@ class _Search:
 
     def _climb(self) -> None:
         """Compiles what differs from the best in one respect, as long as that finds a better one."""
-        for _ in range(CLIMBS):
+        while True:
             known = [*self._priced.values(), *self._beside.values()]
             best = min((it for it in known if it.fits), key=_rank, default=None)
             if best is None:

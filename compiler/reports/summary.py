@@ -52,8 +52,13 @@ def ranks(program: Program) -> int:
 def headline(program: Program) -> str:
     """For instance `llama: 131,392 parameters on 4 ranks, dp 2 x tp 2`; with experts, how many compute for a token."""
     where = f"{counted(ranks(program), 'rank')}, {_mesh(program)}" if ranks(program) > 1 else "one rank"
-    active = f", {active_count(program):,} of them active," if program.choices else ""
-    return f"{program.name}: {counted(parameter_count(program), 'parameter')}{active} on {where}"
+    return f"{program.name}: {parameters(program)}{',' * bool(program.choices)} on {where}"
+
+
+def parameters(program: Program) -> str:
+    """For instance `131,392 parameters`; with experts, `1,024 parameters, 512 of them active`."""
+    active = f", {active_count(program):,} of them active" if program.choices else ""
+    return f"{counted(parameter_count(program), 'parameter')}{active}"
 
 
 def tokens(program: Program) -> str:

@@ -27,6 +27,14 @@ def test_a_small_case(capsys: pytest.CaptureFixture[str], golden: Golden) -> Non
     golden("planned.txt", out)
 
 
+def test_experts_and_plans_that_are_as_fast(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
+    """And reasons about plans that are excluded."""
+    line = "--gpus 2 --cluster h100_sxm --seq 128 --global-batch 32 --keep pp=1,microbatch=8,recompute=none --top 3"
+    status, out, err = run(f"{PLANS / 'models/tiny_moe.scale'} {line}", capsys)
+    assert (status, err) == (0, "")
+    golden("planned_experts.txt", out)
+
+
 def test_a_written_plan_is_formatted_and_compiles(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "best.scale"
     status, out, _ = run(f"{PLANS / 'tiny_llama.scale'} {SMALL} --json -o {path}", capsys)

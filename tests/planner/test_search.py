@@ -21,7 +21,7 @@ from scalec.compiler.planner.facts import Facts
 from scalec.compiler.planner.goal import Goal
 from scalec.compiler.planner.model_file import ModelFile
 from scalec.compiler.planner.plan_text import bare_plan, plan
-from scalec.compiler.planner.search import search
+from scalec.compiler.planner.search import Found, search
 from scalec.compiler.planner.space import Space, divisors, space
 from scalec.compiler.planner.two_processes import in_two
 from scalec.compiler.syntax.limits import load
@@ -87,6 +87,16 @@ def test_estimates_rank_plans_as_their_programs_do(cell: str) -> None:
     assert min(exact for _, exact in sorted(pairs)[:2]) <= 1.05 * min(exact for _, exact in pairs)
 
 
+def test_a_plan_that_is_little_faster_is_first() -> None:
+    """Not that which says less: reasons and the table would name a faster one than the first."""
+    _, facts, goal = subject("tiny_llama.scale", 4, 32, 128)
+    slow, fast = (
+        Priced(Choice(dp=4, zero=3, prefetch=prefetch), seconds, {}, 1.0, 0.4, 1, 2)
+        for prefetch, seconds in ((1, 3.452), (2, 3.448))
+    )
+    assert Found(facts, goal, (), (slow, fast), ()).fitting == (fast, slow)
+
+
 def test_what_is_kept_is_kept() -> None:
     file, facts, goal = subject("llama3_8b.scale", 64, 256, 8192)
     kept: Mapping[str, object] = {"tp": 4, "zero": 1, "recompute": "full", "microbatch": 2, "pp": 2, "sp": True}
@@ -104,6 +114,9 @@ def test_a_plan_is_proposed_with_its_reasons(tmp_path: Path) -> None:
     program = compile_plan(load(path))
     assert program.degree(tuple(axis.name for axis in program.axes)) == 4
     assert all(reason.best == it.shown[0] and reason.other != it.shown[0] for reason in it.reasons)
+    excluded = [reason for reason in it.reasons if not reason.other.choice.matches(TINY)]
+    assert excluded == [reason for reason in it.reasons if "(kept: " in str(reason)]
+    assert all(it.shown[0].seconds <= reason.other.seconds for reason in it.reasons if reason not in excluded)
 
 
 def test_reasons_compare_with_other_plans_alone(tmp_path: Path) -> None:
