@@ -2,7 +2,7 @@
 
 One rank of a mesh on one thread of the CPU, whose groups are the simulated link of `overlap.py`.  The machine is
 measured first (`scalec calibrate`) at the shapes of other plans; then each plan's step is predicted; then all run, in
-turns.  Nothing is fitted.  Bar: the median of the errors within 5%, the largest within 10%.
+turns.  Nothing is fitted.  Bar: median error within 5%, largest within 10%; of two gloo ranks (`--ranks`), none.
 """
 
 import argparse
@@ -203,16 +203,17 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, metavar="FILE", help="of an earlier calibration")
     parser.add_argument("--only", default="", metavar="WORD", help="plans with this in their names")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--ranks", action="store_true", help="besides, plans on two gloo ranks")
     given = parser.parse_args()
     torch.set_num_threads(1)
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "models").symlink_to(MODELS.resolve())
-        on = _linked(load(given.figures or _calibrated(folder)))
-        paths = {name: _write(folder, name, case) for name, case in PREDICTED.items() if given.only in name}
+        on = _linked(load(given.figures or calibrated(folder)))
+        paths = {name: write(folder, name, case) for name, case in PREDICTED.items() if given.only in name}
         predicted = {name: step_time(compile_plan(source(path)), on) for name, path in paths.items()}
         took = in_turns({name: _step(folder, PREDICTED[name], path) for name, path in paths.items()}, given.rounds)
-    rows = [(name, *_row(predicted[name], took[name])) for name in paths]
+    rows = [(name, *row_of(predicted[name], took[name])) for name in paths]
     print(where())
     table("One rank, one thread", ("plan", "predicted", "measured", "error"), rows)
     errors = {name: predicted[name].seconds / median(took[name]) - 1 for name in paths}
@@ -223,9 +224,13 @@ def main() -> None:
             for name in paths
         }
         given.json.write_text(json.dumps(each, indent=1))
+    if given.ranks:
+        from time_on_ranks import on_ranks
+
+        on_ranks(given.rounds)
 
 
-def _row(it: StepTime, took: list[float]) -> tuple[str, ...]:
+def row_of(it: StepTime, took: list[float]) -> tuple[str, ...]:
     middle = median(took)
     return f"{it.seconds * 1e3:.1f} ms", f"{middle * 1e3:.1f} ms", f"{it.seconds / middle - 1:+.1%}"
 
@@ -242,17 +247,17 @@ def _linked(it: Hardware) -> Hardware:
     return evolve(it, network=BANDWIDTH, network_latency=LATENCY, measured=measured, ranks_per_node=1)
 
 
-def _write(folder: Path, name: str, case: Case) -> Path:
+def write(folder: Path, name: str, case: Case) -> Path:
     path = folder / f"{name.replace(' ', '_').replace(',', '')}.scale"
     path.write_text(case.text())
     return path
 
 
-def _calibrated(folder: Path) -> Path:
-    plans = [_write(folder, name, case) for name, case in MEASURED.items()]
+def calibrated(folder: Path, cases: Mapping[str, Case] = MEASURED, *launch: str) -> Path:
+    plans = [write(folder, name, case) for name, case in cases.items()]
     figures, listed = folder / "machine.toml", folder / "machine.json"
     listed.write_text(work_list([compile_plan(source(path)) for path in plans]))
-    command = [sys.executable, "-m", "scalec.runtime.calibrate", listed, "-o", figures]
+    command = [sys.executable, "-m", *launch, "scalec.runtime.calibrate", listed, "-o", figures, "--most", str(1 << 24)]
     subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     return figures
 
