@@ -57,9 +57,10 @@ def _explained(lines: Sequence[Line], on: Hardware, found: Fit) -> Iterator[str]
 
 def _change(it: Figure, on: Hardware, found: Fit) -> tuple[str, ...]:
     """How much longer something takes, and the figure that says it; measured rows, where there are any."""
-    share = f"{found.changes[it.of] - 1:+.0%}"
+    times = found.changes[it.of]
+    share = f"{times - 1:+.0%}"
     if it.table and getattr(on.measured, it.table):
-        return it.of, share, f"[[{it.table.removesuffix('s')}]]", "measured", "measure it in a step"
+        return it.of, share, f"[[{it.table.removesuffix('s')}]] seconds", "as measured", f"{times:.3g} times that"
     given, explains = (", ".join(_figure(getattr(each, name)) for name in it.fields) for each in (on, found.on))
     return it.of, share, f"[{it.place}] {', '.join(it.fields.values())}", given, explains
 

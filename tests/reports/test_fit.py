@@ -11,11 +11,13 @@ from attrs import evolve
 from scalec.compiler import cli
 from scalec.compiler.analysis.hardware import Hardware, hardware
 from scalec.compiler.analysis.hardware.measured import Attention, Collective, Measured, Moved, Product
-from scalec.compiler.analysis.time.fit import FIGURES, fit, slower
+from scalec.compiler.analysis.time.fit import FIGURES, Fit, fit, slower
 from scalec.compiler.analysis.time.profile import KINDS, Profile, Seconds, beside, read_profile
+from scalec.compiler.analysis.time.report import report
 from scalec.compiler.analysis.time.step import StepTime, step_time
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
+from scalec.compiler.reports.fit import fitted
 from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[2] / "plans"
@@ -126,6 +128,16 @@ def test_a_person_is_told_which_ops_and_figures_differ(tmp_path: Path, capsys: p
     assert row[1:3] == ["+12%", "[gpu]"]
     assert row[7:9] == ["0.67,", "fp8"]
     assert "with that, lines differ by " in out[-1]
+
+
+def test_of_measured_seconds_a_person_is_told_the_times() -> None:
+    program, on = _compiled("tiny_llama")
+    on = evolve(on, measured=Measured(products=(Product("bf16", 8, 8, 8, 1, 1e-5),)))
+    profile = _as_profile(step_time(program, on))
+    lines = tuple(beside(profile, step_time(program, on)))
+    text = fitted(profile, lines, report(program, on), Fit(on, {"products": 1.5}, lines))
+    row = "products             +50%  [[product]] seconds  as measured  1.5 times that"
+    assert row in text.splitlines()
 
 
 def test_a_recorded_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
