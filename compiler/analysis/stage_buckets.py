@@ -7,13 +7,17 @@ pipeline's value.
 Non-goals: the rest of a rank's program (`stage_program`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 
 from attrs import frozen
 
 from ..ir import Bucket, Op, Pipeline, Program, once
 from ..ir.stages import stages, stages_of_param
 from .bucket_layout import layout
+
+Sizes = Callable[[Bucket, int, tuple[str, ...]], int]
+"""Gives the size of a chunk: of parameters of a bucket, on a stage."""
 
 
 @frozen
@@ -49,7 +53,8 @@ def chunks(program: Program) -> tuple[tuple[Chunk, ...], ...]:
     pipeline = program.pipeline
     assert pipeline, "chunks: no pipeline"
     ranks = range(program.axis(pipeline.axis).size)
-    found = ((chunk for it in program.buckets for chunk in _of_bucket(program, pipeline, it, rank)) for rank in ranks)
+    size = _sizes(program, pipeline)
+    found = ((it for bucket in program.buckets for it in _of_bucket(program, bucket, rank, size)) for rank in ranks)
     return tuple(map(tuple, found))
 
 
@@ -72,8 +77,10 @@ def _split(program: Program, bucket: Bucket) -> int:
     return program.degree(tuple(axis for axis in bucket.type.axes_of(bucket.dim) if axis not in bucket.shard_axes))
 
 
-def _of_bucket(program: Program, pipeline: Pipeline, bucket: Bucket, rank: int) -> Iterator[Chunk]:
+def _of_bucket(program: Program, bucket: Bucket, rank: int, size: Sizes) -> Iterator[Chunk]:
     """The chunks of a bucket on a rank; the stages that have a parameter whole have it together."""
+    pipeline = program.pipeline
+    assert pipeline, "chunks: no pipeline"
     found: dict[tuple[int, ...], list[str]] = {}
     for param in map(program.param, bucket.params):
         own = [stage for stage in stages_of_param(program, pipeline, param) if pipeline.stage_to_rank[stage] == rank]
@@ -84,11 +91,18 @@ def _of_bucket(program: Program, pipeline: Pipeline, bucket: Bucket, rank: int) 
         own = tuple(sorted({stage for own in found for stage in own}))
         found = {own: [name for name in bucket.params if any(name in names for names in found.values())]}
     for own, names in sorted(found.items()):
-        yield Chunk(bucket.name, own, tuple(names), _size(program, pipeline, bucket, own[0], tuple(names)))
+        yield Chunk(bucket.name, own, tuple(names), size(bucket, own[0], tuple(names)))
 
 
-def _size(program: Program, pipeline: Pipeline, bucket: Bucket, stage: int, params: tuple[str, ...]) -> int:
-    """The size of a chunk; of parameters that are cut, a chunk has the layers of one stage."""
-    layers = map(len, stages(program, pipeline)[stage].layers)
-    sized = program.sized(dict(zip(pipeline.dims, layers, strict=True)))
-    return layout(sized, params, program.degree(bucket.shard_axes)).size
+def _sizes(program: Program, pipeline: Pipeline) -> Sizes:
+    """The sizes of chunks, equal ones made once; of parameters that are cut, a chunk has the layers of one stage."""
+    all_ = stages(program, pipeline)
+
+    @cache
+    def laid_out(shards: int, layers: tuple[int, ...], params: tuple[str, ...]) -> int:
+        return layout(program.sized(dict(zip(pipeline.dims, layers, strict=True))), params, shards).size
+
+    def size(bucket: Bucket, stage: int, params: tuple[str, ...]) -> int:
+        return laid_out(program.degree(bucket.shard_axes), tuple(map(len, all_[stage].layers)), params)
+
+    return size

@@ -132,6 +132,7 @@ class _Block:
         self.crossing = [args[:count] for args, count in zip(carried, counts, strict=True)]
         self._seeds = {arg.source: at for at, args in enumerate(carried) for arg in args[counts[at] :]}
         self._sums = self._find_sums(body, {*gradients})
+        self._parts = dict[object, StageBlock]()
 
     def _find_sums(self, body: Sequence[Stmt], wanted: set[str]) -> list[Op]:
         """The sums by which gradients of parameters leave the block, in order."""
@@ -144,7 +145,13 @@ class _Block:
         return found[::-1]
 
     def part(self, stage: Stage, begin: _Cut | None, end: _Cut | None) -> StageBlock:
-        """The part of a stage between two cuts."""
+        """The part of a stage between two cuts; that of stages which do the same is one."""
+        key = (stage.groups, tuple(map(bool, stage.layers)), begin, end)
+        if key not in self._parts:
+            self._parts[key] = self._part(stage, begin, end)
+        return self._parts[key]
+
+    def _part(self, stage: Stage, begin: _Cut | None, end: _Cut | None) -> StageBlock:
         body = list[Stmt]()
         for at, group in enumerate(self._groups):
             body += (stmt for stmt in group if self._has(stage, stmt, at))

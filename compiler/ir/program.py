@@ -346,7 +346,8 @@ class Program(Known):
 
     def local_size(self, type: Type, dim: str) -> int:
         """How much of `dim` one rank holds of a value of `type`."""
-        return self.size(dim) // self.degree(type.axes_of(dim))
+        axes = type.axes_of(dim)
+        return self.size(dim) // self.degree(axes) if axes else self.size(dim)
 
     def joined(self, type: Type) -> tuple[tuple[str, ...], ...]:
         """The dims of a value as they lie in memory: rows of experts are one dim, all others are by themselves.

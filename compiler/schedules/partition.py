@@ -36,41 +36,47 @@ class _Division:
 
     def most_even(self) -> tuple[int, ...]:
         """How many items each stage has."""
-        bound = self._bound()
+        bound, total = self._bound(), len(self.costs)
         ends = [0, *accumulate(self.costs)]
         ways: list[Ways] = [{0: (0, 0)}]
-        for extra, least in zip(self.extra, self.least, strict=True):
-            ways.append(_after(ways[-1], ends, bound, extra, least))
-        return _read_back(ways, len(self.costs))
+        backwards = _Division(self.costs[::-1], self.extra[::-1], self.least[::-1])
+        earliest = [total - left for left in (0, *backwards.reached(bound))][-2::-1]
+        for extra, least, *where in zip(self.extra, self.least, earliest, self.reached(bound), strict=True):
+            ways.append(_after(ways[-1], ends, bound, extra, least, where))
+        return _read_back(ways, total)
 
     def _bound(self) -> int:
         """The least cost that no stage need exceed."""
         low, high = max(0, *self.extra), sum(self.costs) + max(self.extra)
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._fits(middle) else (middle + 1, high)
+            low, high = (low, middle) if self.reached(middle)[-1] == len(self.costs) else (middle + 1, high)
         return low
 
-    def _fits(self, bound: int) -> bool:
-        """Whether all items find a place if each stage takes as many as it can, and leaves what later stages need.
+    def reached(self, bound: int) -> list[int]:
+        """Where each stage ends if each takes as many items as it can, and leaves what later stages need.
 
         No division does better: if a stage takes fewer, later ones have what they would have had, and more.  One
         that must take an item and does not has come to one above the bound, which no other takes either.
         """
-        at, needed = 0, sum(self.least)
+        at, needed, found = 0, sum(self.least), list[int]()
         for extra, least in zip(self.extra, self.least, strict=True):
             needed -= least
             cost = extra
             while at < len(self.costs) - needed and cost + self.costs[at] <= bound:
                 cost += self.costs[at]
                 at += 1
-        return at == len(self.costs)
+            found.append(at)
+        return found
 
 
-def _after(before: Ways, ends: Sequence[int], bound: int, extra: int, least: int) -> Ways:
-    """The best ways after one more stage.  Squares are convex: of these, one that ends later begins no earlier."""
+def _after(before: Ways, ends: Sequence[int], bound: int, extra: int, least: int, where: Sequence[int]) -> Ways:
+    """The best ways after one more stage, which ends somewhere from the first to the last of `where`.
+
+    Squares are convex: of these, one that ends later begins no earlier.
+    """
     found: Ways = {}
-    open = [(0, len(ends), 0, len(ends))]
+    open = [(where[0], where[1] + 1, min(before), max(before))]
     while open:
         low, high, first, last = open.pop()
         end = (low + high) // 2

@@ -32,7 +32,7 @@ class Walk:
         self._gathered = dict[str, list[tuple[float, str]]]()
         body = program.region.body
         begun = {str(op.get("bucket")) for op in walk(body) if op.kind == "begin"}
-        ops = (op for op in body if isinstance(op, Op))
+        ops = (op for op in body if begun and isinstance(op, Op))
         self._begins = [op for op in ops if prices(op).reduces and prices(op).bucket in begun]
 
     def step(self, *, microbatches: bool = True) -> None:
