@@ -176,7 +176,7 @@ def _parser() -> ArgumentParser:
             formatter_class=RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        sub.set_defaults(command=it.does)
+        sub.set_defaults(command=it.does, parser=sub)
         _add_arguments(sub, it.name)
     return parser
 
@@ -219,8 +219,8 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         return
     if command == "calibrate":
         parser.add_argument("plans", type=_path, nargs="+", metavar="PLAN", help=text)
-        help = "the file to write (default %(default)s); beside it lies the list of what is measured"
-        parser.add_argument("-o", "--output", type=_path, default=Path("my_cluster.toml"), metavar="FILE", help=help)
+        help = "the file to write (default my_cluster.toml); beside it lies the list of what is measured"
+        parser.add_argument("-o", "--output", type=_path, metavar="FILE", help=help)
         parser.add_argument("--quick", action="store_true", help="no long warm-up, and only small messages")
         parser.add_argument("--print", action="store_true", help="measure nothing; print the command that does")
         help = "measure nothing; compare the prediction with steps that a run wrote to FOLDER, its SCALEC_PROFILE"
@@ -300,7 +300,7 @@ def _command_meant(word: str) -> str:
 
 
 def options(words: list[str]) -> Namespace:
-    """The options, with the words after `--` as `rest`: argparse cannot tell these from positional arguments."""
+    """The options with the command's `parser`, and as `rest` the words after `--`, positional ones to argparse."""
     cut = words.index("--") if "--" in words else len(words)
     parser = _parser()
     if meant := _command_meant(words[0] if words else ""):
@@ -310,9 +310,9 @@ def options(words: list[str]) -> Namespace:
         given.plan = Path(unknown.pop(0))  # argparse gives up on an optional argument at the first option
     given.rest = words[cut + 1 :]
     if unknown and unknown[0].startswith("-") and given.command is compile.run:
-        parser.error(f"`{unknown[0]}` goes to train.py, after `--`: scalec run PLAN -- {unknown[0]} …")
+        given.parser.error(f"`{unknown[0]}` goes to train.py, after `--`: scalec run PLAN -- {unknown[0]} …")
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        given.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if given.rest and given.command is not compile.run:
-        parser.error("only `scalec run` takes arguments after `--`")
+        given.parser.error("only `scalec run` takes arguments after `--`")
     return given

@@ -4,14 +4,21 @@ With `--fit`, it compares a plan's prediction with the steps that a run has prof
 """
 
 import os
+import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from .streams import UsageError, cannot_write
 
+if TYPE_CHECKING:
+    from ..ir import Program
+
 MARK = b"Written by scalec"
+OUTPUT = Path("my_cluster.toml")
+NO_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+"""A program that fails where torch sees no GPU: the compiler itself does not import torch."""
 QUICK = ("--warm-up", "0.2", "--most", "65536")
 
 
@@ -24,24 +31,27 @@ def calibrate(options: Namespace) -> None:
     from ..reports.summary import launch
     from .compile import load
 
-    programs = [load(path).program for path in options.plans]
-    _check(options.output)
-    listed = options.output.with_suffix(".json")
+    programs, output = [load(path).program for path in options.plans], options.output or OUTPUT
+    _check(output)
+    listed = output.with_suffix(".json")
     _check(listed)
+    how = max((launch(program) for program in programs), key=lambda it: it.nodes * it.ranks_per_node)
+    printed = how.nodes > 1 or options.print
+    if not printed:
+        _check_device(programs[0])
     try:
         listed.write_text(work_list(programs), encoding="utf-8")
     except OSError as error:
         raise cannot_write(listed, error, "; choose another file with -o") from error
-    how = max((launch(program) for program in programs), key=lambda it: it.nodes * it.ranks_per_node)
     words = [
         "-m",
         "scalec.runtime.calibrate",
         str(listed),
         "-o",
-        str(options.output),
+        str(output),
         *(QUICK if options.quick else ()),
     ]
-    if how.nodes > 1 or options.print:
+    if printed:
         print(f"to measure, run this on each of the nodes:\n\n  torchrun {' '.join((*how.options(), *words))}")
         return
     _start([*how.options(), *words], how.ranks_per_node)
@@ -58,6 +68,9 @@ def _fit(options: Namespace) -> None:
     from .compile import load
     from .explain import report_of
 
+    for option in ("output", "quick", "print"):
+        if getattr(options, option):
+            raise UsageError(f"--fit measures nothing and writes no file: leave out --{option}")
     if len(options.plans) > 1:
         raise UsageError(f"--fit takes one plan, the one of the run in `{options.fit}`")
     plan = load(options.plans[0])
@@ -72,11 +85,19 @@ def _fit(options: Namespace) -> None:
     print(fitted(profile, beside(profile, of.step), of, fit(plan.program, of.on, profile)))
 
 
-def _start(words: list[str], ranks: int) -> NoReturn:
+def _check_device(program: "Program") -> None:
+    """UsageError where the plans are for a GPU and torch sees none here; told once, not by each rank."""
     from importlib.util import find_spec
+
+    from ..analysis.memory import account
 
     if find_spec("torch") is None:
         raise UsageError(f"torch is not installed for {sys.executable}; measuring needs it")
+    if account(program).device == "cuda" and subprocess.run([sys.executable, "-c", NO_GPU]).returncode:
+        raise UsageError("the plans are for a GPU, and this machine has none: calibrate on the machine that trains")
+
+
+def _start(words: list[str], ranks: int) -> NoReturn:
     sys.stdout.flush()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
     os.execv(sys.executable, [sys.executable, "-m", "scalec.runtime.train.torchrun", *words])

@@ -1,5 +1,6 @@
 """The command `explain`: the memory, the collectives or the time of a plan, or the meaning of a code."""
 
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +11,9 @@ from .streams import UsageError
 if TYPE_CHECKING:
     from ..analysis.time.report import Report
 
-FORMS = ("json", "lines", "csv", "critical", "against")
-OF_TIME = (*FORMS, "trace", "no_advice")
-"""The options of `explain time`: forms of its report, a file beside it, and what it leaves out."""
+FORMS = ("json", "lines", "critical", "against")
+OF_TIME = (*FORMS, "csv", "trace", "no_advice")
+"""The options of `explain time`: forms of its report, files beside it, and what it leaves out."""
 
 
 def explain(options: Namespace) -> None:
@@ -63,17 +64,24 @@ def _time(plan: Plan, options: Namespace) -> None:
     if options.against:
         from .against import against
 
-        if options.trace:
-            _trace(report_of(plan), options.trace, options.against)
+        if options.trace or options.csv:
+            _write(with_ops(report_of(plan)), options)
         print(against(plan, options.against))
         return
     found = with_ops(report_of(plan))
+    _write(found, options)
+    print({"lines": _lines, "critical": _critical}.get("".join(forms), _whole)(found, plan, options))
+
+
+def _write(found: "Report", options: Namespace) -> None:
+    """The files beside the report."""
     if options.trace:
-        _trace(found, options.trace)
-    print({"lines": _lines, "csv": _csv, "critical": _critical}.get("".join(forms), _whole)(found, plan, options))
+        _trace(found, options.trace, options.against)
+    if options.csv:
+        _csv(found, options.csv)
 
 
-def _trace(found: "Report", path: Path, folder: Path | None = None) -> None:
+def _trace(found: "Report", path: Path, folder: Path | None) -> None:
     """Writes the events of the step, and beside them those that the ranks of a run have recorded in a folder."""
     from ..analysis.time.events import events_of
     from ..reports.time_trace import MARK, time_trace
@@ -84,6 +92,7 @@ def _trace(found: "Report", path: Path, folder: Path | None = None) -> None:
     text = time_trace(found.program, events_of(found.program, found.on), beside)
     check_replaceable(path, text, "trace", MARK)
     replace(path, text, "trace")
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def _whole(found: "Report", plan: Plan, options: Namespace) -> str:
@@ -120,15 +129,15 @@ def _critical(found: "Report", _plan: Plan, _options: Namespace) -> str:
     return critical(critical_path(found.program, found.on))
 
 
-def _csv(found: "Report", _plan: Plan, options: Namespace) -> str:
-    """Writes a file; its name."""
+def _csv(found: "Report", path: Path) -> None:
+    """Writes the ops of the step."""
     from ..reports.op_times import HEADER, as_csv
     from .schedule import check_replaceable, replace
 
     text = as_csv(found.ops)
-    check_replaceable(options.csv, text, "csv", ",".join(HEADER))
-    replace(options.csv, text, "csv")
-    return f"wrote {options.csv}"
+    check_replaceable(path, text, "csv", ",".join(HEADER))
+    replace(path, text, "csv")
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def report_of(plan: Plan) -> "Report":

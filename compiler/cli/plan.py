@@ -71,6 +71,7 @@ def _sweep(options: Namespace, file: "ModelFile") -> int:
         if path:
             check_replaceable(path, text, form, mark)
             replace(path, text, form)
+            print(f"wrote {path}", file=sys.stderr)
     print(table, end="")
     return 0 if any(it.best for it in points) else PLAN_WRONG
 

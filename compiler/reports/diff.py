@@ -120,11 +120,13 @@ class Row:
 
 
 def _change(ratio: float) -> str:
-    """For instance `-17.2%`, or `×37` of what is ten times as much or more."""
+    """For instance `-17.2%`, or `×37` of what is ten times as much or more; "" of what is far more."""
+    if ratio > FAR_MORE:
+        return ""
     return f"{ratio - 1:+.1%}" if ratio < TENFOLD else f"×{ratio:,.0f}"
 
 
-TENFOLD = 10
+TENFOLD, FAR_MORE = 10, 1000
 
 BOTH = ("seconds", "rates")
 """The sections that are left out where one plan has none, since its GPU is not known."""

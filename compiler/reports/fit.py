@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from ..analysis.hardware import Hardware
+from ..analysis.hardware import DATA_SHEETS, Hardware
 from ..analysis.time.fit import FIGURES, Figure, Fit
 from ..analysis.time.op_rows import OpRow
 from ..analysis.time.profile import Line, Profile
@@ -50,7 +50,8 @@ def _explained(lines: Sequence[Line], on: Hardware, found: Fit) -> Iterator[str]
         yield "no figure of the hardware would explain what differs"
         return
     rows = [_change(it, on, found) for it in FIGURES if it.of in found.changes]
-    yield from table([("would explain it", "seconds", "figure", "given", "explains"), *rows], "lrlrr")
+    given = on.source if on.source == DATA_SHEETS else "in the file"
+    yield from table([("slower or faster", "seconds", "figure", given, "would explain it"), *rows], "lrlrr")
     before, after = (sum(abs(line.excess) for line in each) for each in (lines, found.lines))
     yield f"with that, lines differ by {seconds(after)} in all, in place of {seconds(before)}"
 

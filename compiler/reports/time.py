@@ -75,7 +75,7 @@ def _limit(it: Report) -> Iterator[str]:
     kind = max(it.step.kinds, key=lambda kind: it.step.kinds[kind])
     held, axes = it.held(kind), kind.removeprefix(EXPOSED)
     if kind == HOST:
-        yield f"limited by: the host, which {_pace(it)}"
+        yield "limited by: the host" + (f", which {_pace(it)}" if _issues(it) else "")
     elif kind == BUBBLE and (pipeline := it.program.pipeline):
         ranks, microbatches = it.program.axis(pipeline.axis).size, it.program.size(MICROBATCHES)
         yield f"limited by: the bubble of {counted(ranks, 'rank')} with {counted(microbatches, 'microbatch')}"
@@ -88,6 +88,11 @@ def _limit(it: Report) -> Iterator[str]:
 
 MEMORY = "the rate of the GPU's memory"
 RATES = {str(kind): "the GPU's peak" for kind in ("products", "attention")}
+
+
+def _issues(it: Report) -> bool:
+    """Whether the host has a row of its own, with its pace: it issues ops that another device computes."""
+    return bool(it.ops) and not it.on.synchronous
 
 
 def _pace(it: Report) -> str:
@@ -134,9 +139,9 @@ def _neighbour(it: Report, other: Neighbour) -> tuple[str, str, str, str]:
 def _rows(it: Report) -> Iterator[tuple[str, str, str, str]]:
     """Kinds of time, the longest first, each with the plan's lines that take most; shorter ones add up."""
     rest, step = 0.0, it.step
-    kinds = step.kinds | ({HOST: step.kinds.get(HOST, 0.0)} if it.ops else {})
+    kinds = step.kinds | ({HOST: step.kinds.get(HOST, 0.0)} if _issues(it) else {})
     for kind, spent in sorted(kinds.items(), key=lambda pair: -pair[1]):
-        if spent < LEAST * step.seconds and not (it.ops and kind == HOST):
+        if spent < LEAST * step.seconds and not (_issues(it) and kind == HOST):
             rest += spent
             continue
         yield kind, seconds(spent), f"{spent / step.seconds:.0%}", "; ".join(_where(it, kind))
@@ -159,7 +164,7 @@ def _at(step: StepTime, kind: str) -> Iterator[str]:
 def _where(it: Report, kind: str) -> Iterator[str]:
     """What goes with a kind of time: how much of it is seen, the host's pace, lines."""
     yield from _beside(it, kind)
-    if it.ops and kind == HOST:
+    if _issues(it) and kind == HOST:
         yield _pace(it)
     yield from _at(it.step, kind)
 

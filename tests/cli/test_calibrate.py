@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,21 @@ def test_on_several_nodes_it_prints_the_command_for_each(
     assert cli.main(["calibrate", "tiny.scale"]) == 0
     assert "torchrun --nnodes=2 --nproc-per-node=2" in capsys.readouterr().out
     assert not started
+
+
+def test_a_machine_without_a_gpu_is_told_before_ranks_start(
+    started: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny.scale").write_text("cluster { gpu = h100_sxm }\n" + MODEL)
+    seen: list[int] = [1]
+    monkeypatch.setattr(subprocess, "run", lambda words: subprocess.CompletedProcess(words, seen.pop()))  # type: ignore[misc]
+    assert cli.main(["calibrate", "tiny.scale"]) == 2
+    assert "this machine has none: calibrate on the machine that trains" in capsys.readouterr().err
+    assert not started
+    assert not (tmp_path / "my_cluster.json").exists()
+    seen = [0]
+    assert cli.main(["calibrate", "tiny.scale"]) == 0
+    assert len(started) == 1
 
 
 @pytest.mark.parametrize(

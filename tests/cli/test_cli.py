@@ -306,6 +306,7 @@ def test_help_shows_an_example(scalec: Run, command: Command) -> None:
         (["build", "tiny.scale"], "invalid choice: 'build'"),
         (["chek", "tiny.scale"], "error: unknown command `chek`: did you mean `check`?\n"),
         (["check", "tiny.scale", "--out", "x"], "unrecognized arguments: --out x"),
+        (["explain", "time", "tiny.scale", "--bogus"], "usage: scalec explain "),
         (["compile", "tiny.scale", "--", "--steps"], "only `scalec run` takes arguments after `--`"),
         (
             ["run", "tiny.scale", "--steps", "3", "--", "--lr", "1e-3"],

@@ -62,7 +62,7 @@ def test_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     svg, csv = tmp_path / "curves.svg", tmp_path / "points.csv"
     line = "--cluster h100_sxm --keep pp=1,microbatch=4,recompute=none --sweep gpus=1..4"
     assert cli.main(["plan", str(PLANS / "tiny_llama.scale"), *line.split(), "--svg", str(svg), "--csv", str(csv)]) == 0
-    assert capsys.readouterr().out == csv.read_text()
+    assert capsys.readouterr() == (csv.read_text(), f"wrote {csv}\nwrote {svg}\n")
     rows = csv.read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["gpus", "1", "2", "4"]
     texts = [it.text or "" for it in ElementTree.parse(svg).iter(f"{SVG}text")]

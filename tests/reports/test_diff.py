@@ -64,6 +64,8 @@ def test_only_what_both_have_is_compared_of_values_and_rates() -> None:
     [
         (Row("memory", "state", 2**20, 3 * 2**20), ("state", "1.0 MiB", "3.0 MiB", "+200.0%")),
         (Row("calls", "all_gather over dp", 2, 82), ("all_gather over dp", "2", "82", "×41")),
+        (Row("calls", "all_gather over dp", 2, 2000), ("all_gather over dp", "2", "2,000", "×1,000")),
+        (Row("calls", "all_gather over dp", 2, 2002), ("all_gather over dp", "2", "2,002", "")),
         (Row("rates", "MFU", 0.4, 0.3), ("MFU", "40.0%", "30.0%", "-25.0%")),
         (Row("seconds", "bubble", None, 0.5), ("bubble", "", "500.0 ms", "")),
         (Row("parameters", "wq", "f32[a]", "f32[b]"), ("wq", "f32[a]", "f32[b]", "")),

@@ -127,6 +127,9 @@ def test_a_person_is_told_which_ops_and_figures_differ(tmp_path: Path, capsys: p
     (row,) = [line.split() for line in out if line.startswith("products ")]
     assert row[1:3] == ["+12%", "[gpu]"]
     assert row[7:9] == ["0.67,", "fp8"]
+    (head,) = [line for line in out if line.startswith("slower or faster ")]
+    assert head.split("  ")[-1] == "would explain it"
+    assert "  data sheets  " in head
     assert "with that, lines differ by " in out[-1]
 
 
@@ -160,3 +163,5 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "has steps on cpu, but the plan is for h100_sxm, on cuda" in capsys.readouterr().err
     assert _fitted(tmp_path, _folder(folder, RECORDED), "tiny_llama", str(PLANS / "llama3_70b.scale")) == 2
     assert "--fit takes one plan" in capsys.readouterr().err
+    assert _fitted(tmp_path, _folder(folder, RECORDED), "tiny_llama", "-o", "mine.toml") == 2
+    assert "leave out --output" in capsys.readouterr().err

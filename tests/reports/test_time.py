@@ -113,20 +113,30 @@ def test_people_are_told(name: str, golden: Callable[[str, str], None]) -> None:
     golden(f"time/{name}.txt", time(report(name)) + "\n")
 
 
+def test_a_host_that_computes_itself_has_no_pace() -> None:
+    cpu = report("zero_3")
+    assert "issues" in time(cpu)
+    assert "issues" not in time(evolve(cpu, on=evolve(cpu.on, synchronous=True)))
+    limited = report("one_gpu")
+    assert "limited by: the host\n" in time(evolve(limited, on=evolve(limited.on, synchronous=True)))
+
+
 def test_ops_as_csv_and_as_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same ops as in JSON, with the same sums."""
     ops, path = as_json(capsys, "explain", "time", "--no-advice", LLAMA)["ops"], tmp_path / "ops.csv"
-    assert main(["explain", "time", "--csv", str(path), LLAMA]) == 0
-    assert capsys.readouterr().out == f"wrote {path}\n"
+    main(["explain", "time", "--no-advice", LLAMA])
+    report = capsys.readouterr().out
+    assert main(["explain", "time", "--no-advice", "--csv", str(path), LLAMA]) == 0
+    assert capsys.readouterr() == (report, f"wrote {path}\n")
     with path.open(newline="") as file:
         rows = [*csv.DictReader(file)]
     assert [row["value"] for row in rows] == [op["name"] for op in ops]
     assert sum(float(row["products_s"]) for row in rows) == pytest.approx(
         sum(op["computes"].get("products", 0) for op in ops)
     )
-    main(["explain", "time", "--csv", str(path), LLAMA])  # replaces its own
+    main(["explain", "time", "--lines", "--csv", str(path), LLAMA])  # replaces its own
     path.write_text("mine")
-    assert main(["explain", "time", "--csv", str(path), LLAMA]) == 2
+    assert main(["explain", "time", "--lines", "--csv", str(path), LLAMA]) == 2
     capsys.readouterr()
     main(["explain", "time", "--lines", LLAMA])
     head, *lines = capsys.readouterr().out.splitlines()
