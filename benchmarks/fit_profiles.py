@@ -3,7 +3,7 @@
 Fits the profiles of `compiler/analysis/hardware/frameworks` and the shared constants of `predicting` to published
 steps: least squares of the logarithm of predicted over measured, robust, each source weighted by the root of its rows,
 with priors that hold where rows say nothing.  Deterministic.  Prints the errors of what is fitted, and those of rows
-that were left out of the fit: one value of `source`, `model` or `framework` at a time.  `--write` writes the files.
+that were left out of the fit: one value of `source`, `model`, `framework` or `gpu` at a time.  `--write` writes files.
 
 Non-goals: GPUs and clusters, whose figures have sources of their own.
 """
@@ -84,12 +84,12 @@ class Fit:
         framework = {name: np.array([values[it] for it in of]) for name, values in each.items()}
         return steps(self.rows, framework, {name: found["", name] for name in CONSTANTS}).seconds
 
-    def best(self, weights: Array, rounds: int = 12) -> Array:
-        """Levenberg and Marquardt's least squares; rows of weight 0 are left out."""
-        at, damping, used = self.prior.copy(), 1e-2, weights > 0
+    def best(self, weights: Array, rounds: int = 12, start: Array | None = None) -> Array:
+        """Levenberg and Marquardt's least squares, from the priors or `start`; rows of weight 0 are left out."""
+        at, damping, used = self.prior if start is None else start, 1e-2, weights > 0
         off = self._off(at)
         for _ in range(rounds):
-            slopes = np.array([(self._off(at + step) - off) / 1e-4 for step in np.eye(len(at)) * 1e-4])[:, used]
+            slopes = self._slopes(at, off)[:, used]
             scaled = slopes * (weights[used] / np.sqrt(1 + (off[used] / ROBUST) ** 2))
             normal = scaled @ slopes.T + np.diag(self.spread**-2)
             slope = scaled @ off[used] + (at - self.prior) * self.spread**-2
@@ -106,6 +106,13 @@ class Fit:
                 break
         return at
 
+    def _slopes(self, at: Array, off: Array) -> Array:
+        """Levenberg and Marquardt's least squares, from `start` or the priors; rows of weight 0 are left out."""
+        of = np.array([profile_of(row["framework"]) for row in self.rows.rows])
+        moved = {name: np.array([1e-4 * (it == name) for _, it in self.names]) for _, name in self.names}
+        together = {name: (self._off(at + step) - off) / 1e-4 for name, step in moved.items()}
+        return np.array([together[name] * ((of == it) | (it == "")) for it, name in self.names])
+
     def _off(self, at: Array) -> Array:
         return np.log(self.predicted(at) / self.seconds)
 
@@ -118,7 +125,7 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__, prog="fit_profiles.py")
     parser.add_argument("rows", type=Path)
     parser.add_argument("--clusters", type=Path, help="their networks; unset, clusters.csv beside the rows")
-    parser.add_argument("--left-out", nargs="*", default=[], metavar="COLUMN", help="source, model, framework")
+    parser.add_argument("--left-out", nargs="*", default=[], metavar="COLUMN", help="source, model, framework, gpu")
     parser.add_argument("--write", action="store_true", help="write the profiles and the constants")
     given = parser.parse_args()
     clusters = {row["cluster"]: row for row in read(given.clusters or given.rows.with_name("clusters.csv"))}
@@ -129,7 +136,7 @@ def main() -> None:
     found = fit.best(weights(sources, np.ones(len(sources), bool)))
     by_group(work.rows, fit.predicted(found), "source", ", fitted")
     for column in given.left_out:
-        by_group(work.rows, left_out(fit, work.rows, column), column, f", each {column} left out")
+        by_group(work.rows, left_out(fit, work.rows, column, found), column, f", each {column} left out")
     moved = [(*name, f"{value:.4g}") for name, value in fit.values(found).items()]
     table("Numbers", ("profile", "number", "value"), moved)
     if given.write:
@@ -155,13 +162,13 @@ def weights(sources: Array, used: Array) -> Array:
     return np.where(used, each / NOISE**2, 0.0)
 
 
-def left_out(fit: Fit, rows: Sequence[Mapping[str, str]], column: str) -> Array:
-    """The seconds of rows by fits that have not seen those of the same value of a column."""
+def left_out(fit: Fit, rows: Sequence[Mapping[str, str]], column: str, start: Array) -> Array:
+    """The seconds of rows by fits that have not seen those of the same value of a column; `start` is that of all."""
     sources, values = (np.array([row[it] for row in rows]) for it in ("source", column))
     found = np.zeros(len(rows))
     for value in sorted({*values}):
         seen = values != value
-        found = np.where(seen, found, fit.predicted(fit.best(weights(sources, seen), 6)))
+        found = np.where(seen, found, fit.predicted(fit.best(weights(sources, seen), 4, start)))
     return found
 
 

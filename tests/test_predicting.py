@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from scalec.compiler.analysis.hardware import known_clusters, load
@@ -178,10 +179,31 @@ def test_training_steps_have_seconds_of_which_parts_are_the_sum_or_a_reason(pred
     assert seconds["fast"] < seconds["slow"]
 
 
+def test_latency_between_nodes_is_waited_for_and_that_of_a_congested_network_is_the_hosts(predict: Predict) -> None:
+    """The same tensor parallelism over two nodes: only what the host waits for goes on beside the GPU's work."""
+    two = {"tp": "16", "sp": "yes", "gpus": "16", "heads": "16", "kv_heads": "16", "head_dim": "64"}
+    rows = text(fast=two, slow={**two, "allreduce_gbs": "20"}, one={**two, "gpus_per_node": "16"})
+    found: Any = predict(rows)
+    hops = 4 * 8 * 8 * 15 * 52e-6  # layers, microbatches, halves of all-reduces, hops of a ring
+    assert found["fast"]["parts"]["tp"] - found["one"]["parts"]["tp"] >= 0.99 * hops
+    assert found["slow"]["parts"]["tp"] < 0.5 * hops
+    assert found["slow"]["parts"]["host"] > 4 * hops
+
+
+def test_a_congested_network_is_as_slow_as_the_jobs_all_reduce(predict: Predict) -> None:
+    """Twice the measured bandwidth is half the time that the reduction of gradients adds."""
+    job = {"dp": "128", "gpus": "128", "global_batch": "2048", "hidden": "4096", "heads": "32", "ffn": "16384"}
+    found: Any = predict(text(fast=job, slow={**job, "allreduce_gbs": "10"}, slower={**job, "allreduce_gbs": "5"}))
+    healthy, slow, slower = (found[name]["parts"]["dp"] for name in ("fast", "slow", "slower"))
+    assert 4 * healthy < slow
+    assert 1.5 * slow < slower < 2 * slow
+
+
 def test_a_given_profile_serves_for_all_frameworks(predict: Predict, tmp_path: Path) -> None:
     """Its seconds of a step besides are added to each; without it, those of each row's own."""
     own = tmp_path / "own.toml"
-    own.write_text((FOLDER / "frameworks" / "default.toml").read_text().replace("step = 0.02", "step = 2.02"))
+    numbers = attrs.asdict(attrs.evolve(profile(DEFAULT), step=profile(DEFAULT).step + 2))
+    own.write_text("\n".join(f"{name} = {value}" for name, value in numbers.items()))
     rows = text(here={}, there={"framework": "nanotron"})
     plain, given = predict(rows), predict(rows, "--profile", str(own))
     assert given["here"]["step_s"] == given["there"]["step_s"]

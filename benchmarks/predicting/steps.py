@@ -8,7 +8,7 @@ stages are cut as the framework does.
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from scalec.compiler.analysis.time.seconds import SHORT
 
@@ -18,6 +18,9 @@ from .work import PLACES
 EMBEDDING, LAYER, HEAD, EMBEDDING_BACK, LAYER_BACK, HEAD_BACK = range(len(PLACES))
 
 NARROW = ("fp8", "mxfp8", "nvfp4")
+
+STALL = 1e-4
+"""Seconds of a hop between nodes from which on the link is in a bad state."""
 
 Numbers = Mapping[str, Array]
 """A framework's numbers, one for each row; or shared constants (`constants.toml`)."""
@@ -74,6 +77,7 @@ class _Pricing:
         self.links = _Links(
             batch.on("link"), batch.on("network") / self.per_node, batch.on("link_latency"), batch.on("network_latency")
         )
+        self.stalls = self.links.far_latency > STALL
         self.share = framework["traffic"] * np.where(batch.whether("compile", "yes"), shared["compiled"], 1.0)
         self.gradient = np.where(batch.whether("grad", "fp32"), 4.0, 2.0)
 
@@ -177,7 +181,11 @@ class _Pricing:
     # ---- what it waits for
 
     def _collectives(self) -> tuple[Array, Array]:
-        """Seconds of each place that the GPU waits for, and latencies of tp, which delay it as the host does."""
+        """Seconds of each place that the GPU waits for, and those of tp that delay it as the host does.
+
+        The GPU waits for the latency of links between nodes.  Within a node it is the host's, and where links stall,
+        for a GPU that is behind catches up meanwhile.
+        """
         it, links = self.batch.messages, self.links
         axis, op, size, ranks, near, _ = it.columns
         halves, away, at = np.where(op == OPS.index("all_reduce"), 2, 1), near < ranks, it.row
@@ -188,22 +196,33 @@ class _Pricing:
             self.batch.whether("overlap", "async"), self.shared["async"], 1.0
         )
         is_tp = axis == AXES.index("tp")
-        hop = np.where(away, links.far_latency[at], links.latency[at])
-        latency = halves * (ranks - 1) * hop + self.framework["collective"][at]
+        latency = halves * (ranks - 1) * np.where(away, links.far_latency[at], links.latency[at])
+        on_wire = away & ~self.stalls[at]
+        waited = seconds * np.where(is_tp, exposed[at], self.shared["ring"]) + np.where(is_tp & on_wire, latency, 0.0)
+        issued = np.where(on_wire, 0.0, latency) + self.framework["collective"][at]
         rows = len(self.batch.rows)
-        waits = it.sums(seconds * np.where(is_tp, exposed[at], self.shared["ring"]), rows)
-        return waits, it.sums(np.where(is_tp, latency, 0.0), rows)
+        return it.sums(waited, rows), it.sums(np.where(is_tp, issued, 0.0), rows)
 
     def _over_dp(self, size: Array, halves: int, calls: Array) -> Array:
-        """A collective over dp, in several calls: rings, and of all-reduces over many nodes trees."""
+        """A collective over dp, in several calls: rings, and of all-reduces over many healthy nodes trees."""
         near = np.clip(np.floor(self.per_node / (self.tp * self.cp)), 1, self.dp)
-        nodes, links = self.dp / near, self.links
-        inside = (near - 1) * links.latency
+        nodes, links = self.dp / near, self._near_stalls(self.dp / near, halves)
+        inside = (near - 1) * np.where(self.stalls & (halves == 1), self.shared["hop"], links.latency)
         ring = inside + (self.dp - near) * self.shared["hop"]
         tree = inside + np.ceil(np.log2(nodes)) * links.far_latency
-        latency = 2 * np.minimum(ring, tree) if halves == 2 else ring
+        latency = 2 * np.where(self.stalls, ring, np.minimum(ring, tree)) if halves == 2 else ring
         seconds = halves * links.moved(size, self.dp, near) + calls * (latency + self.framework["collective"])
         return np.where(self.dp > 1, seconds, 0.0)
+
+    def _near_stalls(self, nodes: Array, halves: int) -> _Links:
+        """The links to `nodes` nodes: a ring that stalls is slower by their number, as the job's all-reduce over all.
+
+        Half an all-reduce by itself holds twice its rate there, and no hop within a node stalls it.
+        """
+        all_nodes = self.batch.number("gpus") / self.per_node
+        measured = 2 / halves * 1e9 * self.batch.number("allreduce_gbs") / self.per_node * all_nodes / nodes
+        adapters = np.where(self.stalls, np.minimum(self.links.adapters, measured), self.links.adapters)
+        return evolve(self.links, adapters=adapters)
 
     def _sharded(self, forward: Array, backward: Array) -> Array:
         """What gathers and scatters of ZeRO 2 and 3 add to a layer."""
