@@ -84,12 +84,22 @@ class Fit:
         framework = {name: np.array([values[it] for it in of]) for name, values in each.items()}
         return steps(self.rows, framework, {name: found["", name] for name in CONSTANTS}).seconds
 
+    def slopes(self, at: Array) -> Array:
+        """Of the logarithm of seconds, by number and row.
+
+        A profile's numbers change the rows of its framework alone, so those of one name are moved together.
+        """
+        of, off = np.array([profile_of(row["framework"]) for row in self.rows.rows]), self._off(at)
+        moved = {name: np.array([1e-4 * (it == name) for _, it in self.names]) for _, name in self.names}
+        together = {name: (self._off(at + step) - off) / 1e-4 for name, step in moved.items()}
+        return np.array([together[name] * ((of == it) | (it == "")) for it, name in self.names])
+
     def best(self, weights: Array, rounds: int = 12, start: Array | None = None) -> Array:
         """Levenberg and Marquardt's least squares, from the priors or `start`; rows of weight 0 are left out."""
         at, damping, used = self.prior if start is None else start, 1e-2, weights > 0
         off = self._off(at)
         for _ in range(rounds):
-            slopes = self._slopes(at, off)[:, used]
+            slopes = self.slopes(at)[:, used]
             scaled = slopes * (weights[used] / np.sqrt(1 + (off[used] / ROBUST) ** 2))
             normal = scaled @ slopes.T + np.diag(self.spread**-2)
             slope = scaled @ off[used] + (at - self.prior) * self.spread**-2
@@ -105,13 +115,6 @@ class Fit:
             if before - self._loss(at, off, weights) < 3e-4 * before:
                 break
         return at
-
-    def _slopes(self, at: Array, off: Array) -> Array:
-        """Levenberg and Marquardt's least squares, from `start` or the priors; rows of weight 0 are left out."""
-        of = np.array([profile_of(row["framework"]) for row in self.rows.rows])
-        moved = {name: np.array([1e-4 * (it == name) for _, it in self.names]) for _, name in self.names}
-        together = {name: (self._off(at + step) - off) / 1e-4 for name, step in moved.items()}
-        return np.array([together[name] * ((of == it) | (it == "")) for it, name in self.names])
 
     def _off(self, at: Array) -> Array:
         return np.log(self.predicted(at) / self.seconds)

@@ -1,6 +1,7 @@
 """Rows of published measurements: what is read, predicted and written of a file of each kind."""
 
 import csv
+import importlib
 import json
 import runpy
 from collections.abc import Callable, Mapping
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy
 import pytest
 
 from scalec.compiler.analysis.hardware import known_clusters, load
@@ -225,6 +227,23 @@ def test_the_fastest_row_of_a_cell_is_looked_for_among_the_first_three(
     predict(text(**rows, **{"alone": row("alone", "1", 1)}))
     printed = capsys.readouterr().out.split("The fastest row of a cell")[1]
     assert "| all        | 2     | 50.0%          | 37.5%       | 67.5% |" in printed
+
+
+def test_slopes_of_a_fit_are_those_of_numbers_moved_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rows of three frameworks, one without a profile, which only the shared constants move."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module, training = importlib.import_module("fit_profiles"), importlib.import_module("predicting.training")
+    given = {
+        "tp": {**KINDS["tp"], "framework": "nanotron"},
+        "zero": KINDS["zero"],
+        "other": {"framework": "another", "attention": "unfused"},
+    }
+    (tmp_path / "rows.csv").write_text(text(**{name: {**row, "step_s": "1"} for name, row in given.items()}))
+    fit = module.fit_of(training.read_work(read_rows(tmp_path / "rows.csv"), {}).batch)
+    off, one = numpy.log(fit.predicted(fit.prior)), 1e-4 * numpy.eye(len(fit.names))
+    slopes = numpy.array([numpy.log(fit.predicted(fit.prior + step)) - off for step in one]) / 1e-4
+    assert numpy.abs(slopes).max() > 0.1
+    assert fit.slopes(fit.prior) == pytest.approx(slopes, abs=1e-6)
 
 
 def test_rows_without_a_time_or_a_cluster_are_predicted_as_those_with_one(predict: Predict) -> None:
