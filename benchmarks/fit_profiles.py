@@ -27,7 +27,7 @@ from scalec.compiler.analysis.hardware.files import FOLDER
 from scalec.compiler.analysis.hardware.frameworks import DEFAULT, NUMBERS, profile, profile_of, profiles
 
 SPREAD = {
-    "host": 1.0, "host_tp": 1.0, "collective": 0.7, "step": 1.0, "traffic": 0.4, "rate": 0.04, "beside": 0.4,
+    "host": 0.25, "host_tp": 0.25, "collective": 0.7, "step": 1.0, "traffic": 0.4, "rate": 0.04, "beside": 0.4,
     "exposed": 0.3, "messages": 0.7, "bucket": 1.0,
 }  # fmt: skip
 """How far a profile's number may be from the default's, one standard deviation of its logarithm; others are given."""
