@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from attrs import evolve, frozen
 
-from ..analysis.memory import account, capacity
+from ..analysis.memory import SAID, account, capacity, why_unknown
 from ..analysis.recompute_cut import Choices, Cut, choices, frontier, least, times
 from ..config.settings import AUTO
 from ..config.units import amount
@@ -43,8 +43,9 @@ def _bound(program: Program) -> tuple[int, bool]:
         return given, True
     if room is None:
         span = program.train.spans["recompute"]
-        help = "write `recompute = auto(memory = 60GiB)`, or name a GPU in `cluster`"
-        raise wrong("E0419", "nothing says how much memory a rank has", span, help=help)
+        instead = f"`{SAID}` in `cluster`" if program.cluster.gpu else "name a GPU in `cluster`"
+        message = f"nothing says how much memory a rank has: {why_unknown(program)}"
+        raise wrong("E0419", message, span, help=f"write `recompute = auto(memory = 60GiB)`, or {instead}")
     return room, False
 
 

@@ -11,7 +11,7 @@ from ..analysis.communication import collectives, places
 from ..analysis.context_parallel import costs, sequence_axes, strategy
 from ..analysis.expert_loads import loads
 from ..analysis.link_traffic import crosses, sent, volumes, whole
-from ..analysis.memory import Account, Kept, PeakSnapshot, account, capacity, fits, place
+from ..analysis.memory import SAID, Account, Kept, PeakSnapshot, account, capacity, fits, place, why_unknown
 from ..analysis.overlap import beside
 from ..analysis.stage_program import rank_programs
 from ..config.units import amount, counted
@@ -51,7 +51,8 @@ def _memory_verdict(program: Program, it: Account) -> str:
     needs = f"needs {amount(it.needs)} on {place(program, it)}"
     gpu, room = program.cluster.gpu, capacity(program)
     if room is None:
-        return f"{needs}, counted for the CPU: the plan names no GPU"
+        said = f"; `cluster {{ {SAID} }}` gives it" if gpu else ""
+        return f"{needs}, counted for the {'CPU' if it.device == 'cpu' else 'GPU'}: {why_unknown(program)}{said}"
     return f"{'fits' if fits(program, it) else 'does not fit'}: {needs}; {gpu} has {amount(room)}"
 
 

@@ -6,11 +6,12 @@ Non-goals: tables for people (`explain`); what the allocator loses.
 
 from .account import Account, Bucket, account, accounts, at_loads
 from .budget import memory_budget
-from .capacity import capacity, fits, place, too_large, unknown
+from .capacity import SAID, capacity, fits, place, too_large, unknown, why_unknown
 from .peak import PeakSnapshot
 from .saved_activations import Kept
 
 __all__ = [
+    "SAID",
     "Account",
     "Bucket",
     "Kept",
@@ -24,4 +25,5 @@ __all__ = [
     "place",
     "too_large",
     "unknown",
+    "why_unknown",
 ]

@@ -13,7 +13,7 @@ from .account import Account, at_loads
 
 
 def capacity(program: Program) -> int | None:
-    """The bytes of a GPU of the plan's cluster; None where it names none."""
+    """The bytes of a GPU of the plan's cluster; None where it names none, or one whose memory is not known."""
     found = gpu(program.cluster)
     return program.cluster.memory or (found.memory * GIB if found else None)
 
@@ -31,11 +31,21 @@ def fits(program: Program, account: Account) -> bool | None:
     return None if room is None else account.needs <= room
 
 
+SAID = "memory = 16GiB"
+"""How a plan says what a GPU has."""
+
+
+def why_unknown(program: Program) -> str:
+    """Why the capacity is not known, in words."""
+    gpu = program.cluster.gpu
+    return f"the memory of `{gpu}` is not known" if gpu else "the plan names no GPU"
+
+
 def unknown(program: Program) -> Diagnostic:
     """The warning that it is not known whether a plan fits."""
-    gpu = program.cluster.gpu
-    message = f"the memory of `{gpu}` is not known" if gpu else "the plan names no GPU, so whether it fits is not known"
-    help = f"name one in `cluster`: {listing(GPUS)}"
+    named = program.cluster.gpu
+    message = why_unknown(program) if named else f"{why_unknown(program)}, so whether it fits is not known"
+    help = f"say it in `cluster`: `{SAID}`" if named else f"name one in `cluster`: {listing(GPUS)}"
     return Diagnostic("W0915", message, program.cluster.spans.get("gpu", program.region.span), help=help)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis.memory.test_account import PLAN, program
+from scalec.compiler.analysis.hardware.files import FOLDER
 from scalec.compiler.analysis.memory import account, accounts, capacity, fits
 from scalec.compiler.analysis.memory.reserve import communicators
 from scalec.compiler.cli import main
@@ -21,6 +22,7 @@ from scalec.compiler.syntax.diagnostics import Diagnostic
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
 
+T4 = FOLDER / "gpus" / "t4.toml"
 PLANS = Path(__file__).parents[3] / "plans"
 
 
@@ -326,6 +328,22 @@ def test_what_fits_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_what_is_to_fit_no_gpu_is_not_known_to(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(("check", "--must-fit", str(PLANS / "tiny_llama.scale"))) == 1
     assert "warning[W0915]: the plan names no GPU" in capsys.readouterr().err
+
+
+def test_a_cpu_of_which_the_memory_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, own = tmp_path / "plan.scale", 'cluster { gpu = cpu  hardware = "mine.toml" }'
+    (tmp_path / "mine.toml").write_text(T4.read_text().replace("[gpu]", '[gpu]\nname = "cpu"'))
+    path.write_text(f'use "{PLANS / "tiny_llama.scale"}" {{ {own} }}')
+    assert main(("explain", "memory", str(path))) == 0
+    told = "counted for the CPU: the memory of `cpu` is not known; `cluster { memory = 16GiB }` gives it\n"
+    assert told in capsys.readouterr().out
+    assert main(("check", "--must-fit", str(path))) == 1
+    assert "say it in `cluster`: `memory = 16GiB`" in capsys.readouterr().err
+    path.write_text(f'use "{PLANS / "tiny_llama.scale"}" {{ {own}  train {{ recompute = auto }} }}')
+    assert main(("check", str(path))) == 1
+    told = capsys.readouterr().err
+    assert "error[E0419]: nothing says how much memory a rank has: the memory of `cpu` is not known" in told
+    assert "or `memory = 16GiB` in `cluster`" in told
 
 
 def test_explain_memory_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
