@@ -146,7 +146,7 @@ class Link:
 
 
 def seconds(op: str, ranks: int, size: int) -> float:
-    """Of a collective of so many bytes in all."""
+    """The seconds of a collective by its bytes in all."""
     if op == "rotate":
         return LATENCY + size / BANDWIDTH
     return OPS[op] * (LATENCY + size * (ranks - 1) / ranks / BANDWIDTH)

@@ -59,7 +59,7 @@ class Parts:
         return self.forward + self.input + self.weight
 
     def scaled(self, stage: float, samples: float) -> "Parts":
-        """With so many times the layers in a stage, and the samples in a microbatch."""
+        """With multiples of the layers in a stage and of the samples in a microbatch."""
         times = stage * samples
         return Parts(self.forward * times, self.input * times, self.weight * times, self.message * samples)
 

@@ -40,7 +40,7 @@ class Microbatch:
 
 
 def work_of(program: Program, ranks_per_node: int) -> Microbatch:
-    """The work of a microbatch of a program on nodes of so many ranks."""
+    """The work of a microbatch of a program, by the number of ranks on a node."""
     layers = program.size("layers")
     tokens = program.train.microbatch * program.train.seq / prod(_degrees(program, "cp"))
     logits = tokens * program.size("vocab") / prod(_degrees(program, "tp"))

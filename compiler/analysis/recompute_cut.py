@@ -282,7 +282,7 @@ class _Reader:
         return bool(local and not apart and not copied and not {value.name for value in op.outputs} & self._ends)
 
     def _of(self, names: Sequence[str], times: int) -> tuple[str, ...]:
-        """The storages of some values; their sizes count for so many layers."""
+        """The storages of some values; their sizes count for that number of layers."""
         storages = self._storages
         roots = dict.fromkeys(storages.root(name) for name in names if not storages.held(name))
         found = dict.fromkeys(self._handed.get(root, root) for root in roots)

@@ -72,7 +72,7 @@ def _faster(program: Program, made: Program, on: "Hardware", lowered: Lowered) -
 
 
 def _cut(program: Program, pipeline: Pipeline, layers: tuple[int, ...] = ()) -> Program:
-    """The program with stages of so many layers each, by default those of the plan or of equal operations."""
+    """The program with stages of these numbers of layers, by default those of the plan or of equal operations."""
     total = sum(program.size(dim) for dim in pipeline.dims)
     placed = _homes(program, pipeline, total)
     if pipeline.settings.stages is None:

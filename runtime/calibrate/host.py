@@ -72,7 +72,7 @@ def _program(folder: Path, files: Mapping[str, str]) -> Any:
 
 @contextmanager
 def _absent_peers(ranks: int) -> Generator[None]:
-    """A group that does nothing, of so many ranks."""
+    """A group of `ranks` ranks that does nothing."""
     if ranks > 1:
         dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     yield

@@ -120,7 +120,7 @@ class Links:
             yield f"node {name} is slow: a product takes {worst / usual:.2f} times as long as on most ranks"
 
 
-# ---- collectives of so many bytes, ready to be done
+# ---- collectives by their bytes, ready to be done
 
 
 Collective = Callable[[Any, torch.device, int, int], Callable[[], None]]

@@ -15,7 +15,7 @@ from .clock import Clock
 
 
 def update_rows(sizes: Sequence[int], clock: Clock) -> Iterator[Row]:
-    """Updates of so many elements, clipped, with gradients zeroed after them."""
+    """Updates of a number of elements, clipped, with gradients zeroed after them."""
     for size in sizes:
         mesh = Mesh({}, clock.device)
         model = torch.nn.Module()

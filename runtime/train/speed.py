@@ -7,7 +7,7 @@ import torch
 from ..config.plan import Expected
 
 OFTEN = 50
-"""Of so many slow lines of a log, the first says that steps are slow."""
+"""The interval, in slow lines of a log, at which one says that steps are slow."""
 
 
 class Speed:

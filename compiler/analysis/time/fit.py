@@ -112,7 +112,7 @@ def _changed(on: Hardware, logs: Any) -> Hardware:
 
 
 def slower(on: Hardware, figure: Figure, times: float) -> Hardware:
-    """The hardware where all that a figure is of takes so many times as long."""
+    """The hardware where all that a figure is of takes a multiple of its time."""
     changed = {name: _scaled(getattr(on, name), 1 / times if name in RATES else times) for name in figure.fields}
     if figure.table:
         rows = tuple(_row(it, figure, times) for it in getattr(on.measured, figure.table))
