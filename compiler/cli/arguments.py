@@ -227,19 +227,7 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("--fit", type=_path, metavar="FOLDER", help=help)
         return
     if command == "explain":
-        parser.add_argument("topic", metavar="TOPIC", help="memory, collectives, time, or a code such as E0510")
-        parser.add_argument("plan", type=_path, nargs="?", metavar="PLAN", help=f"{text}; not for a code")
-        parser.add_argument("--json", action="store_true", help="of time: print JSON")
-        parser.add_argument("--lines", action="store_true", help="of time: print a table of all ops")
-        parser.add_argument("--csv", type=_path, metavar="FILE", help="of time: write all ops as CSV")
-        help = "of time: print which ops make the step as long as it is, and how much slower others may be"
-        parser.add_argument("--critical", action="store_true", help=help)
-        help = "of time: write the step as a trace for ui.perfetto.dev"
-        parser.add_argument("--trace", type=_path, metavar="FILE", help=help)
-        help = "of time: beside it, by plan line, steps that a run wrote to this folder, its SCALEC_PROFILE"
-        parser.add_argument("--against", type=_path, metavar="FOLDER", help=help)
-        help = "of time: name no plans with one setting changed, which takes most of the time"
-        parser.add_argument("--no-advice", action="store_true", help=help)
+        _add_explain_arguments(parser, text)
         return
     parser.add_argument("plan", type=_path, metavar="PLAN", help=text)
     if command == "schedule":
@@ -262,6 +250,22 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("--after", metavar="PASS", help="the pass; an unknown name lists all passes")
         help = "print a graph in place of IR text: ops and regions are nodes, values with their types edges"
         parser.add_argument("--graph", choices=("dot", "graphml", "json"), help=help)
+
+
+def _add_explain_arguments(parser: ArgumentParser, text: str) -> None:
+    parser.add_argument("topic", metavar="TOPIC", help="memory, collectives, time, or a code such as E0510")
+    parser.add_argument("plan", type=_path, nargs="?", metavar="PLAN", help=f"{text}; not for a code")
+    parser.add_argument("--json", action="store_true", help="of time: print JSON")
+    parser.add_argument("--lines", action="store_true", help="of time: print a table of all ops")
+    parser.add_argument("--csv", type=_path, metavar="FILE", help="of time: write all ops as CSV")
+    help = "of time: print which ops make the step as long as it is, and how much slower others may be"
+    parser.add_argument("--critical", action="store_true", help=help)
+    help = "of time: write the step as a trace for ui.perfetto.dev"
+    parser.add_argument("--trace", type=_path, metavar="FILE", help=help)
+    help = "of time: beside it, by plan line, steps that a run wrote to this folder, its SCALEC_PROFILE"
+    parser.add_argument("--against", type=_path, metavar="FOLDER", help=help)
+    help = "of time: name no plans with one setting changed, which takes most of the time"
+    parser.add_argument("--no-advice", action="store_true", help=help)
 
 
 def _add_plan_arguments(parser: ArgumentParser) -> None:

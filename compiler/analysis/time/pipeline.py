@@ -41,8 +41,8 @@ class Rows:
     def _times(self, cuts: tuple[float, ...]) -> Times:
         """The seconds of each stage's actions and of messages, and when each stage can begin."""
         of = {kind: tuple(each[kind].gpu for each in self.parts) for kind in (Work.FORWARD, Work.INPUT, Work.WEIGHT)}
-        homes = [self.ranks[home] for home in self.schedule.stage_to_rank]
-        begins = (rank.ready[stage][0] if stage in rank.ready else rank.before.gpu for stage, rank in enumerate(homes))
+        owners = [self.ranks[owner] for owner in self.schedule.stage_to_rank]
+        begins = (rank.ready[stage][0] if stage in rank.ready else rank.before.gpu for stage, rank in enumerate(owners))
         return Times(of[Work.FORWARD], of[Work.INPUT], of[Work.WEIGHT], max(cuts, default=0.0), cuts, tuple(begins))
 
     @property

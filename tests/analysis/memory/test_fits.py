@@ -41,7 +41,7 @@ def plan(text: str) -> Source:
 @pytest.mark.parametrize("name", GPUS)
 def test_a_reserve_is_a_small_part_of_a_gpu(name: str) -> None:
     found = GPUS[name]
-    assert 0.01 < found.reserve(2) / (found.memory * GIB) < 0.16
+    assert 0.02 * min(found.memory, 256) < found.reserve(2) / GIB < 0.16 * found.memory  # most of it is of one size
     assert found.reserve(3) > found.reserve(2) > CONTEXT_ALONE
 
 
