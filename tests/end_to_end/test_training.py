@@ -20,7 +20,7 @@ from helpers.launched import run_file
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from scalec.runtime.checkpoint.reader import Saved
-from scalec.runtime.train.launch import parse
+from scalec.runtime.train.options import parse
 
 # The same model, optimizer and global batch on three meshes.
 MESH = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=1.0)

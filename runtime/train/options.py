@@ -1,0 +1,111 @@
+"""Options of a run: what a person may change on the command line, and the lines that start it."""
+
+import argparse
+import shlex
+import sys
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from ..config.plan import Plan
+from ..errors import RunError
+
+EXPORTED = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+"""The element types that weights may be written in, beside the plan's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options that a person changes between runs."""
+
+    steps: int
+    lr: float
+    data: tuple[str, ...]
+    seed: int
+    resume: bool
+    resume_anyway: bool
+    init: Path | None
+    export: Path | None
+    export_dtype: torch.dtype | None
+    out: Path
+    log_every: int
+    eval_every: int
+    save_every: int
+    device: str
+
+
+def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
+    """Options from the command line, with the plan's own values as defaults.  RunError where they are none."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    files = " ".join(plan.data.files).replace("%", "%%")  # argparse formats the help
+    parser = _Parser(description=f"Trains {plan.name}.", epilog=f"Start it with: {torchrun(plan)}", allow_abbrev=False)
+    add = parser.add_argument
+    add("--steps", type=_positive, default=plan.steps, help="train up to this step (default %(default)s)")
+    add("--lr", type=float, default=plan.lr, help="peak learning rate (default %(default)s)")
+    add("--data", nargs="+", default=plan.data.files, metavar="GLOB", help=f"files to train on (default {files})")
+    add("--seed", type=int, default=plan.seed, help="of initial values and data order (default %(default)s)")
+    add("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
+    help = "the same, though seed, data, batch or model are not those of the checkpoint"
+    add("--resume-anyway", action="store_true", help=help)
+    add("--init", type=_path, metavar="PATH", help="begin with these weights: a .safetensors file, or a folder of them")
+    help = "write the newest checkpoint of the run folder as safetensors into this new folder, and end; one process"
+    add("--export", type=_path, metavar="DIR", help=help)
+    help = "element type of what is exported (default that in which the model computes); fp32 keeps masters whole"
+    add("--export-dtype", choices=tuple(EXPORTED), help=help)
+    add("--out", type=_path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
+    add("--log-every", type=_positive, default=10, metavar="N", help="steps between lines (default %(default)s)")
+    add("--eval-every", type=_positive, default=100, metavar="N", help="steps between validation (default %(default)s)")
+    add("--save-every", type=_positive, default=500, metavar="N", help="steps between saves (default %(default)s)")
+    add("--device", choices=("cpu", "cuda"), default=device, help="default here: %(default)s")
+    values: dict[str, Any] = vars(parser.parse_args(arguments))
+    values["resume"] |= values["resume_anyway"]
+    values["data"] = tuple(values["data"])
+    values["export_dtype"] = EXPORTED.get(values["export_dtype"])
+    return Options(**values)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Has a mistake told as any other, and once, not by each rank."""
+
+    def error(self, message: str) -> NoReturn:
+        raise RunError(f"{message}; --help lists the options")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: name a file or a folder")
+    return Path(text)
+
+
+def torchrun(plan: Plan, *arguments: str) -> str:
+    """The command that starts the program on the plan's mesh, to be copied into a shell."""
+    ranks = prod(plan.mesh.values())
+    nodes = f"--nnodes={plan.nodes}" if plan.nodes > 1 else "--standalone"
+    launcher = ["python"] if ranks == 1 else ["torchrun", nodes, f"--nproc-per-node={ranks // plan.nodes}"]
+    return shlex.join([*launcher, sys.argv[0], *arguments])
+
+
+def mesh_words(plan: Plan) -> str:
+    """For instance `dp 2 x tp 2`."""
+    return " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
+
+
+def going_on(plan: Plan, steps: int) -> str:
+    """The command that takes this run on to `steps`, with every other option that it was given."""
+    replaced = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    replaced.add_argument("--steps")
+    replaced.add_argument("--init")
+    replaced.add_argument("--resume", action="store_true")
+    replaced.add_argument("--resume-anyway", action="store_true")
+    kept = replaced.parse_known_args()[1]
+    return torchrun(plan, "--resume", "--steps", str(steps), *kept)

@@ -1,0 +1,114 @@
+"""The start of a run: its data, and what it begins with, alike on all ranks; or the export of what was saved."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ..checkpoint import saver
+from ..checkpoint.agreement import agreed, together
+from ..checkpoint.hf_weights import Reader
+from ..checkpoint.index import Identity
+from ..checkpoint.reader import Saved
+from ..config.environment import profiling
+from ..config.plan import Plan
+from ..data.loader import Stream, find_files, split_files
+from ..errors import RunError
+from .identity import differences, identity
+from .launch import check_folder, is_first
+from .options import Options
+
+_LEFT = ("log.jsonl", "checkpoints", "recorded")
+"""Files that a run leaves in its folder."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The start of a run: its data, weights or a checkpoint if it continues from one, and its first lines."""
+
+    run: Identity
+    training: Stream
+    validation: Stream | None
+    weights: Reader | None
+    resume: Path | None
+    first: int
+    notes: tuple[str, ...]
+
+
+def start(plan: Plan, options: Options, device: torch.device) -> Start:
+    """The start of the run, equal on all ranks; moves an earlier run's files away.  RunError on all.  Collective."""
+    start = together(device, lambda: _prepare(plan, options))
+    agreed(device, f"step {start.first} of {dict(start.run)}")
+    moved = together(device, lambda: _set_aside(options.out) if is_first() and not options.resume else [])
+    return replace(start, notes=(*moved, *start.notes))
+
+
+def _prepare(plan: Plan, options: Options) -> Start:
+    """Opens the data and the weights, and finds the checkpoint.  RunError if any is not there or not enough."""
+    training, held = split_files(find_files(options.data), plan.data.holdout)
+    resume = saver.newest(checkpoints(options)) if options.resume else None
+    if options.resume and resume is None:
+        raise RunError(f"nothing to resume: no checkpoint in {checkpoints(options)}")
+    first = saver.finished_steps(resume) if resume else 0
+    if first >= options.steps:
+        raise RunError(f"{resume} has finished its {first} steps already: ask for more with --steps {2 * first}")
+    if (asked := profiling()) and asked.first > options.steps - first:
+        raise RunError(f"SCALEC_PROFILE asks for step {asked.first} of this run, which has {options.steps - first}")
+    check_folder(options.out)
+    run, width = identity(plan, options.seed, training), plan.data.width(plan.seq)
+    changes = _changes(resume, run, options.resume_anyway) if resume else []
+    validation = Stream(held, plan.data.dtype, width) if held else None
+    reader = Reader(options.init, plan.names) if options.init and plan.names else None
+    stream = Stream(training, plan.data.dtype, width)
+    if few := _few(stream, plan):
+        raise RunError(f"too little data: {few}, so that a step would see some twice")
+    if validation and (few := _few(validation, plan)):
+        changes.append(f"validation sees some sequences twice: {few}")
+    return Start(run, stream, validation, reader, resume, first, (*changes,))
+
+
+def _few(stream: Stream, plan: Plan) -> str:
+    """The problem of a stream that is shorter than a batch; empty if it is not."""
+    if stream.windows >= plan.global_batch:
+        return ""
+    made = f"{stream.tokens:,} tokens make {stream.windows:,} sequences of {plan.data.width(plan.seq):,}"
+    return f"{made}, fewer than the {plan.global_batch:,} of a global batch"
+
+
+def _changes(resume: Path, run: Identity, anyway: bool) -> list[str]:
+    """How the run differs from the one that it goes on with.  RunError unless it is to go on `anyway`."""
+    found = differences(Saved(resume).run, run, saver.finished_steps(resume))
+    if found and not anyway:
+        more = "this run would not go on with that one; if it is to, --resume-anyway in place of --resume"
+        raise RunError(f"{resume} is of another run", *found, more)
+    return found
+
+
+def export_newest(plan: Plan, options: Options, folder: Path) -> None:
+    """Writes the newest checkpoint as files of weights.  RunError."""
+    from ..checkpoint.export import export  # most runs do without
+
+    saved = saver.newest(checkpoints(options))
+    if saved is None:
+        raise RunError(f"nothing to export: no checkpoint in {checkpoints(options)}")
+    assert plan.names, "loop: check_options lets an export without names pass"
+    names = replace(plan.names, dtype=options.export_dtype) if options.export_dtype else plan.names
+    export(saved, folder, names)
+    print(f"wrote {saved} to {folder}; the model's config.json and tokenizer belong beside it")
+
+
+def checkpoints(options: Options) -> Path:
+    return options.out / "checkpoints"
+
+
+def _set_aside(folder: Path) -> list[str]:
+    """Moves what an earlier run left into a folder of its own, so that it is not taken for ours, and says so."""
+    earlier = [path for name in _LEFT if (path := folder / name).exists()]
+    if not earlier:
+        return []
+    number = next(n for n in range(1, 1 << 30) if not (folder / f"earlier-{n}").exists())
+    target = folder / f"earlier-{number}"
+    target.mkdir()
+    for path in earlier:
+        path.rename(target / path.name)
+    return [f"moved an earlier run ({', '.join(path.name for path in earlier)}) from {folder} to {target}"]
