@@ -31,7 +31,7 @@ IMPORTS = "import lark, attrs, numpy, jinja2"
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one process: seconds of wall clock and of all its CPU time, and its peak memory in bytes."""
+    """Seconds of wall clock and of all CPU time of one process, and its peak memory in bytes."""
 
     wall: float
     cpu: float
@@ -94,12 +94,12 @@ def _compile(text: str, out: Path, cold: bool) -> Cost:
 
 
 def compiled(plan: Path, out: Path, *options: str, environment: dict[str, str] | None = None) -> Cost:
-    """What one process of `scalec compile` costs."""
+    """The cost of one process of `scalec compile`."""
     return _cost([SCALEC, "compile", plan, "-o", out, *options], environment)
 
 
 def _cost(command: Sequence[str | Path], environment: dict[str, str] | None = None) -> Cost:
-    """What a process costs, which must end well."""
+    """The cost of a process, which must end well."""
     start = perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)

@@ -26,7 +26,7 @@ BETAS, EPS, WEIGHT_DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of a Llama and of its step; `rows` are a microbatch's sequences on one rank."""
+    """Sizes of a Llama and of its step; `rows` are a microbatch's sequences on one rank."""
 
     vocab: int = 256
     hidden: int
@@ -62,7 +62,7 @@ def accounted(sizes: Sizes, train: str, gpu: str) -> tuple[ModuleType, dict[str,
 
 
 def compiled(plan: str) -> tuple[ModuleType, dict[str, Any]]:
-    """What `scalec compile` makes of a plan: the program, and `plan.json`."""
+    """The result of `scalec compile`: the program, and `plan.json`."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "models").symlink_to(MODELS.resolve())

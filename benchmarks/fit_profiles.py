@@ -54,7 +54,7 @@ CONSTANTS = {
 """The shared constants: a round value from what is known of operations, and the same."""
 
 NOISE, ROBUST = 0.033, 0.05
-"""Of the logarithm of a step's seconds: one standard deviation, and from where on errors count less."""
+"""One standard deviation of the logarithm of a step's seconds, and the error from which on more counts less."""
 
 PARTS = ("beside", "beside_tensors", "gathered")
 """Numbers that are parts of a whole: 1 at most."""
@@ -73,7 +73,7 @@ class Fit:
     spread: Array
 
     def values(self, at: Array) -> dict[Name, float]:
-        """What the logarithms say."""
+        """The numbers by their logarithms."""
         return {name: _value(name[1], it) for name, it in zip(self.names, at, strict=True)}
 
     def predicted(self, at: Array) -> Array:
@@ -85,7 +85,7 @@ class Fit:
         return steps(self.rows, framework, {name: found["", name] for name in CONSTANTS}).seconds
 
     def slopes(self, at: Array) -> Array:
-        """Of the logarithm of seconds, by number and row.
+        """Derivatives of the logarithm of seconds, by number and row.
 
         A profile's numbers change the rows of its framework alone, so those of one name are moved together.
         """

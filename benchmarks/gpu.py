@@ -52,7 +52,7 @@ class Machine:
 
     @property
     def backend(self) -> str:
-        """Of torch.compile; inductor takes too long for a check."""
+        """The backend of torch.compile; inductor takes too long for a check."""
         return "inductor" if self.on_gpu else "aot_eager"
 
     @property
@@ -137,12 +137,12 @@ class Machine:
             torch.cuda.empty_cache()
 
     def randn(self, *shape: int) -> Tensor:
-        """Of which there are gradients."""
+        """Operands that have gradients."""
         return torch.randn(*shape, device=self.device, dtype=self.dtype, requires_grad=True)
 
 
 def _libraries() -> str:
-    """What torch's products, attention and collectives are done by; which attention it picks decides over a step."""
+    """Libraries of torch's products, attention and collectives; which attention it picks decides over a step."""
     nccl = ".".join(map(str, cast(Any, torch.cuda).nccl.version())) if torch.distributed.is_nccl_available() else "none"
     return f"cuDNN {torch.backends.cudnn.version()}, NCCL {nccl}, causal attention by {picked_attention()}"
 

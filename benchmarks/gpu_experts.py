@@ -27,7 +27,7 @@ EXPERTS = ("experts", "part", "ours", "plain torch", "beside a copy, or products
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a layer, and of the tokens of a call."""
+    """Sizes of a layer, and of the tokens of a call."""
 
     tokens: int = 16384
     experts: int = 128

@@ -26,7 +26,7 @@ KERNELS = ("kernel", "size", "part", "GB/s", "of copy", "eager", "of copy", "tor
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a token's values."""
+    """Sizes of a token's values."""
 
     tokens: int = 8192
     hidden: int = 4096

@@ -115,12 +115,12 @@ def _measured(machine: Machine, program: Program, sizes: Sizes, beside: float) -
 
 
 def _held(machine: Machine) -> int:
-    """What is there between steps."""
+    """Bytes that are there between steps."""
     return torch.cuda.memory_allocated() if machine.on_gpu else 0
 
 
 def _sizes(machine: Machine, shape: str, seq: int) -> tuple[Sizes, bool]:
-    """Those of a shape, with as many layers as there is memory for their state, and whether that is less."""
+    """The sizes of a shape, with as many layers as there is memory for their state, and whether that is less."""
     if machine.toy:
         return TOY, False
     whole = replace(SHAPES[shape], seq=seq, rows=TOKENS // seq)
@@ -136,12 +136,12 @@ def _layer(sizes: Sizes) -> int:
 
 
 def parameters(sizes: Sizes) -> int:
-    """Of the whole model, whose head is its own."""
+    """Parameters of the whole model, whose head is its own."""
     return sizes.layers * _layer(sizes) + (2 * sizes.vocab + 1) * sizes.hidden
 
 
 def flop_of_token(sizes: Sizes) -> float:
-    """Of forward and backward."""
+    """Operations of forward and backward."""
     products = parameters(sizes) - sizes.vocab * sizes.hidden
     return 6.0 * products + 6.0 * sizes.layers * sizes.heads * sizes.head_dim * sizes.seq
 

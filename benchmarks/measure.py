@@ -25,7 +25,7 @@ def asked_quick(doc: str | None) -> bool:
 
 
 def in_turns(candidates: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """What each candidate returns in each round, every other round in reverse order; a first round warms up."""
+    """Results of each candidate in each round, every other round in reverse order; a first round warms up."""
     results: dict[str, list[T]] = {name: [] for name in candidates}
     for number in range(rounds + 1):
         for name in list(candidates)[:: 1 if number % 2 else -1]:
@@ -60,7 +60,7 @@ def markdown(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) 
 
 
 def where() -> str:
-    """What this was measured on."""
+    """The machine and versions of a measurement."""
     return (
         f"Python {platform.python_version()}, torch {version('torch')}, {os.cpu_count()} cores ({platform.machine()})"
     )

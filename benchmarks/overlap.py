@@ -80,7 +80,7 @@ class Collective:
 
 @dataclass
 class Timeline:
-    """Of one step."""
+    """Figures of one step."""
 
     step: Span = field(default_factory=Span)
     forward: Span = field(default_factory=Span)

@@ -28,7 +28,7 @@ from scalec.runtime.comm.mesh import Axis
 from scalec.runtime.ops.ring_attention import ring_attention
 
 POSITIONS, HEADS, KV_HEADS, WIDTH = 512, 8, 2, 64
-"""Of a rank; all hops are of 512 × 512 pairs without a mask."""
+"""Positions of a rank; all hops are of 512 × 512 pairs without a mask."""
 SHARES = (0.5, 0.8, 1.2)
 
 

@@ -54,7 +54,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Pair:
-    """What the plan says of state, or None for a program of one rank; and torch's way to the same."""
+    """The plan's words for state, or None for a program of one rank; and torch's way to the same."""
 
     emitted: str
     state: str | None
@@ -104,7 +104,7 @@ PAIRS = (
 Programs = Mapping[tuple[str, int], ModuleType]
 """By the name of the pair, and the number of layers."""
 Steps = Mapping[str, tuple[Step, Step]]
-"""Of the least and the most layers."""
+"""The steps of each pair, with the least and the most layers."""
 
 
 def main() -> None:
@@ -163,7 +163,7 @@ def _programs(ranks: int) -> Programs:
 
 
 def _steps(programs: Programs, mesh: Mesh) -> Steps:
-    """Of every program; of torch's also without clipping and optimizer."""
+    """Seconds of every program; of torch's also without clipping and optimizer."""
     pairs: dict[str, list[Step]] = {}
     for pair in PAIRS:
         own = Mesh({}) if pair.state is None else mesh

@@ -35,7 +35,7 @@ COMPILERS = 8
 ROPE_SEQ, ROPE_HEADS, ROPE_KV_HEADS = 8192, 32, 8
 
 Tiles = dict[str, dict[str, dict[str, Any]]]
-"""Of a chip: by class, and by size, the arguments of a tile."""
+"""Tiles of a chip: by class, and by size, the arguments of a tile."""
 Call = Callable[[], object]
 
 
@@ -111,7 +111,7 @@ def _machine() -> Machine:
 
 
 def _tried(measure: Callable[[Call], float], name: str, size: int, tile: Any) -> float:
-    """Of a candidate's call; infinite where it fails, as where Triton cannot compile it."""
+    """Seconds of a candidate's call; infinite where it fails, as where Triton cannot compile it."""
     from scalec.runtime import kernels
 
     try:
@@ -132,7 +132,7 @@ def written(tables: Mapping[str, Tiles]) -> str:
 
 
 def arguments(tile: Any) -> dict[str, Any]:
-    """What a tile is made of, without what is so by default."""
+    """The arguments of a tile, without those at their defaults."""
     values = {field.name: (getattr(tile, field.name), field.default) for field in fields(tile)}
     return {
         name: arguments(value) if is_dataclass(value) else value
@@ -186,7 +186,7 @@ def _loss(name: str, kernels: Any, size: int, tile: Any) -> Call:
 
 
 def _attention(kernels: Any, size: int, blocks: Any) -> Call:
-    """Of what torch has no kernel for: with a window."""
+    """Calls for which torch has no kernel: with a window."""
     shapes = [(2, TOKENS // 2, heads, size) for heads in (ROPE_HEADS, ROPE_KV_HEADS, ROPE_KV_HEADS)]
     return _both(kernels.Attention({size: blocks}), [_randn(*shape) for shape in shapes], window=WINDOW)
 
@@ -219,7 +219,7 @@ def _sorted(kernels: Any, size: int, tile: Any) -> Call:
 
 
 def _order() -> Any:
-    """Of tokens that each choose 8 of 128 experts; made on the host, so that it has sizes where nothing is computed."""
+    """Tokens that each choose 8 of 128 experts; made on the host, so that it has sizes where nothing is computed."""
     from scalec.runtime import Experts, Mesh, sort_by_expert
 
     order = sort_by_expert(torch.rand(TOKENS, 128).argsort(-1)[:, :8], Experts(Mesh({}), 128))

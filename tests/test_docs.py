@@ -15,6 +15,17 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOLDERS = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "out"))
 
 
+SOURCES = [
+    path for folder in ("compiler", "runtime", "testing", "benchmarks") for path in ROOT.glob(f"{folder}/**/*.py")
+]
+
+
+def test_docstrings_name_their_subject() -> None:
+    """They begin with a noun or a verb."""
+    without = re.compile(r'^\s*"""(?:What|Whatever|Those|Of)\b.*', re.MULTILINE)
+    assert not [f"{path}: {found}" for path in SOURCES for found in without.findall(path.read_text(encoding="utf-8"))]
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_named_files_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")

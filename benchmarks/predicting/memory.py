@@ -27,7 +27,7 @@ Options = Mapping[str, str]
 
 @frozen
 class Sizes:
-    """What a row ran: its model's sizes and its degrees."""
+    """The program of a row: its model's sizes and its degrees."""
 
     layers: int
     hidden: int
@@ -43,7 +43,7 @@ class Sizes:
 
     @classmethod
     def of(cls, row: Row, options: Options) -> "Sizes":
-        """Those of a row.  Raises Unsaid."""
+        """The sizes of a row.  Raises Unsaid."""
         degrees = {axis: int(row[axis] or 0) for axis in ("dp", "tp", "cp", "pp")}
         if not all(degrees.values()):
             raise Unsaid("it lacks degrees")

@@ -1,4 +1,4 @@
-"""What a model keeps of a microbatch, by scalec's account of a plan without stages and sharded state."""
+"""Memory that a model keeps of a microbatch, by scalec's account of a plan without stages and sharded state."""
 
 from functools import lru_cache
 

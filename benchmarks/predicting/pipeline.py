@@ -50,12 +50,12 @@ class Parts:
 
     @classmethod
     def profiled(cls, row: Row) -> "Parts":
-        """Those of a row that has them."""
+        """The parts of a row that has them."""
         return cls(*(float(row[f"T_{name}_ms"]) for name in ("F", "B", "W", "comm")))
 
     @property
     def total(self) -> float:
-        """What a microbatch takes."""
+        """Seconds of a microbatch."""
         return self.forward + self.input + self.weight
 
     def scaled(self, stage: float, samples: float) -> "Parts":
@@ -120,7 +120,7 @@ class Predictor:
         return min(_span(*each, together=row["schedule"].endswith(SYNCHRONOUS)) for each in found)
 
     def _times(self, stage_to_rank: Sequence[int], ranks: int, parts: Parts) -> Times:
-        """Those of all stages; a message between nodes takes longer."""
+        """Times of all stages; a message between nodes takes longer."""
         stages, given = len(stage_to_rank), self._profile
         chunks, node = stages // ranks, given["ranks_per_node"]
         away = parts.message * given["message_rate"] / given["network_rate"]

@@ -69,7 +69,7 @@ def _number(row: Row, column: str) -> int:
 
 
 def _tokens(row: Row) -> int:
-    """Of a microbatch on a rank."""
+    """Bytes of a microbatch on a rank."""
     return int(row["micro_batch"]) * int(row["seq"]) // _number(row, "cp")
 
 

@@ -225,7 +225,7 @@ class _Pricing:
         return evolve(self.links, adapters=adapters)
 
     def _sharded(self, forward: Array, backward: Array) -> Array:
-        """What gathers and scatters of ZeRO 2 and 3 add to a layer."""
+        """Seconds that gathers and scatters of ZeRO 2 and 3 add to a layer."""
         params, slower = self.batch.params[:, 0], 1 + self.shared["contention"]
         gather, scatter = self._over_dp(2 * params, 1, 1), self._over_dp(self.gradient * params, 1, 1)
         whole = both(forward * slower, gather) + both(backward * slower, gather + scatter) - forward - backward
@@ -234,7 +234,7 @@ class _Pricing:
         return np.where(self.dp > 1, added, 0.0)
 
     def _reduced(self, backward: Array, layers: Array, first: Array, last: Array) -> Array:
-        """What is exposed of the reduction of gradients, and of the gather of parameters after the update."""
+        """Exposed seconds of the reduction of gradients, and of the gather of parameters after the update."""
         most, sharded = self._params(layers, first, last), self.zero == 1
         by_tensor = (self.framework["per_tensor"] > 0) & sharded
         calls = np.where(

@@ -127,7 +127,7 @@ def _memory(row: Row) -> tuple[float, bool] | str:
 
 
 def _in_processes(tasks: Iterable[tuple[Callable[[Row], Any], Sequence[Row]]], processes: int) -> list[list[Any]]:
-    """What each function says of its rows; few rows are not worth processes."""
+    """Results of each function on its rows; few rows are not worth processes."""
     todo = [*tasks]
     if processes < 2 or max(len(rows) for _, rows in todo) < FEW:
         return [[*map(of, rows)] for of, rows in todo]

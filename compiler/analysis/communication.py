@@ -102,7 +102,7 @@ class ChunkMoves:
         yield from sorted(self._pairs(sums), key=lambda pair: needed(self._spans, pair[0].stages).stop)
 
     def messages(self, chunk: Chunk, op: Op) -> tuple[Message, ...]:
-        """Those of an op on a chunk."""
+        """Messages of an op on a chunk."""
         return messages(with_chunks(self._program, [chunk]), op, self._account.types)
 
     def collectives(self, moved: Iterable[tuple[Chunk, Op]]) -> Iterator[Collective]:

@@ -39,7 +39,7 @@ def query_axes(program: Program, op: Op) -> tuple[str, ...]:
 
 @frozen
 class Cost:
-    """What a rank sends for one attention of one microbatch, calls and bytes, and the bytes of keys that it keeps."""
+    """Calls and bytes that a rank sends for one attention of one microbatch, and bytes of keys that it keeps."""
 
     strategy: str
     forward: tuple[int, int]
@@ -69,7 +69,7 @@ def strategy(program: Program, op: Op, axis: str) -> str:
 
 
 def costs(program: Program, op: Op, axis: str) -> tuple[Cost, ...]:
-    """What each strategy would send over an axis of the plan, as rings send it, the rest of the plan as it is."""
+    """Costs of each strategy over an axis of the plan, as rings send it, the rest of the plan as it is."""
     at = _Attention(program, op, axis)
     recompute = program.train.recompute
     layer = recompute.word in ("full", "every")  # of which this is a layer that backward recomputes

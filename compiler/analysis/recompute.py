@@ -23,7 +23,7 @@ CHEAP = {ROPE.name, RMSNORM.name, LAYERNORM.name, *(entry.name for entry in FUNC
 
 
 def cheap(program: Program) -> list[str]:
-    """Those of a program before any pass that a plan can name."""
+    """Cheap values of a program before any pass that a plan can name."""
     return [name for name in selectable(program) if name in CHEAP]
 
 

@@ -64,7 +64,7 @@ class Cut:
 
 @frozen
 class Choices:
-    """What backward can keep or recompute.
+    """Values that backward can keep or recompute.
 
     sizes   bytes of each storage that is no parameter's, in all layers
     needed  the storages that backward reads if it recomputes nothing
@@ -234,7 +234,7 @@ def added(program: Program) -> float:
 
 
 def choices(program: Program, time: Callable[[Op], float]) -> Choices:
-    """Those of a program after the last pass in which nothing is recomputed yet; `time` is that of an op, once."""
+    """Choices of a program after the last pass, in which nothing is recomputed yet; `time` is that of an op, once."""
     return _Reader(program, time).choices()
 
 

@@ -19,7 +19,7 @@ MARK = "Found by `scalec plan`"
 """Begins the plans that the command writes, which it overwrites."""
 
 EXAMPLES = {"gpus": "--gpus 64", "cluster": "--cluster h100_sxm, or a file of figures"}
-"""What must be given, by the name of its option."""
+"""Examples of options that must be given, by name."""
 
 
 def plan(options: Namespace) -> int:

@@ -35,7 +35,7 @@ class Gpu:
 
 
 PRODUCT_ROWS, WARPGROUP_ROWS = 16, 64
-"""Of the matrix instructions of a warp, `mma` m16n8k16, and of those of four, `wgmma` and `tcgen05.mma` (PTX ISA)."""
+"""Rows of matrix instructions of a warp, `mma` m16n8k16, and of four, `wgmma` and `tcgen05.mma` (PTX ISA)."""
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 

@@ -25,7 +25,7 @@ ROWS = 32
 """The positions of a rank's sequence, so that the GPU is faster than the host."""
 
 INPUTS = {"tokens", "labels"}
-"""What a step takes, at most."""
+"""The inputs of a step, at most."""
 
 
 def host_steps(programs: Sequence[Program]) -> list[Json]:

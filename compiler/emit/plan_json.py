@@ -149,7 +149,7 @@ def _time(program: Program) -> dict[str, Any]:
 
 
 def _load(program: Program, load: Load, of_ranks: Sequence[Account]) -> dict[str, Any]:
-    """What the rank that needs most needs with a load of its experts; `rows` are by dim of experts."""
+    """Needs of the rank that needs most, with a load of its experts; `rows` are by dim of experts."""
     it = max(of_ranks, key=lambda it: it.needs)
     return {"load": load.name, "rows": dict(load.rows), "bytes": it.total, "fits": fits(program, it)}
 

@@ -46,7 +46,7 @@ SORT = "sort_by_expert"
 
 
 def work_list(programs: Sequence[Program]) -> str:
-    """What is measured for programs after the last pass, as JSON."""
+    """The list of calls to measure for programs after the last pass, as JSON."""
     device = account(programs[0]).device
     calls = _different(it for program in programs for it in _calls(program))
     return json.dumps(
@@ -159,7 +159,7 @@ class _Calls:
         }
 
     def _context(self, inputs: dict[str, Json]) -> Context:
-        """What surrounds a call: groups of ranks and rotary tables are operands too."""
+        """The surroundings of a call: groups of ranks and rotary tables are operands too."""
 
         def axis(axes: tuple[str, ...]) -> str:
             inputs["_".join(axes)] = {"ranks": self._program.degree(axes)}

@@ -1,4 +1,4 @@
-"""What the body of a route may compute: of each row of tokens a row, by parameters that each expert has of its own."""
+"""Rules of a route's body: from each row of tokens it computes a row, by parameters that each expert has of its own."""
 
 from collections.abc import Sequence, Set
 

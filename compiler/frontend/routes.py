@@ -139,14 +139,14 @@ class Routes:
         self._scope.bound[name] = self._builder.op(NO_LOAD.name, (tokens,), attrs, route.by.span, NO_LOAD.stem)
 
     def assigned(self, route: tree.Route) -> Iterator[str]:
-        """What a route binds anew: its value, the sum of losses if it adds to that, and its load."""
+        """Names that a route binds anew: its value, the sum of losses if it adds to that, and its load."""
         yield route.value.name
         if costs(route):
             yield ROUTER_LOSS
         yield self._loads[id(route)]
 
     def results(self) -> tuple[str, ...]:
-        """What a model has beside its loss: the sum of its routers' losses, and loads."""
+        """Results of a model beside its loss: the sum of its routers' losses, and loads."""
         return tuple(
             self._scope.bound[name] for name in (ROUTER_LOSS, *self._loads.values()) if name in self._scope.bound
         )

@@ -83,7 +83,7 @@ def claims_of(rules: Sequence[tree.Rule]) -> tuple[Claim, ...]:
 
 
 HOW = {"as": ("contiguous", ZIGZAG), "via": (*STRATEGIES, AUTO)}
-"""What a rule for the sequence may say of the positions that a rank holds, and of how attention gets other ranks'."""
+"""Words of a rule for the sequence: of the positions that a rank holds, and of how attention gets other ranks'."""
 
 
 def check_how(rules: Sequence[tree.Rule], found: Diagnostics) -> None:

@@ -213,7 +213,7 @@ class Program(Known):
     """How many equal shares of rows a rank's experts get, by dim of experts; one where nothing is said."""
     buffers: tuple[Buffer, ...] = ()
     recomputed: tuple[str, ...] = ()
-    """What backward recomputes by `recompute = auto`: ops by their first results, or the dims of repeats for whole
+    """Names that backward recomputes by `recompute = auto`: ops by first results, or the dims of repeats for whole
     layers; from `choose_recomputed` on."""
 
     @cached_property
@@ -247,7 +247,7 @@ class Program(Known):
         return {dim.name: dim.chosen for dim in self.dims if dim.chosen}
 
     def zigzag_axes(self, dim: str, axes: Iterable[str]) -> tuple[str, ...]:
-        """Those of some axes whose ranks hold two chunks each of `dim`."""
+        """The given axes whose ranks hold two chunks each of `dim`."""
         return tuple(axis for axis in axes if (dim, axis) in self.zigzags)
 
     def operands(self, op: Op) -> tuple[Type, ...]:

@@ -172,7 +172,7 @@ def _padded(it: Local) -> dict[int, int]:
 
 
 def _chunks(it: Local) -> int:
-    """Of how many parts a rank's queries are, each a call on the keys that it can see; 1 where any key can be seen."""
+    """The number of parts of a rank's queries, each a call on the keys that it can see; 1 where any key can be seen."""
     q = it.types[0]
     matters = dict(it.op.attrs)["mask"] == "causal" or 0 < window_of(it.op) < it.program.size(SEQUENCE)
     return max(map(len, held(it.program, q, SEQUENCE))) if q.axes_of(SEQUENCE) and matters else 1

@@ -79,7 +79,7 @@ class Quotient:
 
 
 Layout = Positions | Experts
-"""What a module makes once, of the mesh."""
+"""A table that a module makes once, from the mesh."""
 
 Argument = Attr | Dims | Size | Group | Shards | Positions | Keyword | RotaryTable | Experts | Quotient
 

@@ -67,7 +67,7 @@ def _combined(types: Sequence[Type], op: Op) -> list[Shape]:
 
 
 def _products(types: Sequence[Type], op: Op) -> list[Shape]:
-    """Of each expert the dims of both operands, in order, less those that are summed over."""
+    """Each expert's dims of both operands, in order, less those that are summed over."""
     (x, w, *_), experts, over = types, types[0].dims[0], op.names("over")
     left, right = ([dim for dim in type.dims if dim not in (experts, *over)] for type in (x, w))
     if x.dtype != w.dtype or {*left} & {*right} or any(type.dims[0] != experts for type in types):
@@ -222,7 +222,7 @@ def _regrouped_bytes(it: Local) -> int:
 
 
 def _order_bytes(program: Program, op: Op) -> int:
-    """Of each choice its row, of each row its choice, and the number of rows of each expert."""
+    """Bytes of each choice's row, each row's choice, and the number of rows of each expert."""
     (ids,), (order,) = program.operands(op), op.outputs
     choices = program.elements(ids)
     rows = choices if program.is_ragged(order.type) else program.elements(order.type)
@@ -244,7 +244,7 @@ def _way_bytes(program: Program, op: Op) -> int:
 
 
 def _grouped_work(it: Local) -> Work:
-    """Of each expert an equal share of the rows, or all that it has room for."""
+    """Work of an expert on an equal share of the rows, or on all that it has room for."""
     (x, w), made, program = it.types[:2], it.op.outputs[0].type, it.program
 
     def width(type: Type) -> int:

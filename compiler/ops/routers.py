@@ -22,7 +22,7 @@ ON = Attribute("normalise", ("off", "on"), "off")
 
 
 def _chosen(types: Sequence[Type], op: Op) -> list[Shape]:
-    """Of each token a gate and an expert for each choice."""
+    """Shapes of each token's gates and experts, one for each choice."""
     logits, *biases = types
     if any(each.dims != logits.dims[-1:] for each in biases):
         raise TypingError(f"{op.kind} takes a bias of each expert")
@@ -73,7 +73,7 @@ def _choice_saves(it: Local) -> Saved:
 
 
 def _balance_saves(it: Local) -> Saved:
-    """Of each sequence the share of each expert, in place of what was chosen."""
+    """The share of each expert in each sequence, saved in place of the choices."""
     dtype, logits = it.op.outputs[0].type.dtype, it.types[0]
     each = it.program.local_size(logits, BATCH) * it.program.size(logits.dims[-1]) * ITEM_BYTES[dtype]
     return Saved(operands=(0,), others=(("shares of experts", each),))
@@ -199,7 +199,7 @@ TOP = OpDef(
 
 
 def limited_choices(program: Program) -> tuple[int, ...]:
-    """Of each load how many experts a token chooses; () where none is dropped."""
+    """How many experts a token chooses, for each load; () where none is dropped."""
     if not any(op.kind == CAPACITY.name for op in program.ops):
         return ()
     loads = [program.types[end.name] for end in program.microbatches.yields][program.losses : program.made]

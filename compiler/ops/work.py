@@ -28,7 +28,7 @@ class Product:
 
     @property
     def elements(self) -> int:
-        """Of both factors and the result."""
+        """Elements of both factors and the result."""
         return self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
 
 
@@ -72,7 +72,7 @@ class Work:
 
     @property
     def operations(self) -> int:
-        """Those of products and attention."""
+        """Operations of products and attention."""
         return sum(each.operations for each in self.products) + (self.scores.operations if self.scores else 0)
 
 

@@ -45,12 +45,12 @@ def _variants(program: Program) -> Iterator[Program]:
 
 
 def _sent(program: Program) -> int:
-    """What all attentions send, each done once."""
+    """Bytes that all attentions send, each done once."""
     return sum(cost.sent for cost in _costs(program) if cost)
 
 
 def _costs(program: Program) -> Iterator[Cost | None]:
-    """What each attention costs over each axis by the strategy of its claim; None where it cannot go by that."""
+    """Costs of each attention over each axis by the strategy of its claim; None where it cannot go by that."""
     for op in program.ops:
         for axis in sequence_axes(program, op):
             own = strategy(program, op, axis)

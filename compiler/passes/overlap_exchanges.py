@@ -105,7 +105,7 @@ def _stays(stmt: Stmt) -> bool:
 
 
 def _halves(program: Program, free: Sequence[Op], needed: Collection[str]) -> tuple[list[Op], list[Op]]:
-    """Those ops that make anything `needed`, and others to half of all operations; the rest."""
+    """Two halves: ops that make anything `needed`, and others to half of all operations; the rest."""
     whole, done = cost(program, free).forward, 0
     first, second = list[Op](), list[Op]()
     for op in free:

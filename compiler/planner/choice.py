@@ -8,7 +8,7 @@ AXES = ("pp", "dp", "cp", "ep", "tp")
 """The axes of a mesh, outermost first."""
 
 NONE, REGATHER, SELECTIVE, HALF, FULL = RECOMPUTE = ("none", "regather", "selective", "half", "full")
-"""What backward makes once more: nothing, gathers, cheap ops, all of every second layer, all layers."""
+"""Parts that backward recomputes: nothing, gathers, cheap ops, all of every second layer, all layers."""
 
 WORDS = {True: "on", False: "off"}
 
@@ -68,7 +68,7 @@ class Choice:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What is said besides the mesh, by the names that `--keep` takes."""
+        """The choices besides the mesh, by the names that `--keep` takes."""
         found = {"microbatch": str(self.microbatch)}
         if self.data_axes:
             found["zero"] = str(self.zero)

@@ -87,12 +87,12 @@ class _Estimate:
         return first * busy + later * gap + (2 * (pp * chunks - 1) + self._count) * send + moved + self._outside()
 
     def _reduce(self, dense: Column, routed: Column) -> Column:
-        """Of gradients over the axes of data: all of them, or scattered."""
+        """Seconds to reduce gradients over the axes of data: all of them, or scattered."""
         whole, parts = (self._send(op, dense, routed) for op in ("all_reduce", "reduce_scatter"))
         return where(self._of["zero"] == 0, whole, parts)
 
     def _gather(self) -> Column:
-        """Of a layer's parameters."""
+        """Seconds to gather a layer's parameters."""
         return self._send("all_gather", self._state.layer, self._state.routed)
 
     def _send(self, op: str, dense: Column, routed: Column) -> Column:
@@ -108,7 +108,7 @@ class _Estimate:
         return found * (self._state.shares > 1)
 
     def _outside(self) -> Column:
-        """Of parameters outside of layers, which nothing hides."""
+        """Seconds of parameters outside of layers, which nothing hides."""
         outer, none = self._state.outer, 0 * self._state.outer
         return self._reduce(outer, none) + (self._of["zero"] > 0) * self._send("all_gather", outer, none)
 

@@ -1,4 +1,4 @@
-"""What a model allows: read off its program on one rank, before any pass."""
+"""Limits that a model sets: read off its program on one rank, before any pass."""
 
 from functools import cached_property
 

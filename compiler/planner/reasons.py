@@ -92,7 +92,7 @@ def reasons(
     price: Callable[[Choice], Priced | Unpriced],
     kept: Mapping[str, object],
 ) -> tuple[Reason, ...]:
-    """Those of a plan, as far as its neighbours are plans, even without the values of `kept`; some are `known`."""
+    """Reasons for a plan, as far as its neighbours are plans, even without the values of `kept`; some are `known`."""
     tried = [*neighbours(best.choice)]
     priced: dict[Choice, Priced | Unpriced] = {it.choice: it for it in known}
     new = [choice for _, choice in tried if choice not in priced]

@@ -1,4 +1,4 @@
-"""What `scalec plan` prints: how the space was thinned, a table of the best plans, reasons, the plan's text."""
+"""The text of `scalec plan`: how the space was thinned, a table of the best plans, reasons, the plan's text."""
 
 from collections.abc import Iterator
 from math import inf
@@ -27,7 +27,7 @@ NUMBERS = ("no", "this one", "these two", "these three", "these four", "these fi
 
 @frozen
 class Planned:
-    """What a search found, why the best is so, and its text; without a plan that fits, no reasons and no text."""
+    """The result of a search, why the best is so, and its text; without a plan that fits, no reasons and no text."""
 
     found: Found
     top: int
@@ -83,7 +83,7 @@ def _row(it: Priced) -> tuple[str, ...]:
 
 
 def _said(it: Planned) -> Iterator[str]:
-    """What the table means."""
+    """Lines that say how to read the table."""
     if not it.found.fitting:
         least = it.shown[0]
         room = (least.capacity or 0) / GIB

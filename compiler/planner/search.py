@@ -41,7 +41,7 @@ ALIKE = 0.05
 
 @frozen
 class Found:
-    """What a search has found: the best first, of all that was compiled; `left` as in `Space`."""
+    """Plans that a search has found: the best first, of all that was compiled; `left` as in `Space`."""
 
     facts: Facts
     goal: Goal
@@ -51,7 +51,7 @@ class Found:
 
     @property
     def fitting(self) -> tuple[Priced, ...]:
-        """Those that fit, the fastest first."""
+        """Plans that fit, the fastest first."""
         return tuple(sorted((it for it in self.priced if it.fits), key=_rank))
 
     @property
@@ -61,7 +61,7 @@ class Found:
 
     @property
     def alike(self) -> tuple[Priced, ...]:
-        """Those that the model cannot tell from the best."""
+        """Plans that the model cannot tell from the best."""
         best = self.fitting[:1]
         return tuple(it for it in self.fitting if it.seconds <= best[0].seconds * (1 + ALIKE)) if best else ()
 
@@ -98,7 +98,7 @@ class _Search:
         self._beside = dict[Choice, Priced]()
 
     def _thinned(self, all: Space) -> Space:
-        """Those whose state fits a GPU; if none does, those with least."""
+        """Candidates whose state fits a GPU; if none does, those with least."""
         import numpy as np
 
         if not len(all):

@@ -53,7 +53,7 @@ class Space:
         return decoded({name: int(column[at]) for name, column in self.columns.items()})
 
     def where(self, mask: Column, step: str = "") -> "Space":
-        """Those of a mask; a step that is named is counted."""
+        """The candidates of a mask; a step that is named is counted."""
         columns = {name: column[mask] for name, column in self.columns.items()}
         left = (*self.left, (step, len(columns["dp"]))) if step else self.left
         return Space(columns, left)

@@ -17,7 +17,7 @@ GATHERED = 2
 
 @frozen
 class State:
-    """What a rank holds of a model's state; elements are those on one rank before state is shared.
+    """A rank's part of a model's state; elements are those on one rank before state is shared.
 
     layers   of its layers at most
     layer    elements of a layer, but for experts; routed: those of experts
@@ -56,7 +56,7 @@ def state(facts: Facts, of: Mapping[str, Column]) -> State:
 
 
 def _elements(facts: Facts, param: Param, of: Mapping[str, Column]) -> Column:
-    """Those of a parameter of all layers, on one rank."""
+    """Elements of a parameter of all layers, on one rank."""
     size = facts.program.size
     whole = prod(size(dim) for dim in param.type.dims)
     if {*param.type.dims} & {*facts.program.choices}:
@@ -76,7 +76,7 @@ def wide_item(facts: Facts) -> int:
 
 
 def _held(facts: Facts, of: Mapping[str, Column], inner: Column, outer: Column, shares: Column) -> Column:
-    """Of elements in layers and outside; these are whole in all stages of ZeRO but for what the optimizer has."""
+    """Bytes of elements in layers and outside; these are whole in all stages of ZeRO but for what the optimizer has."""
     train, item, wide = facts.program.train, _item(facts), wide_item(facts)
     optimizer = wide * (len(train.optimizer.slots) + (item < wide))
     by = [where(of["zero"] >= stage, shares, 1) for stage in (1, 2, 3)]

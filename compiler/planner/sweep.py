@@ -66,7 +66,7 @@ def _point(
 
 
 GOALS = ("gpus", "global_batch", "seq", "cluster")
-"""What is swept besides sizes of the model."""
+"""Goals that a sweep varies besides sizes of the model."""
 
 DIVIDES = ("E0303", "E0311")
 """Mistakes of a model whose sizes do not fit together."""
@@ -84,7 +84,7 @@ def cliff(before: Point, after: Point) -> str:
 
 
 def _causes(was_goal: Goal, was: Priced, goal: Goal, now: Priced) -> Iterator[str]:
-    """What may have made steps slower, the most telling first."""
+    """Changes that may have made steps slower, the most telling first."""
     old, new = was.choice, now.choice
     if was_goal.gpus <= was_goal.hardware.ranks_per_node < goal.gpus:
         yield "crosses nodes"

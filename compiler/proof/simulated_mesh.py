@@ -170,7 +170,7 @@ def _from_end(dims: Dims, place: Placement) -> int:
 
 
 def _shares(array: Array, place: Placement, ranks: int) -> Array:
-    """What each rank holds of a value that is not sharded."""
+    """Each rank's share of a value that is not sharded."""
     if place.kind is P:
         return np.stack([array, *[np.zeros_like(array)] * (ranks - 1)])
     return np.broadcast_to(array, (ranks, *array.shape))

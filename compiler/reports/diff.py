@@ -19,7 +19,7 @@ from .summary import axes_of, factors, headline, ranks, table
 from .time import seconds
 
 Figures = dict[str, dict[str, Any]]
-"""What is known of a plan, by section: its kinds or names, and for each a number or a word."""
+"""Facts of a plan, by section: its kinds or names, and for each a number or a word."""
 
 
 def _number(value: float) -> str:
@@ -113,7 +113,7 @@ class Row:
         return self.first != self.second
 
     def cells(self) -> tuple[str, ...]:
-        """What it is, both figures, and the change from the first to the second."""
+        """Its name, both figures, and the change from the first to the second."""
         shown = ("" if it is None else SECTIONS[self.section](it) for it in (self.first, self.second))
         numbers = isinstance(self.first, int | float) and isinstance(self.second, int | float) and self.first
         return self.what, *shown, _change(self.second / self.first) if numbers and self.differs else ""

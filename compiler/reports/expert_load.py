@@ -99,7 +99,7 @@ _CELLS = 200_000
 
 BOUNDS = (0.125, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0, 8.0)
 COLOURS: tuple[str, ...] = ("053061", "2166ac", "67a9cf", "d1e5f0", "f7f7f7", "fddbc7", "ef8a62", "b2182b", "67001f")
-"""Of loads below the first bound, from each to the next, and from the last on: ColorBrewer's RdBu, reversed."""
+"""Colours of loads below the first bound, from each to the next, and from the last on: ColorBrewer's RdBu, reversed."""
 
 LINES = {"most": COLOURS[-2], "least": COLOURS[1], "dropped, of choices": "606060"}
 

@@ -13,13 +13,13 @@ LEAST = 0.001
 
 
 def table(profile: Profile, lines: Sequence[Line], predicted: Report | None) -> str:
-    """What each line took, for people; `predicted` where it is of the device that the steps ran on."""
+    """Seconds of each line, for people; `predicted` where it is of the device that the steps ran on."""
     rows = [heading(predicted is not None), *_rows(profile, lines, predicted is not None)]
     return "\n".join([*summary(profile, predicted), "", *aligned(rows, "lr")])
 
 
 def summary(profile: Profile, predicted: Report | None) -> Iterator[str]:
-    """What a step took, and what was predicted."""
+    """Seconds of a step, beside the prediction."""
     of = f"{counted(profile.steps, 'step')} of {counted(len(profile.ranks), 'rank')}"
     yield f"{of} on {profile.device}: {seconds(profile.seconds)} a step"
     if it := predicted:

@@ -128,7 +128,7 @@ def kernels(program: Program) -> str:
 
 
 def recomputation(program: Program) -> str:
-    """What `recompute = auto` has chosen, and what that adds; "" where the plan says what is recomputed.
+    """The choice of `recompute = auto`, and the time that it adds; "" where the plan says what is recomputed.
 
     For instance `recomputed: rmsnorm at llama.scale:20; adds 0.3% to the computation of a microbatch`.
     """
@@ -144,7 +144,7 @@ def recomputation(program: Program) -> str:
 
 
 def largest_bucket(program: Program, model: Program) -> str:
-    """What `bucket = auto` of a plan, which `model` is before any pass, has become; "" where the plan says the size.
+    """The size by `bucket = auto` of a plan, which `model` is before any pass; "" where the plan says the size.
 
     For instance `largest bucket: 512.0 MiB, by the seconds of a step on h100_sxm`.
     """

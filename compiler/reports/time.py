@@ -162,7 +162,7 @@ def _at(step: StepTime, kind: str) -> Iterator[str]:
 
 
 def _where(it: Report, kind: str) -> Iterator[str]:
-    """What goes with a kind of time: how much of it is seen, the host's pace, lines."""
+    """Notes on a kind of time: how much of it is seen, the host's pace, lines."""
     yield from _beside(it, kind)
     if _issues(it) and kind == HOST:
         yield _pace(it)

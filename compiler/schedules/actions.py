@@ -66,7 +66,7 @@ _FORWARDS = (Work.FORWARD, Work.SEND_FORWARD, Work.RECEIVE_FORWARD)
 
 @frozen
 class Known:
-    """What keeps the results of functions that run `once` for each."""
+    """A holder of the results of functions that run `once` for each."""
 
     known: dict[object, object] = field(factory=dict[object, object], init=False, eq=False, repr=False)
 

@@ -115,7 +115,7 @@ def beside(schedule: Schedule, keeps: Keeps) -> Iterator[Beside]:
 
 
 def _more(action: Action, last: int, keeps: Keeps) -> float:
-    """What an action adds to the values between stages; when a send begins, the one before of its kind is gone."""
+    """Memory that an action adds between stages; when a send begins, the one before of its kind is gone."""
     if action.work.is_message:
         size = keeps.between(action.stage, action.peer)
         return -size if action.work.sends else size

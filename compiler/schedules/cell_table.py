@@ -48,13 +48,13 @@ class CellTable:
         return Cell(int(self.rank[number]), int(self.at[number]))
 
     def action(self, number: SupportsIndex) -> Action:
-        """What it does."""
+        """The action of a cell."""
         kind = self.kinds[int(self.like[number])]
         return Action(kind.stage, kind.work, int(self.microbatch[number]))
 
     @cached_property
     def actions(self) -> list[Action]:
-        """What each does."""
+        """The action of each cell."""
         kinds: Iterator[Action] = map(self.kinds.__getitem__, self.like.tolist())
         each = zip(kinds, self.microbatch.tolist(), strict=True)
         return [Action(kind.stage, kind.work, microbatch) for kind, microbatch in each]
@@ -71,7 +71,7 @@ class CellTable:
         return [int(cells[sizes[cells].argmax()]) for cells in kinds]
 
     def each(self, said: Callable[[Action], float]) -> NDArray[Any]:
-        """What is said of each cell's action, whatever its microbatch."""
+        """A number for each cell by its action, whatever its microbatch."""
         return np.array([*map(said, self.kinds), 0])[self.like]
 
     @cached_property
@@ -137,7 +137,7 @@ class CellTable:
         return any(np.any((self.makers[values] > cells) & ~self.elsewhere(values)) for values in self.needed)
 
     def elsewhere(self, values: Numbers) -> NDArray[np.bool_]:
-        """Of a value for each cell, whether another rank makes it."""
+        """Whether another rank makes a value, given one for each cell."""
         owner = np.array([*self.schedule.stage_to_rank * 2, -1])[values // self.schedule.microbatches]
         return (owner >= 0) & (owner != self.rank)
 

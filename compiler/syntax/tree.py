@@ -189,7 +189,7 @@ class Route:
 
     @property
     def binds(self) -> tuple[Bind, ...]:
-        """What it binds: its value by the choice, and what its body does."""
+        """Its bindings: its value by the choice, and those of its body."""
         return (Bind((self.value,), self.by, self.span), *self.body)
 
 

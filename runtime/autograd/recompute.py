@@ -49,7 +49,7 @@ _deciding: ContextVar[_Decide] = ContextVar("deciding", default=_make)  # how th
 
 
 def decided(make: Callable[[], _T]) -> _T:
-    """What `make` gives, without gradients; in a call that is recomputed, what it gave in the first run."""
+    """The result of `make`, without gradients; in a call that is recomputed, what it gave in the first run."""
     return _deciding.get()(make)
 
 

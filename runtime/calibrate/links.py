@@ -27,7 +27,7 @@ Groups = Sequence[Sequence[int]]
 
 
 class Links:
-    """What the links between ranks hold; all ranks measure together."""
+    """Figures of the links between ranks; all ranks measure together."""
 
     def __init__(self, wanted: Mapping[str, Any], clock: Clock, most: int) -> None:
         self.rows, self.notes = list[Row](), list[str]()

@@ -1,4 +1,4 @@
-"""What is measured of a machine as a whole: its rates of products and memory, what a kernel takes at least."""
+"""Figures of a machine as a whole: its rates of products and memory, what a kernel takes at least."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ COPIED = {"cpu": 1 << 26, "cuda": 1 << 30}
 """Bytes that are copied to measure memory."""
 
 BEST = 3
-"""Of how many products the mean is what large ones hold."""
+"""The number of products whose mean is the rate of large ones."""
 
 
 def device(kind: str) -> torch.device:
@@ -75,7 +75,7 @@ def _kernel(clock: Clock) -> float:
 
 
 def notes(device: torch.device) -> Iterator[str]:
-    """What the device says of itself: its name, clocks and power."""
+    """The device by its own account: its name, clocks and power."""
     if device.type != "cuda":
         return
     asked = "name,clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu,driver_version"

@@ -26,7 +26,7 @@ LARGEST = 5 * 10**9
 
 @dataclass(frozen=True)
 class Part:
-    """What a tensor holds of a parameter: all of it, or what one expert has of it."""
+    """A tensor's part of a parameter: all of it, or one expert's."""
 
     name: str
     stored: HFWeight

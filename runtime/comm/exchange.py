@@ -15,7 +15,7 @@ from torch.autograd import Function
 from .experts import Held
 
 Regroup = Callable[[Tensor, Tensor], Tensor]
-"""Of rows [n, …] those at n places, in their order."""
+"""A function that picks the rows at n places out of [n, …], in their order."""
 
 
 def regrouped(rows: Tensor, places: Tensor) -> Tensor:

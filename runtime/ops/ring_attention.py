@@ -110,7 +110,7 @@ def calls(own: Chunks, theirs: Chunks, causal: bool, window: int) -> tuple[Call,
 
 
 def _numbered(runs: Chunks) -> Iterator[tuple[tuple[int, int], int]]:
-    """Of each run where it is among a rank's positions, and its first position."""
+    """Each run's place among a rank's positions, and its first position."""
     at = 0
     for start, length in runs:
         yield (at, length), start

@@ -110,7 +110,7 @@ class _TopK(Function):
 
 
 def _eligible(scores: Tensor, bias: Tensor | None, how: Choice) -> Tensor:
-    """What is chosen by: scores and bias, −∞ in groups that are not chosen from."""
+    """Values to choose by: scores and bias, −∞ in groups that are not chosen from."""
     biased = scores if bias is None else scores + bias.to(scores.dtype)
     by_group: Tensor = cast(Any, biased).unflatten(-1, (how.groups, -1))
     two = by_group.gather(-1, _best(by_group, min(2, by_group.shape[-1]))).sum(-1)
@@ -148,7 +148,7 @@ def add_load(load: Tensor, ids: Tensor) -> Tensor:
 
 
 class Losses(NamedTuple):
-    """What the routers' losses need of logits, as this module has it in plain torch."""
+    """Figures of logits that the routers' losses need, in plain torch."""
 
     sums: Callable[[Tensor, Tensor, Score, int], tuple[Tensor, Tensor]]
     of_sums: Callable[[Tensor, Tensor, Score, int], Tensor]
@@ -157,7 +157,7 @@ class Losses(NamedTuple):
 
 
 def sums(logits: Tensor, ids: Tensor, score: Score, seq: int) -> tuple[Tensor, Tensor]:
-    """Of each sequence and expert: the sum of its shares of tokens' scores, and how many tokens chose it, int64."""
+    """The sum of each expert's shares of tokens' scores, and how many tokens chose it, int64, by sequence."""
     return _normalised(logits, score).sum(seq), is_chosen(ids, logits.shape[-1]).sum(seq)
 
 

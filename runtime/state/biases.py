@@ -12,7 +12,7 @@ from .parameters import Spec, zeros
 
 
 class Biases:
-    """Those of a model's own layers, by their names in its state."""
+    """Biases of a model's own layers, by their names in its state."""
 
     def __init__(self, model: nn.Module) -> None:
         params = dict(model.named_parameters(remove_duplicate=False))

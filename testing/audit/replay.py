@@ -9,7 +9,7 @@ from ...compiler.proof.interpreter import Env, Interpreter
 from ...compiler.proof.tensors import Tensor
 
 Memory = dict[tuple[Hashable, ...], tuple[object, list[Tensor], Env]]
-"""What was made of which tensors, and by what.  These are told apart by identity, so they are kept, lest another take
+"""The results of each op by its tensors.  These are told apart by identity, so they are kept, lest another take
 their place."""
 
 

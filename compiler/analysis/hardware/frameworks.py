@@ -18,7 +18,7 @@ DEFAULT = "default"
 
 @frozen
 class Framework:
-    """What a framework adds to the work of a step.
+    """The work that a framework adds to a step.
 
     host         seconds to issue a layer, forward and backward
     host_tp      the same, with tensor parallelism

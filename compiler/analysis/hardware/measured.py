@@ -57,7 +57,7 @@ class Collective(NamedTuple):
 
 @frozen
 class Measured:
-    """What was measured; each method gives None where that says nothing of the sizes asked for."""
+    """Measured figures; each method gives None where they say nothing of the sizes asked for."""
 
     products: tuple[Product, ...] = ()
     attention: tuple[Attention, ...] = ()

@@ -78,7 +78,7 @@ class Account:
 
     @property
     def padding(self) -> int:
-        """What of the state is no parameter's: ranks' parts of buckets are equal, and of whole rows."""
+        """Bytes of the state that are no parameter's: ranks' parts of buckets are equal, and of whole rows."""
         return round(sum(bucket.total * bucket.padding for bucket in self.buckets))
 
     @property
@@ -113,7 +113,7 @@ def account(program: Program) -> Account:
 
 @once
 def accounts(program: Program) -> tuple[Account, ...]:
-    """Those of all ranks of a pipeline's axis; without one, that of each rank."""
+    """Accounts of all ranks of a pipeline's axis; without one, that of each rank."""
     return accounts_of(with_room(program))
 
 
@@ -138,7 +138,7 @@ def accounts_of(program: Program) -> tuple[Account, ...]:
 
 
 def idle(program: Program, of: Sequence[Stage]) -> list[Account]:
-    """Those of all ranks of a pipeline's axis while they work on no microbatch; `of` has all stages."""
+    """Accounts of all ranks of a pipeline's axis while they work on no microbatch; `of` has all stages."""
     assert program.pipeline, "memory: no pipeline"
     found: list[Account] = []
     alike: dict[object, Account] = {}  # of ranks that hold as much, but for what they keep of microbatches
@@ -152,7 +152,7 @@ def idle(program: Program, of: Sequence[Stage]) -> list[Account]:
 
 
 def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak: PeakSnapshot) -> Account:
-    """Of a program with a rank's parameters; `storages` know all, at the rank's sizes."""
+    """The account of a program with a rank's parameters; `storages` know all, at the rank's sizes."""
     return Account(
         device_of(program),
         tuple(_bucket(bucket, storages) for bucket in program.buckets if bucket.params),
@@ -166,7 +166,7 @@ def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak:
 
 
 def _biases(program: Program) -> int:
-    """Those of a rank's layers."""
+    """Bytes of the biases of a rank's layers."""
     return sum(ITEM_BYTES[it.type.dtype] * program.elements(it.type) for it in program.buffers)
 
 
@@ -186,7 +186,7 @@ def _bucket(bucket: Shared, storages: Storages) -> Bucket:
 
 
 def _elements(program: Program, bucket: Shared) -> int:
-    """Those of a bucket's parameters on a rank that has them whole."""
+    """Elements of a bucket's parameters on a rank that has them whole."""
     return sum(program.elements(param.type) for param in program.params if param.name in bucket.params)
 
 

@@ -142,7 +142,7 @@ class Storages:
 
 
 def carried(region: Region) -> list[tuple[str, str, str]]:
-    """What a layer of a repeat is handed, what it hands on, and what this is called after the last."""
+    """Values that a layer of a repeat is handed, those it hands on, and their names after the last."""
     args = [arg.value.name for arg in region.args if arg.enter is Enter.CARRY]
     lasts = [(e.name, r.name) for e, r in zip(region.yields, region.results, strict=True) if e.leave is Leave.LAST]
     return [(arg, end, result) for arg, (end, result) in zip(args, lasts, strict=True)]

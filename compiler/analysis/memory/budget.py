@@ -14,7 +14,7 @@ from .pipeline_peak import Chunks, Stage, keeps, stages_of
 
 
 def memory_budget(program: Program, most: int) -> MemoryBudget:
-    """What microbatches may take where a rank holds no more than `most` bytes in all.
+    """Memory that microbatches may take where a rank holds no more than `most` bytes in all.
 
     An action may take as much besides as that of its rank which takes most: which runs when is not known.
     Raises ScheduleError where a single microbatch is too much.
@@ -33,7 +33,7 @@ def memory_budget(program: Program, most: int) -> MemoryBudget:
 
 
 def _passing(stage: Stage) -> int:
-    """What actions of a stage take for themselves, beyond what is held before or after them."""
+    """Memory that actions of a stage take for themselves, beyond what is held before or after them."""
     held = {
         Work.FORWARD: stage.held,
         Work.BACKWARD: stage.held,

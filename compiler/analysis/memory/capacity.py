@@ -50,7 +50,7 @@ def unknown(program: Program) -> Diagnostic:
 
 
 def _of_loads(program: Program) -> Iterator[Note]:
-    """What is needed with other loads of experts than that which is counted."""
+    """Notes on needs with other loads of experts than that which is counted."""
     if found := at_loads(program):
         needs = [f"{load.name} {max(it.needs for it in each) / GIB:,.1f}" for load, each in found]
         yield Note(None, f"by the rows that a rank's experts get: {', '.join(needs)} (GiB)")

@@ -1,4 +1,4 @@
-"""What layers of repeats hold of buckets for a while: gathered weights, and gradients until ranks have their sum.
+"""Bytes of buckets that layers of repeats hold for a while: gathered weights, and gradients until ranks have their sum.
 
 Weights of a layer are there from its gather, `prefetch` layers ahead of it, to its end.  A layer's gradient takes
 memory from the first part that backward makes until its sum, reduced while backward goes on, is there.
@@ -17,7 +17,7 @@ from .aliasing import Storages
 
 @frozen
 class LayerBytes:
-    """What one layer of a repeat does with buckets, those of repeats inside too.
+    """Bytes of buckets that one layer of a repeat holds, those of repeats inside too.
 
     layers    how many there are, of all repeats around it together
     weights  bytes that it gathers
@@ -30,7 +30,7 @@ class LayerBytes:
 
 
 class Passing:
-    """What is there of all layers: `weights`, and `gradients`, those that backward makes and those under way."""
+    """Bytes of all layers: `weights`, and `gradients`, those that backward makes and those under way."""
 
     def __init__(self, storages: Storages) -> None:
         self._storages = storages

@@ -37,7 +37,7 @@ def last_reads(body: Sequence[Stmt], storages: Storages, args: Iterable[str]) ->
 
 
 def _under_way(body: Sequence[Stmt], storages: Storages) -> dict[str, int]:
-    """Of rows that an exchange begins to send, the statement that last needs them.
+    """The statement that last needs rows that an exchange begins to send.
 
     That is the wait for it, unless a copy is sent; autograd has them until gradients of weights beside it are made.
     """
@@ -60,7 +60,7 @@ def weights_beside(exchange: Op, body: Sequence[Stmt]) -> list[int]:
 
 
 def unkept(body: Sequence[Stmt], forward: Sequence[Stmt], storages: Storages, keeper: Keeper) -> dict[str, int]:
-    """Of what backward's `body` recomputes and no op of `forward` keeps, the statement that last makes more of it.
+    """The statement that last makes more of what backward's `body` recomputes and no op of `forward` keeps.
 
     Backward's own ops read it in the IR; autograd has a copy of it in another element type.
     """
@@ -159,7 +159,7 @@ class Releases:
         return [i for i, it in ops if roots & {*map(self._storages.origin, it.inputs)}]
 
     def _region(self, region: Region, backward: Sequence[Stmt]) -> tuple[int, Iterable[str]]:
-        """What a repeat keeps of its surroundings."""
+        """Bytes that a repeat keeps of its surroundings."""
         around = {arg.value.name: self._storages.root(arg.source) for arg in region.args}
         around |= {self._storages.root(end): result for _, end, result in carried(region)}
         inner = self._keeper.layers[region.results[0].name].found

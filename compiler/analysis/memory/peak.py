@@ -119,7 +119,7 @@ class Walk:
         self._kept |= {*kept}
 
     def _linked(self, region: Region, found: Mapping[str, Kept]) -> list[str]:
-        """What a layer is handed that is kept, because this layer keeps it or the one before does."""
+        """Values that a layer is handed and that are kept, because this layer keeps it or the one before does."""
         return [arg for arg, end, _ in carried(region) if arg in found or self._storages.root(end) in found]
 
     # ---- backward
@@ -177,7 +177,7 @@ class Walk:
             self._live[f"left by {region.dim}"] = left
 
     def _last_layer(self, region: Region, layer: SavedByLayer) -> dict[str, int]:
-        """What the last layer of a repeat kept, but for what it handed on: that is the repeat's result."""
+        """Values that the last layer of a repeat kept, but for those it handed on: these are the repeat's result."""
         args, ends = self._handed(region)
         found = {key: layer.found[key].total for key in bound(layer.found, region) if key not in ends}
         found |= {arg: self._storages.bytes(arg) for arg in self._linked(region, layer.found)}
@@ -187,12 +187,12 @@ class Walk:
     # ---- repeats
 
     def _handed(self, region: Region | None) -> tuple[set[str], set[str]]:
-        """What a layer of a repeat is handed, and what it hands on."""
+        """Values that a layer of a repeat is handed, and those it hands on."""
         links = carried(region) if region else []
         return {arg for arg, _, _ in links}, {self._storages.root(end) for _, end, _ in links}
 
     def _enter(self, region: Region, layer: SavedByLayer, gone: Iterable[str], before_last: int) -> None:
-        """What the layers before it keep, and what this one is handed; `gone` is what nothing needs after it."""
+        """Adds what the layers before it keep, and what this one is handed; `gone` is what nothing needs after it."""
         layers, at = (size := self._storages.program.size(region.dim)), size - before_last
         self._layers.append((region.dim, at, layers))
         self._live[_others(region)] = layer.first(max(at - 1, 0))
@@ -205,7 +205,7 @@ class Walk:
                 self._live[arg.value.name] = self._storages.bytes(arg.value.name) if alone else 0
 
     def _leave(self, region: Region) -> None:
-        """Of a layer only what it hands on is left."""
+        """Removes all of a layer but what it hands on."""
         self._layers.pop()
         self._free([_others(region), *bound(self._live, region)])
         for end, value in zip(region.yields, region.results, strict=True):
@@ -264,7 +264,7 @@ class Walk:
 
 
 def _others(region: Region) -> str:
-    """What the other layers of a repeat keep, as a storage."""
+    """The storage of all that the other layers of a repeat keep."""
     return f"other {region.dim}"
 
 
@@ -274,7 +274,7 @@ def update(storages: Storages) -> PeakSnapshot:
 
 
 def _sent(storages: Storages) -> int:
-    """What the largest gradient takes once more that is cast for its reduction; they go one after the other.
+    """Bytes of the largest gradient that is cast for its reduction; they go one after the other.
 
     Those of layers have gone by then; those of stages are counted in the row.
     """

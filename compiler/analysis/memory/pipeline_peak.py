@@ -1,4 +1,4 @@
-"""What a rank of a pipeline holds over its row: what its stages keep of microbatches, and what crosses the cuts.
+"""Memory of a pipeline's rank over its row: what its stages keep of microbatches, and what crosses the cuts.
 
 Purpose: the row action by action; while one runs, what it does is in memory as `peak` has it of the stage alone.
 Of what is sent one value of each kind is under way, as the runtime has it, and of what is received the memory is there
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Stage:
-    """What a stage holds of a microbatch.
+    """Memory of a microbatch in a stage.
 
     kept      what autograd keeps of it, each storage once
     entered   bytes of what enters it that autograd does not keep; it is there as long
@@ -109,7 +109,7 @@ def device_of(program: Program) -> Device:
 
 
 def keeps(program: Program, of: Sequence[Stage]) -> Keeps:
-    """What ranks hold of a microbatch in each stage, and of what stages hand to each other."""
+    """Memory of ranks for a microbatch in each stage, and for what stages hand to each other."""
     assert program.pipeline, "memory: no pipeline"
     cuts = tuple(sum(_size(program, value) for value in values) for values in crossing(program, program.pipeline))
     return Keeps(tuple(stage.held for stage in of), tuple(stage.later for stage in of), max(cuts, default=0), cuts)
@@ -138,7 +138,7 @@ def _at(it: Beside, cell: int, of: Sequence[Stage], own: "Chunks") -> PeakSnapsh
 
 
 class Chunks:
-    """What a rank holds for a while of its chunks: weights that are freed, gradients that are sent as another type.
+    """Memory of a rank's chunks for a while: weights that are freed, gradients that are sent as another type.
 
     Of each bucket one such gradient is under way at most, and the last to the end of the row.
     """

@@ -119,7 +119,7 @@ class Keeper:
         return _values(op, self._by_itself(op))
 
     def others(self, op: Op) -> dict[str, int]:
-        """What an op keeps besides operands and results, wherever it is done; its names are those of `saved`."""
+        """Bytes that an op keeps besides operands and results, wherever it is done; its names are those of `saved`."""
         return {f"{op.outputs[0].name}: {what}": size for what, size in self._by_itself(op).others}
 
     def _by_itself(self, op: Op) -> Saved:
@@ -182,7 +182,7 @@ class Keeper:
         found |= {key: evolve(kept, layers=kept_links) for key, kept in chains.items() if kept_links}
 
     def _others(self, region: Region) -> dict[str, Kept]:
-        """What a layer keeps that is not recomputed."""
+        """Values that a layer keeps and that are not recomputed."""
         self._by_layer = False
         found = self._body(region.body)
         self._by_layer = True
@@ -194,7 +194,7 @@ def _total(found: dict[str, Kept]) -> int:
 
 
 def bound(storages: Iterable[str], region: Region) -> list[str]:
-    """Those of the storages that a region's body makes or is handed, at any depth."""
+    """The given storages that a region's body makes or is handed, at any depth."""
     inside = {*_made(region)}
     return [name for name in storages if name.split(":")[0] in inside]
 

@@ -1,1 +1,1 @@
-"""What a step takes in time, before it runs."""
+"""Seconds of a step, before it runs."""

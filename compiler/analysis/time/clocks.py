@@ -36,7 +36,7 @@ def add(to: Seconds, seconds: Mapping[tuple[str, ...], float], times: int = 1) -
 
 @frozen
 class Event:
-    """What a stream does, or waits for, from `begin` to `end`, for a line of the plan.
+    """The work or the wait of a stream from `begin` to `end`, for a line of the plan.
 
     `due` is when what a wait is for, or what a collective sends, is there, which may be before it begins.
     """

@@ -52,7 +52,7 @@ def critical_path(program: Program, on: Hardware) -> CriticalPath:
 
 
 class _Graph:
-    """What takes time, each from begin to end, by kind and line; edges from what it waits for, which is older."""
+    """Work that takes time, from begin to end, by kind and line; edges from what it waits for, which is older."""
 
     def __init__(self) -> None:
         from networkx import DiGraph
@@ -146,7 +146,7 @@ class Streams:
         return self._sent[at - 1][1] if at and self._sent[at - 1][0] > due - EQUAL else None
 
     def _iterations(self, it: Again, later: Mapping[Stream, float]) -> None:
-        """Those of each stream as one; on the path each line has the GPU's time."""
+        """Iterations of each stream as one; on the path each line has the GPU's time."""
         lines, ends = nothing(), dict[Stream, float]()
         for event in expanded(it.events, MOST, later):
             ends[event.stream] = event.end
@@ -201,7 +201,7 @@ class _Row:
             self._made[value] = self._last[rank]
 
     def _value(self, value: Value, action: Action) -> int:
-        """What makes a value, or its message to another rank."""
+        """The node that makes a value, or its message to another rank."""
         made, ranks = self._made[value], self._rows.schedule.stage_to_rank
         if ranks[value.stage] == ranks[action.stage]:
             return made
@@ -210,7 +210,7 @@ class _Row:
         return self._graph.node(begin, end, _only("message", self._rows.line), [made])
 
     def _reductions(self, rank: int) -> Iterator[int]:
-        """Those of a rank, in one group after another."""
+        """A rank's reductions, in one group after another."""
         last = dict[tuple[str, ...], int]()
         for begin, end, move in self._rows.reductions(rank):
             before = [last.get(axes) for axes, _ in move.sends]

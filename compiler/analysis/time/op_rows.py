@@ -72,7 +72,7 @@ def _rows(program: Program, on: Hardware, rank: int | None) -> Iterator[OpRow]:
 
 
 def _around(program: Program, pipeline: Pipeline, on: Hardware, rank: int) -> Iterator[OpRow]:
-    """What a rank of a pipeline does around its row, its chunks moved one by one."""
+    """The work of a pipeline's rank around its row, its chunks moved one by one."""
     moves, ops = ChunkMoves(program, pipeline, rank), _Ops(rank_programs(program)[rank], on, program.types)
     around = [op for op in program.region.body if isinstance(op, Op) and op not in moves.ops]
     among = {op: [it.among for it in messages(program, op, program.types)] for op in around}

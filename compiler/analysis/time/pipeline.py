@@ -47,11 +47,11 @@ class Rows:
 
     @property
     def seconds(self) -> float:
-        """Those of the step: the last rank is done."""
+        """Seconds of the step: the last rank is done."""
         return self.reduced + max(each.after.gpu for each in self.ranks)
 
     def clocks(self, action: Action) -> list[Clocks]:
-        """Those of the parts of an action, one after the other."""
+        """Clocks of the parts of an action, one after the other."""
         return [self.parts[action.stage][part] for part in PARTS.get(action.work, (action.work,))]
 
     def account(self, rank: int) -> StepTime:

@@ -1,4 +1,4 @@
-"""What each rank of a pipeline does around its row, and how long each stage's actions and messages take.
+"""The work of each rank of a pipeline around its row, and how long each stage's actions and messages take.
 
 Purpose: what the rows are simulated with.  Each kind of stage and of chunk is priced once.
 """
@@ -26,7 +26,7 @@ from .timeline import Walk
 
 @frozen
 class Move:
-    """What is sent of a chunk, by axes and seconds; its stages; the kinds of sending and of waiting for it."""
+    """A chunk's sending, by axes and seconds; its stages; the kinds of sending and of waiting for it."""
 
     stages: tuple[int, ...]
     sends: tuple[Sent, ...]
@@ -37,7 +37,7 @@ class Move:
 
 @frozen
 class Rank:
-    """What a rank of a pipeline does around its row.
+    """The work of a rank of a pipeline around its row.
 
     before      the clocks as its row begins, with its gathers begun
     ready       when the weights of its stages are there, and the move that brings them last
@@ -55,7 +55,7 @@ class Rank:
 
 
 def of_ranks(program: Program, pipeline: Pipeline, on: Hardware, *, record: bool = False) -> list[Rank]:
-    """What each rank does around its row."""
+    """The work of each rank around its row."""
     around = _Around(program, pipeline, on, record)
     return [around.of(rank) for rank in range(program.axis(pipeline.axis).size)]
 
@@ -75,7 +75,7 @@ class _Around:
         self._among = {op: [each.among for each in messages(program, op, program.types)] for op in self._after}
 
     def of(self, rank: int) -> Rank:
-        """What a rank does around its row."""
+        """The work of a rank around its row."""
         moves, own = ChunkMoves(self._program, self._pipeline, rank), rank_programs(self._program)[rank]
         key = (tuple(dim.size for dim in own.dims), own.params)
         of = self._prices.setdefault(key, prices(own, self._on, self._program.types))

@@ -1,4 +1,4 @@
-"""What each op of a program takes: what a rank computes, by kind, and what it sends.
+"""Prices of a program's ops: a rank's computation, by kind, and its messages.
 
 Sizes of dims and axes may be numpy arrays, one number for each of many programs of one structure: all of them are
 priced at once (`stacked`), and walked one by one.  Non-goals: when ops begin (`timeline`).
@@ -205,6 +205,6 @@ def sums_of(program: Program, op: Op, types: Sequence[Type]) -> Work | None:
 
 
 def _seconds(program: Program, it: Message, op: Op, on: Hardware, shape: Sequence[int]) -> Size:
-    """Of one hop of a message; ragged rows take as long as the larger of what goes and what comes."""
+    """Seconds of one hop of a message; ragged rows take as long as the larger of what goes and what comes."""
     came = program.elements(op.outputs[0].type) if it.ragged else 0
     return of_message(program, evolve(it, hops=0), on, larger(prod(shape), came))

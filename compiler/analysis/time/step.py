@@ -1,4 +1,4 @@
-"""What a step takes in time: of a rank, or in a pipeline of the rank that is busy longest, with its bubble.
+"""Seconds of a step: of a rank, or in a pipeline of the rank that is busy longest, with its bubble.
 
 Non-goals: which other plan would take less.
 """

@@ -86,7 +86,7 @@ def _compare_order(node: ast.AST, found: Sequence[Event | Loop], expected: Seque
 
 
 def _beside(log: Log) -> list[list[Event]]:
-    """What runs while each exchange is under way, and the `wait` for it last."""
+    """Events that run while each exchange is under way, and the `wait` for it last."""
     found: list[list[Event]] = []
     is_under_way = False
     for event in log:

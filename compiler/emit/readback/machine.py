@@ -48,7 +48,7 @@ class Machine(Statements):
                 raise wrong(node, f"`{ast.unparse(node)}` declares nothing")
 
     def _of_buffer(self, value: object) -> dict[str, object]:
-        """What is said of a buffer: biases are saved with the state, tables are not."""
+        """Attributes of a buffer: biases are saved with the state, tables are not."""
         is_bias = isinstance(value, Term) and value.head == "call" and value.args[0] is self.spec("torch.zeros")
         return {} if is_bias else {"persistent": False}
 

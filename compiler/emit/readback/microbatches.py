@@ -59,7 +59,7 @@ class Microbatches:
         return name in self._buckets.leaves or self._buckets.of_name(name) is not None
 
     def _factors(self, seed: Op) -> list[object]:
-        """What a loss is multiplied by, in order."""
+        """Factors of a loss, in order."""
         if seed.kind == "one":
             return []
         return [self._values[name] for name in (seed.inputs if seed.kind == "mul" else [seed.outputs[0].name])]

@@ -64,7 +64,7 @@ def _regather(e: Evaluator, node: ast.Call, args: Sequence[object], options: Opt
 
 
 def _in_place(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
-    """Whatever was bound to the value is bound to the result from now on."""
+    """The result of a call in place: all names of the value are the result's from now on."""
     before, after = args[0] if args else None, e.terms("call", e.value(node.func), tuple(args), options)
     e.frame.names |= {name: Binding(after, held.store) for name, held in e.frame.names.items() if held.value is before}
     e.frame.cells |= {key: after for key, held in e.frame.cells.items() if held is before}

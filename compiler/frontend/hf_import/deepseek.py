@@ -8,7 +8,7 @@ from .fields import LONGEST, deviation, positions, precision
 from .plan_text import Model, shown
 
 LATENT_EPS = 1e-6
-"""Of the latents' norms, whatever the configuration says of the others."""
+"""The eps of the latents' norms, whatever the configuration says of the others."""
 
 QUERIES = "rmsnorm(a @ wq_a[hidden -> q_rank], norm_q[q_rank], eps) @ wq_b[q_rank -> heads, qk]"
 

@@ -151,7 +151,7 @@ def rope_of(given: Fields, theta: float) -> Rope:
 
 
 def _temper(given: Fields, factor: float) -> float:
-    """What yarn makes of attention's scale; a plan has no factor of cosines and sines."""
+    """The factor by which yarn changes attention's scale; a plan has no factor of cosines and sines."""
     given.must_be("truncate", True, None)
     both = [given.read(name, NOT_NEGATIVE, 0, 0) for name in ("mscale", "mscale_all_dim")]
     of_table, of_all = (0.1 * each * log(max(factor, 1)) + 1 for each in (both if all(both) else (1, 0)))

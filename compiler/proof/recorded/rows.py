@@ -27,7 +27,7 @@ def as_planned(recorded: Sequence[Call], plan: Sequence[Call]) -> list[Call]:
 
 
 def lost(plans: Sequence[Calls], records: Sequence[Record]) -> tuple[str, ...]:
-    """What is wrong with numbers of rows first, in records whose calls are otherwise their plan's, in one order."""
+    """The first faults in numbers of rows, in records whose calls are otherwise their plan's, in one order."""
     steps = ([stretch for stretch in record.stretches if stretch.phase != "loop"] for record in records)
     for stretches in zip(*steps, strict=True):
         sent = [_sent(plan[own.phase], own.calls) for plan, own in zip(plans, stretches, strict=True)]

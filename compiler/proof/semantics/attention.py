@@ -144,7 +144,7 @@ def _gathered(c: Call) -> Call:
 
 
 def _ring_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    """Of keys and values: the sums over the ranks, of which each has its part."""
+    """Gradients; those of keys and values are sums over the ranks, and each rank has its part."""
     dq, *others = _Softmax(_gathered(c)).gradients(grads[0], c.results[0])
     scatter = (c.op.names("ring"), PARTIAL, sharded(SEQUENCE), c.numbers)
     return [dq, *(c.world.coerced(each, *scatter) for each in others), *(None for _ in c.args[3:])]

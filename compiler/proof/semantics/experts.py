@@ -64,7 +64,7 @@ class _Choice:
         return self.n.function("reciprocal", self.n.product(self.dims[:-1], self.picked))
 
     def gradient(self, grad: Tensor) -> Tensor:
-        """Of the logits."""
+        """The gradient of the logits."""
         n, scale = self.n, number(self.c, "scale")
         grad = n.product(self.dims, grad, scale)
         if self.c.get("normalise") == "on":
@@ -126,7 +126,7 @@ class _Balance:
         self.f = self.n.product(self.per, self.n.constant(counts.array, self.per), share, number(c, "by"))
 
     def _scores(self) -> Tensor:
-        """Of each token, their sum 1."""
+        """Scores of each token; their sum is 1."""
         if self.c.get("score") == "softmax":
             return self.n.softmax(self.logits)
         plain = self.n.function("sigmoid", self.logits)
@@ -235,14 +235,14 @@ def _rows_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def _products(c: Call) -> list[Tensor]:
-    """Of the rows that there are; of padded ones, also of those that there are not."""
+    """Products of the rows that there are; of padded ones, also of those that there are not."""
     x, w, *orders = c.args
     rows = (_hot(c, Tensor(order.dims[:-1], order.array.sum(axis=-1))) for order in orders)
     return [c.numbers.product(c.dims, *rows, x, w)]
 
 
 def _biased(c: Call) -> list[Tensor]:
-    """Of the rows that there are, as products are."""
+    """Sums with biases of the rows that there are, as in products."""
     x, bias, *orders = c.args
     for order in orders:
         bias = c.numbers.product(c.dims, _hot(c, Tensor(order.dims[:-1], order.array.sum(axis=-1))), bias)

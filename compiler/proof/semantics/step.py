@@ -88,7 +88,7 @@ def _balanced(c: Call) -> list[Tensor]:
 
 
 def _settings(optimizer: Optimizer, name: str) -> tuple[object, ...]:
-    """What the optimizer does to the parameter `name`; its averages are functions of the same element's gradients."""
+    """Settings of the optimizer for `name`; its averages are functions of the same element's gradients."""
     own, o, s = optimizer.group_of(name), optimizer, optimizer.schedule
     return (o.kind, o.lr, o.betas, o.eps, o.momentum, s.kind, s.warmup, s.floor, own.weight_decay, own.lr_scale)
 

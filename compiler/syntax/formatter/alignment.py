@@ -106,7 +106,7 @@ def _columns(plan: Arranged, it: _Anchored) -> dict[str, str]:
 
 _ANCHOR = "anchor"
 _PARTS = ("as", "via")
-"""Of a rule, after the axes."""
+"""Parts of a rule after its axes."""
 
 
 # ---- comments

@@ -44,7 +44,7 @@ class RingAttention:
         return ring_attention(q, k, v, axis, *options, backend=self.backend(q, k, v))
 
     def backend(self, q: Tensor, k: Tensor, v: Tensor) -> Backend:
-        """What computes the calls of a ring that torch's flash attention does not take."""
+        """The kernel for calls of a ring that torch's flash attention does not take."""
         blocks = blocks_for(self, self.blocks, q, k, v)
         if blocks is None:
             return PLAIN

@@ -21,7 +21,7 @@ from .. import launching
 from ..launching import Tile, blocks, tile_for
 
 PART = tl.constexpr(32)
-"""What choices are compared with at a time."""
+"""The number of choices that are compared at a time."""
 
 
 @triton.jit
