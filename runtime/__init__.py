@@ -30,7 +30,7 @@ from .comm.experts import Experts, exchange_counts, sort_by_expert
 from .comm.mesh import Axis, Mesh
 from .comm.p2p import StageInput
 from .comm.positions import Positions
-from .config.plan import Account, Constant, Cosine, Expected, Metrics, Plan
+from .config.plan import Account, Constant, Cosine, Expected, Metrics, Plan, SmallerMesh
 from .data.loader import Batch, Input, Loader, Text, Tokens
 from .errors import RunError
 from .ops.delayed_wgrad import split_embedding, split_linear
@@ -105,6 +105,7 @@ __all__ = [
     "Plan",
     "Positions",
     "RunError",
+    "SmallerMesh",
     "StageInput",
     "Text",
     "Tokens",

@@ -40,6 +40,12 @@ def layout_of(program: Program, bucket: Bucket) -> Layout:
     return layout(program, bucket.params, program.degree(bucket.shard_axes), len(bucket.layers))
 
 
+def flat_size(program: Program, bucket: Bucket) -> int:
+    """The size of a bucket's flat dim over all ranks that hold a part of it."""
+    split = [axis for axis in bucket.type.axes_of(bucket.dim) if axis not in bucket.shard_axes]
+    return layout_of(program, bucket).size * program.degree(tuple(split))
+
+
 def row_length(program: Program, param: Param) -> int:
     """The elements in one row of a parameter as it is stored: of one index of its first dim, repeats apart."""
     own = param.type.dims[param.stacked :]

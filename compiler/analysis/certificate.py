@@ -27,6 +27,7 @@ class Proof:
     trusted  the user's own functions among them, whose meaning is any function of the dims that they work along
     losses   2 where routers have one of their own
     stages   the axis of a pipeline's stages, whose rows were run
+    elastic  the sizes of an elastic axis, each of which was shown, for instance `dp 8, 6 or 4`
     """
 
     against: str
@@ -41,6 +42,7 @@ class Proof:
     trusted: tuple[str, ...] = ()
     losses: int = 1
     stages: str = ""
+    elastic: str = ""
 
     def results(self) -> str:
         """The results that were compared."""
@@ -68,7 +70,8 @@ class Proof:
     def summary(self) -> str:
         """One line."""
         both = f"{self._losses()}, {counted(self.gradients, 'gradient')} and {counted(self.parameters, 'update')}"
-        return f"the step is that of a single device: {both} equal on {self.where()}, error below 2^{self.bound}"
+        each = f"; so it is with {self.elastic}" if self.elastic else ""
+        return f"the step is that of a single device: {both} equal on {self.where()}, error below 2^{self.bound}{each}"
 
     def lines(self) -> str:
         """All of it, in a few lines."""
@@ -79,6 +82,8 @@ class Proof:
             "field": self.field(),
             "ops": f"{self.ops} in the IR, of {self.kinds} kinds, each with a field meaning",
         }
+        if self.elastic:
+            rows["sizes"] = f"{self.elastic}: at small sizes they are these meshes"
         if self.stages:
             rows["stages"] = self.rows()
         if self.trusted:
@@ -145,6 +150,7 @@ def _values(proof: Proof) -> dict[str, object]:
         **({"stages": f"{proof.rows()}; {FULL_ROWS}"} if proof.stages else {}),
         "results": proof.results(),
         "meshes": list(proof.meshes),
+        **({"each_of": proof.elastic} if proof.elastic else {}),
         "prime": proof.prime,
         "trials": proof.trials,
         "error": f"below 2^{proof.bound}",

@@ -27,7 +27,8 @@ def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
     """
     assert program.region.kind == "step", f"account: a program after {program.after} has no step"
     if not program.pipeline:
-        return tuple(_Account(program, program.types).within(program.region, (), "step"))
+        account = _Account(program, program.types).within(program.region, (), "step")
+        return tuple(each for each in account if each.ranks > 1)
     return _of_ranks(program)[rank]
 
 

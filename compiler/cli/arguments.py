@@ -255,6 +255,8 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
 def _add_explain_arguments(parser: ArgumentParser, text: str) -> None:
     parser.add_argument("topic", metavar="TOPIC", help="memory, collectives, time, or a code such as E0510")
     parser.add_argument("plan", type=_path, nargs="?", metavar="PLAN", help=f"{text}; not for a code")
+    help = "of a mesh with a range, such as dp = 4..8: the size to explain (default: the largest)"
+    parser.add_argument("--size", type=_count, metavar="N", help=help)
     parser.add_argument("--json", action="store_true", help="of time: print JSON")
     parser.add_argument("--lines", action="store_true", help="of time: print a table of all ops")
     parser.add_argument("--csv", type=_path, metavar="FILE", help="of time: write all ops as CSV")

@@ -76,13 +76,13 @@ def ir(options: Namespace) -> None:
 
 def check(options: Namespace) -> int:
     """`scalec check`; returns the exit status."""
-    from ..reports.summary import headline, tokens
+    from ..reports.summary import elastic, headline, tokens
 
     plan = load(options.plan)
     _warn(plan)
     if options.must_fit and not _fits(plan.program):
         return PLAN_WRONG
-    print(f"ok  {headline(plan.program)}, {tokens(plan.program)}")
+    print("\n".join(filter(None, (f"ok  {headline(plan.program)}, {tokens(plan.program)}", elastic(plan.program)))))
     return 0
 
 
@@ -173,7 +173,15 @@ def _write(plan: Plan, options: Namespace) -> Path:
     from ..emit import emit
     from ..emit.user_ops import copies
     from ..emit.write_files import OutputError, write
-    from ..reports.summary import communication, headline, kernels, largest_bucket, needs_by_load, recomputation
+    from ..reports.summary import (
+        communication,
+        elastic,
+        headline,
+        kernels,
+        largest_bucket,
+        needs_by_load,
+        recomputation,
+    )
 
     _warn(plan)
     proof = None
@@ -190,7 +198,7 @@ def _write(plan: Plan, options: Namespace) -> Path:
     *first, last = (str(folder / name) for name in files)
     wrote = f"{', '.join(first)} and {last}"
     shown = f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
-    parts = [said(plan.program) for said in (headline, communication, needs_by_load, kernels, recomputation)]
+    parts = [said(plan.program) for said in (headline, elastic, communication, needs_by_load, kernels, recomputation)]
     parts.append(largest_bucket(plan.program, plan.model))
     print("\n\n".join(filter(None, (*parts, f"{shown}\nwrote {wrote}"))))
     return folder / "train.py"

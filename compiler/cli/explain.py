@@ -27,14 +27,27 @@ def explain(options: Namespace) -> None:
     topics, code = (*of_program, "time"), topic.upper()
     _check(options, topics)
     if topic == "time":
-        _time(load(path), options)
+        _time(_sized(load(path), options.size), options)
     elif topic in of_program:
-        plan = load(path)
+        plan = _sized(load(path), options.size)
         parts = of_program[topic](plan.program), largest_bucket(plan.program, plan.model)
         print("\n\n".join(filter(None, parts)))
     else:
         assert code in CODES, "explain: neither a topic nor a code"
         print(explain_code(code))
+
+
+def _sized(plan: Plan, size: int | None) -> Plan:
+    """The plan with another size of an elastic axis, if one is asked for.  UsageError where it has none such."""
+    if size is None:
+        return plan
+    from ..analysis.elastic import alternatives, at_size, elastic_axis, sizes
+
+    if not (axis := elastic_axis(plan.program)):
+        raise UsageError("`--size` goes with a plan of several sizes, as `mesh { dp = 4..8 }`")
+    if size not in (known := sizes(plan.program)):
+        raise UsageError(f"`{axis.name}` of this plan is {alternatives(known)}")
+    return Plan(plan.source, at_size(plan.model, size), at_size(plan.program, size))
 
 
 def _check(options: Namespace, topics: tuple[str, ...]) -> None:
@@ -45,6 +58,8 @@ def _check(options: Namespace, topics: tuple[str, ...]) -> None:
     if topic not in topics and topic.upper() not in CODES:
         known = "it takes `memory`, `collectives`, `time` or a code such as `E0510`"
         raise UsageError(f"cannot explain `{topic}`: {did_you_mean(topic, (*topics, *CODES)) or known}")
+    if options.size and not plan:
+        raise UsageError("`--size` goes with a plan")
     if (topic in topics) != bool(plan):
         raise UsageError(f"`scalec explain {topic}` {'takes no plan' if plan else 'needs a plan'}")
     if topic != "time":

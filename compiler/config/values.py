@@ -39,6 +39,7 @@ POWERS = {"k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
 
 _NOUNS: dict[type, str] = {
     tree.Name: "a name",
+    tree.Range: "a range",
     tree.String: "a string",
     tree.List: "a list",
     tree.Call: "a call",

@@ -7,6 +7,7 @@ Non-goals: writing them (`write_files`).
 from collections.abc import Mapping
 
 from ..analysis.certificate import Proof
+from ..analysis.elastic import every_size
 from ..ir import Program
 from ..syntax.source import Source
 from .plan_json import known_by, plan_json
@@ -27,5 +28,5 @@ def emit(
     """
     files, copies = program_files(program, source, proof, known_by(model or program)), modules or {}
     check_files(files)
-    matched = check(files["train.py"], program)
+    matched = min(check(files["train.py"], each) for each in every_size(program))
     return {**files, "plan.json": plan_json(program, source, model or program, proof, matched, copies), **copies}

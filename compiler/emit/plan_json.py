@@ -16,6 +16,7 @@ from .. import __version__
 from ..analysis.certificate import Proof, certificate
 from ..analysis.collective import Collective
 from ..analysis.communication import active_count, collectives, evaluation, parameter_count, places
+from ..analysis.elastic import every_size
 from ..analysis.expert_loads import Load
 from ..analysis.memory import Account, account, at_loads, capacity, fits
 from ..analysis.time.expected import expected
@@ -38,8 +39,7 @@ def plan_json(
         "written_by": f"scalec {__version__}",
         "name": run_word(source.path),
         "plan": file_word(source.path),
-        "mesh": {axis.name: axis.size for axis in program.axes},
-        "dims": {dim.name: dim.size for dim in program.dims},
+        **_sized(program),
         "shard": [f"{c.dim} {'over' if c.split else 'whole on'} {c.axis}{how_claimed(c)}" for c in program.claims],
         "parameters": {
             "count": parameter_count(program),
@@ -52,16 +52,31 @@ def plan_json(
             **({"state": _plain(program.flow)} if model.flow.bucket == AUTO else {}),
         },
         **({"pipeline": _pipeline(program, program.pipeline)} if program.pipeline else {}),
-        "collectives": [_collective(each) for rank in places(program) for each in collectives(program, rank)],
-        "evaluation": [_collective(each) for rank in places(program) for each in evaluation(program, rank)],
-        "memory": _memory(program),
-        **({"time": time} if (time := _time(program)) else {}),
+        **_accounts(program),
+        **({"smaller": [_sized(it) | _accounts(it) for it in smaller]} if (smaller := every_size(program)[1:]) else {}),
         "certificate": certificate(proof, matched, program),
         **({"modules": {name: digest(text) for name, text in modules.items()}} if modules else {}),
         "model": print_ir(_beside(model)).splitlines(),
     }
     entries = (f"  {json.dumps(key)}: {_written(value)}" for key, value in content.items())
     return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def _sized(program: Program) -> dict[str, Any]:
+    return {
+        "mesh": {axis.name: axis.size for axis in program.axes},
+        "dims": {dim.name: dim.size for dim in program.dims},
+    }
+
+
+def _accounts(program: Program) -> dict[str, Any]:
+    """A step: its communication, memory and, where it is known, time."""
+    return {
+        "collectives": [_collective(each) for rank in places(program) for each in collectives(program, rank)],
+        "evaluation": [_collective(each) for rank in places(program) for each in evaluation(program, rank)],
+        "memory": _memory(program),
+        **({"time": time} if (time := _time(program)) else {}),
+    }
 
 
 def _beside(program: Program) -> Program:

@@ -7,10 +7,12 @@ Non-goals: checking what was written (`readback`).
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..analysis.certificate import Proof, header, trust_words, trusted
+from ..analysis.elastic import alternatives, elastic_axis, every_size, sizes
 from ..analysis.kernel_tiles import Used, kernels_of, tiles_file
 from ..analysis.memory import Account, account, accounts, at_loads
 from ..analysis.time.expected import expected
@@ -63,7 +65,7 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
         ranks=counted(ranks(program), "GPU" if account(program).device == "cuda" else "rank"),
         mesh=" × ".join(f"{PARALLEL.get(axis.parent, axis.name)} {axis.size}" for axis in program.axes) or "one rank",
         name=class_name(program.name),
-        launch=" ".join(launch(program).options()),
+        launch=textwrap.wrap(launch(program).command(PurePath("train.py")), 112, break_on_hyphens=False),
         legend=_legend(program),
         shown=header(proof),
         trusted=textwrap.wrap(trust_words(trusted(program)), 116),
@@ -100,8 +102,16 @@ def _legend(program: Program) -> list[str]:
         f"{letter(d.name)} {d.name} {known.get(d.name, d.size)}" if letter(d.name) != d.name else f"{d.name} {d.size}"
         for d in names
     ]
-    lines = [*textwrap.wrap(", ".join(sizes).replace(" ", "\0").replace(",\0", ", "), 108), *_part(program), *SIGNS]
+    lines = [*textwrap.wrap(", ".join(sizes).replace(" ", "\0").replace(",\0", ", "), 108)]
+    lines += [*_smaller_sizes(program), *_part(program), *SIGNS]
     return [f"    {line}".replace("\0", " ") for line in lines]
+
+
+def _smaller_sizes(program: Program) -> list[str]:
+    """The other sizes of an elastic axis."""
+    axis, smaller = elastic_axis(program), sizes(program)[1:]
+    head = f"{axis.name} {axis.size}" if axis else ""
+    return [f"{head:<7} {alternatives(smaller)} where nodes are lost; sizes are those of {head}"] if smaller else []
 
 
 def _part(program: Program) -> list[str]:
@@ -146,7 +156,7 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
     if data.kind == "tokens":
         corpus.append(f"dtype=torch.{data.dtype}")
     return [
-        f"mesh={{{', '.join(f'{literal(a.name)}: {a.size}' for a in program.axes)}}},",
+        f"mesh={_mesh(program)},",
         f"{call(f'data={data.kind.capitalize()}', corpus, 4)},",
         "inputs={",
         *(f"    {literal(base(arg.value.name))}: {_input(arg, program)}," for arg in inputs),
@@ -159,11 +169,32 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
         f"seed={train.seed},",
         f"lr={literal(train.optimizer.lr)},",
         f"schedule={schedule.kind.capitalize()}({', '.join(arguments)}),",
-        *([f"nodes={program.cluster.nodes},"] if program.cluster.nodes > 1 else []),
-        f"{call('account=Account', _account(program), 4)},",
-        *([f"{call('expected=Expected', _expected(it), 4)},"] if (it := expected(program)) else []),
+        *(f"{each}," for each in _costs(program, 4)),
+        *_smaller(program),
         *([f"choices={literal(choices)},"] if (choices := limited_choices(program)) else []),
     ]
+
+
+def _mesh(program: Program) -> str:
+    return f"{{{', '.join(f'{literal(axis.name)}: {axis.size}' for axis in program.axes)}}}"
+
+
+def _costs(program: Program, indent: int) -> list[str]:
+    """Nodes, if several, memory, and time if it is known."""
+    return [
+        *([f"nodes={program.cluster.nodes}"] if program.cluster.nodes > 1 else []),
+        call("account=Account", _account(program), indent),
+        *([call("expected=Expected", _expected(it), indent)] if (it := expected(program)) else []),
+    ]
+
+
+def _smaller(program: Program) -> list[str]:
+    """The lines of the other sizes of an elastic axis."""
+    rows = [
+        call("SmallerMesh", [_mesh(it), f"microbatches={it.size(MICROBATCHES)}", *_costs(it, 12)], 8)
+        for it in every_size(program)[1:]
+    ]
+    return ["smaller=(  # where nodes are lost", *(f"    {row}," for row in rows), "),"] if rows else []
 
 
 def _account(program: Program) -> list[str]:

@@ -11,6 +11,7 @@ from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, listing
 from ..syntax.source import Source
 from .arithmetic import Scalar, evaluate, whole
+from .elastic import begun_at, check_ranges, check_rows
 from .hf_weights import stored
 from .inputs import check_data
 from .load_plan import Document, gather
@@ -56,13 +57,15 @@ def _program(
     axes, rules = axes_of(sections["mesh"], unsound), rules_of(sections["shard"], unsound)
     train = settings.train or standing_in(sections["train"], axes)
     dims, scope = _dims(document.model)
+    axes = begun_at(axes, rules, train, found)
     dims |= _data_dims(train, rules, axes, found)
     check_known(rules, dims, axes, unsound)
     check_how(rules, unsound)
+    check_ranges(axes, rules, unsound)
     unsound.check()
-    sizes = {axis.name: axis.size for axis in axes}
-    laid = claims_of(rules)
-    claims = tuple(claim for claim in laid if sizes[claim.axis] > 1)  # one of size 1 shards nothing
+    sizes, elastic = {axis.name: axis.size for axis in axes}, {axis.name for axis in axes if axis.within}
+    laid = claims_of(rules)  # an axis that is always of size 1 shards nothing
+    claims = tuple(claim for claim in laid if sizes[claim.axis] > 1 or claim.axis in elastic)
     divided = divide(document.model, dims, scope)
     dims |= {part.name: part for parts in divided.dims.values() for part in parts}
     dims |= route_dims(divided.model, dims, scope)
@@ -84,6 +87,7 @@ def _program(
     program = with_padding(evolve(frame, region=built.region, params=built.params, buffers=built.buffers))
     program = pipelined(program, settings.pipeline, sections["pipeline"].head, claims_of_parts(laid, divided.dims))
     check_patterns(sections["state"], program, found)
+    check_rows(program, found)
     if "names" in document.sections:
         program = evolve(program, names=stored(document.sections["names"], program, divided.copies, scope))
     return program

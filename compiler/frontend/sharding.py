@@ -13,6 +13,7 @@ from ..ir import DATA_DIMS, SEQUENCE, STATES, Axis, Claim, Dim, Program, StateAx
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing
 from ..syntax.source import Span
+from .elastic import MOST, range_of
 
 
 def axes_of(section: tree.Section, found: Diagnostics) -> tuple[Axis, ...]:
@@ -20,8 +21,12 @@ def axes_of(section: tree.Section, found: Diagnostics) -> tuple[Axis, ...]:
     axes: dict[str, Axis] = {}
     for entry in section.entries:
         match entry:
-            case tree.Setting(key, tree.Number(int() as size, "")) if 0 < size <= 2**20 and key.name not in axes:
+            case tree.Setting(key, tree.Number(int() as size, "")) if 0 < size <= MOST and key.name not in axes:
                 axes[key.name] = Axis(key.name, size, key.name, span=entry.span)
+            case tree.Setting(key, tree.Range() as sizes) if key.name not in axes:
+                within = range_of(sizes, found) or (1, 1)
+                several = within if within[0] < within[1] else None
+                axes[key.name] = Axis(key.name, within[1], key.name, several, span=entry.span)
             case _:
                 help = spelled(entry.value) if isinstance(entry, tree.Setting) else ""
                 help = help or "write `mesh { dp = 2  tp = 4 }`, outermost axis first, each once, sizes from 1 to 2^20"

@@ -117,9 +117,11 @@ class _Builder(Transformer[Token, Program]):
 
     # ---- what is declared
 
-    def axis(self, name: Token, size: Token, parent: Token, span: Span) -> Header:
+    def axis(self, name: Token, size: Token, parent: Token, *rest: Any) -> Header:
+        least, most, span = rest
         self._axes.append(str(name))
-        return "axes", Axis(str(name), self._count(size), str(parent), span=span)
+        within = (self._count(least), self._count(most)) if least else None
+        return "axes", Axis(str(name), self._count(size), str(parent), within, span=span)
 
     def dim(self, name: Token, size: Token, valid: Token | None, *rest: Any) -> Header:
         *words, padded, span = rest

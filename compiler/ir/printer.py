@@ -14,6 +14,7 @@ from ..config.settings import Flow
 from ..syntax.source import Span
 from . import (
     Attr,
+    Axis,
     Bucket,
     Buffer,
     Claim,
@@ -41,7 +42,7 @@ def print_ir(program: Program) -> str:
         *([show_names(program.names)] if program.names else []),
         "",
         f"program {program.name} after {program.after}",
-        *(f"axis {a.name} = {a.size} of {a.parent} {_location(a.span)}" for a in program.axes),
+        *map(_axis, program.axes),
         *(f"dim {d.name} = {d.size}{_more(d)} {_location(d.span)}" for d in program.dims),
         *map(_claim, program.claims),
         *map(_param, program.params),
@@ -53,6 +54,11 @@ def print_ir(program: Program) -> str:
         *_region(program.region, ""),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _axis(it: Axis) -> str:
+    within = f" from {it.within[0]} to {it.within[1]}" if it.within else ""
+    return f"axis {it.name} = {it.size} of {it.parent}{within} {_location(it.span)}"
 
 
 def _claim(it: Claim) -> str:

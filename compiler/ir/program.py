@@ -22,11 +22,16 @@ STATES = ("parameters", "gradients", "optimizer")
 
 @frozen
 class Axis:
-    """A mesh axis; `parent` is the plan's axis that this is a factor of (else the axis itself)."""
+    """A mesh axis; `parent` is the plan's axis that this is a factor of (else the axis itself).
+
+    within  of an elastic axis, the least and the most ranks that the plan allows; `size` is one of the sizes that it
+            may have
+    """
 
     name: str
     size: int
     parent: str
+    within: tuple[int, int] | None = None
     span: Span = written_at()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from attrs import evolve
 
+from ..analysis.elastic import smallest
 from ..analysis.verifier import check
 from ..frontend import resolve
 from ..frontend.validate import validate
@@ -33,16 +34,16 @@ Pass = Callable[[Program], Program]
 
 
 def choose_strategies(program: Program) -> Program:
-    """`choose_strategy`, by what becomes of each."""
+    """`choose_strategy`, by what becomes of each at the least size."""
     return choose_strategy(
-        program, lambda variant: [*passed(evolve(variant, after="choose_strategies"), PASS_NAMES[-1])][-1]
+        program, lambda variant: smallest([*passed(evolve(variant, after="choose_strategies"), PASS_NAMES[-1])][-1])
     )
 
 
 def choose_recomputed(program: Program) -> Program:
-    """`choose_recompute`, by what becomes of each choice."""
+    """`choose_recompute`, by what becomes of each choice at the least size."""
     return choose_recompute(
-        program, lambda variant: [*passed(evolve(variant, after="choose_recomputed"), PASS_NAMES[-1])][-1]
+        program, lambda variant: smallest([*passed(evolve(variant, after="choose_recomputed"), PASS_NAMES[-1])][-1])
     )
 
 

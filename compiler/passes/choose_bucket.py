@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from ..analysis.elastic import smallest
 from ..analysis.memory import account, fits
 from ..config.settings import AUTO, Size
 from ..ir import ITEM_BYTES, Program
@@ -61,6 +62,6 @@ def _sized(program: Program, size: int | None) -> Program:
 
 def _fits(program: Program) -> bool:
     """Whether a rank's GPU has enough memory, and rows of `schedule = auto` keep to their bytes."""
-    it, pipeline = account(program), program.pipeline
+    it, pipeline = account(smallest(program)), program.pipeline
     most = pipeline.settings.schedule.memory if pipeline else None
     return fits(program, it) is not False and (not isinstance(most, Size) or it.total <= most.bytes)

@@ -9,9 +9,9 @@ from math import lcm, prod
 
 from attrs import evolve
 
-from ..analysis.bucket_layout import layout_of
+from ..analysis.bucket_layout import flat_size
 from ..config.settings import Cluster
-from ..ir import BATCH, MICROBATCHES, SEQUENCE, Bucket, Claim, Dim, Op, Program, map_ops, walk_regions
+from ..ir import BATCH, MICROBATCHES, SEQUENCE, Claim, Dim, Op, Program, map_ops, walk_regions
 from ..ops import OPS, roles
 from ..ops.attention import window_of
 from ..ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
@@ -70,7 +70,7 @@ def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
     if windows := _windows(program, dims[SEQUENCE]):
         small = evolve(small, region=map_ops(small.region, lambda op: windows.get(op, op)))
     small = with_padding(small)
-    sizes = {bucket.dim: _flat(small, bucket) for bucket in program.buckets}
+    sizes = {bucket.dim: flat_size(small, bucket) for bucket in program.buckets}
     small = evolve(small, dims=tuple(_with_size(dim, sizes.get(dim.name, dim.size)) for dim in small.dims))
     return recut(small, program, program.pipeline) if program.pipeline and program.pipeline.schedule else small
 
@@ -93,12 +93,6 @@ def _windows(program: Program, seq: int) -> dict[Op, Op]:
 def _with_size(dim: Dim, size: int) -> Dim:
     """The dim at another size; a padded one keeps one element of padding."""
     return evolve(dim, size=size, valid=size - 1 if dim.valid < dim.size else size)
-
-
-def _flat(program: Program, bucket: Bucket) -> int:
-    """The size of a bucket over all ranks that hold a part of it."""
-    split = [axis for axis in bucket.type.axes_of(bucket.dim) if axis not in bucket.shard_axes]
-    return layout_of(program, bucket).size * program.degree(tuple(split))
 
 
 def small(program: Program, axes: Sizes) -> Sizes:

@@ -1,47 +1,59 @@
 """The summary of a compiled plan: its size, its communication, and the command that starts it."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from shlex import quote
 
 from attrs import frozen
 
 from ..analysis.collective import Collective
 from ..analysis.communication import active_count, collectives, parameter_count, places
+from ..analysis.elastic import alternatives, elastic_axis, every_size, left_out, sizes, smallest
 from ..analysis.expert_loads import Load
 from ..analysis.kernel_tiles import chip
 from ..analysis.memory import Account, at_loads, fits
 from ..analysis.recompute_cut import added, again
 from ..config.settings import AUTO, TRITON
 from ..config.units import amount, counted
-from ..ir import Op, Program, walk
+from ..ir import MICROBATCHES, Op, Program, walk
 from ..ops import OPS
 from ..ops.fused import FUSED
+
+RESTARTS = 10
+"""After how many failures of its own ranks a node of an elastic run starts them anew."""
+
+SEPARATE_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+"""Has torchrun's ranks meet in a store of their own at each start, without the keys of an earlier one."""
 
 
 @frozen
 class Launch:
-    """How many machines a program runs on, and ranks on each."""
+    """How many machines a program runs on, and ranks on each; an elastic one goes on with as few as `least`."""
 
     nodes: int
     ranks_per_node: int
+    least: int
 
     def options(self) -> tuple[str, ...]:
         """torchrun's options; with several nodes, `$HEAD` is the one where the others meet."""
         ranks = f"--nproc-per-node={self.ranks_per_node}"
         if self.nodes == 1:
             return "--standalone", ranks
-        return f"--nnodes={self.nodes}", ranks, "--rdzv-backend=c10d", "--rdzv-endpoint=$HEAD:29500"
+        meeting = "--rdzv-backend=c10d", "--rdzv-endpoint=$HEAD:29500"
+        if self.least == self.nodes:
+            return f"--nnodes={self.nodes}", ranks, *meeting
+        return f"--nnodes={self.least}:{self.nodes}", f"--max-restarts={RESTARTS}", ranks, *meeting
 
-    def command(self, script: Path) -> str:
+    def command(self, script: PurePath) -> str:
         """The line for a shell that starts `script`."""
-        return " ".join(("torchrun", *self.options(), quote(str(script))))
+        separate = (SEPARATE_STORES,) if self.least < self.nodes else ()
+        return " ".join((*separate, "torchrun", *self.options(), quote(str(script))))
 
 
 def launch(program: Program) -> Launch:
     """How `program` is started."""
     nodes = program.cluster.nodes
-    return Launch(nodes, ranks(program) // nodes)
+    return Launch(nodes, ranks(program) // nodes, smallest(program).cluster.nodes)
 
 
 def ranks(program: Program) -> int:
@@ -59,6 +71,20 @@ def parameters(program: Program) -> str:
     """For instance `131,392 parameters`; with experts, `1,024 parameters, 512 of them active`."""
     active = f", {active_count(program):,} of them active" if program.choices else ""
     return f"{counted(parameter_count(program), 'parameter')}{active}"
+
+
+def elastic(program: Program) -> str:
+    """The sizes of an elastic axis, and those that a step cannot have, with the arithmetic; "" without one.
+
+    For instance `elastic: dp 8 or 4, with 2 or 4 microbatches; not dp 5, 6, 7: …`.
+    """
+    if not (axis := elastic_axis(program)):
+        return ""
+    counts = alternatives([each.size(MICROBATCHES) for each in every_size(program)])
+    out = f"\nnot {left}" if (left := left_out(program)) else ""
+    return (
+        f"elastic: {axis.name} {alternatives(sizes(program))}, with {counts} microbatches of as many rows a rank{out}"
+    )
 
 
 def tokens(program: Program) -> str:

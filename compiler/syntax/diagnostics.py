@@ -97,6 +97,7 @@ CODES = {
     "E0517": "impossible stages or schedule",
     "E0518": "a layout or strategy that does not apply",
     "E0519": "an override that does not say the order of axes",
+    "E0520": "a range of sizes that an axis cannot have",
     # ops
     "E0601": "a dim that an op needs unsharded",
     "E0612": "rows of experts in uneven parts",

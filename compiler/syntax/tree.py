@@ -38,6 +38,15 @@ class Number:
 
 
 @frozen
+class Range:
+    """`4..8`: all whole numbers from the first to the last."""
+
+    first: Number
+    last: Number
+    span: Span = _span()
+
+
+@frozen
 class String:
     """`"corpus/*.txt"`, without its quotes and escapes."""
 
@@ -99,7 +108,7 @@ class ParamUse:
     span: Span = _span()
 
 
-Expr = Name | Number | String | List | Call | Negative | Binary | ParamUse
+Expr = Name | Number | Range | String | List | Call | Negative | Binary | ParamUse
 
 
 # ---- sections

@@ -1,8 +1,8 @@
 """The settings of a run as a program writes them: its plan, accounts of a step, learning-rate schedules."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import cos, pi
+from dataclasses import dataclass, fields, replace
+from math import cos, pi, prod
 from typing import Protocol
 
 from torch import Tensor
@@ -85,6 +85,22 @@ class Expected:
     peak_flops: float
 
 
+@dataclass(frozen=True)
+class SmallerMesh:
+    """A mesh with fewer data-parallel ranks, on which the same step has more microbatches; the rest is as in `Plan`."""
+
+    mesh: Mapping[str, int]
+    microbatches: int
+    nodes: int = 1
+    account: Account | None = None
+    expected: Expected | None = None
+
+    @property
+    def ranks(self) -> int:
+        """The ranks of the mesh."""
+        return prod(self.mesh.values())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The settings of a run; options of the command line replace `data.files`, `steps`, `lr` and `seed`."""
@@ -105,8 +121,22 @@ class Plan:
     names: HFNames | None = None  # where files of weights hold the parameters
     account: Account | None = None  # what a step takes in memory, as the compiler counts it
     expected: Expected | None = None  # what a step takes in time, where the compiler knows the GPUs
+    smaller: tuple[SmallerMesh, ...] = ()  # the largest first, for a run that has lost nodes
+    largest: "Plan | None" = None  # of a plan on one of its smaller meshes
     model: str = ""  # a hash of what is computed, on any mesh
     choices: tuple[int, ...] = ()  # of each load, how many experts a token chooses, where a capacity may drop some
+
+    @property
+    def ranks(self) -> int:
+        """The ranks of the mesh."""
+        return prod(self.mesh.values())
+
+    def on(self, ranks: int) -> "Plan":
+        """The plan on the largest of its meshes that so many ranks make; as it is where they make none."""
+        found = next((it for it in (self, *self.smaller) if it.ranks <= ranks), self)
+        if isinstance(found, Plan):
+            return self
+        return replace(self, largest=self, **{field.name: getattr(found, field.name) for field in fields(found)})
 
 
 @dataclass(frozen=True)

@@ -35,18 +35,19 @@ def check_options(plan: Plan, options: Options) -> None:
         raise RunError("--init begins a run and --resume goes on with one: choose one")
     if options.export_dtype and not options.export:
         raise RunError("--export-dtype says how weights are written: it needs --export")
-    if options.export and _environment("WORLD_SIZE", 1) > 1:
+    if options.export and environment("WORLD_SIZE", 1) > 1:
         raise RunError("--export is done by one process: start it with python instead of torchrun")
 
 
 def check(plan: Plan, options: Options) -> None:
     """RunError if the processes or GPUs do not fit the plan."""
-    ranks, world = prod(plan.mesh.values()), _environment("WORLD_SIZE", 1)
+    ranks, world = prod(plan.mesh.values()), environment("WORLD_SIZE", 1)
     if world != ranks:
         asked = f"the plan's mesh, {mesh_words(plan)}, takes" if plan.mesh else "a plan without a mesh takes"
-        raise RunError(f"{asked} {counted(ranks, 'rank')}, not {world}; start it with: {torchrun(plan)}")
+        least = f", or at least {plan.smaller[-1].ranks}" if plan.smaller else ""
+        raise RunError(f"{asked} {counted(ranks, 'rank')}{least}, not {world}; start it with: {torchrun(plan)}")
     _check_rank(plan, world)
-    local, gpus = max(_environment("LOCAL_WORLD_SIZE", 1), _environment("LOCAL_RANK", 0) + 1), torch.cuda.device_count()
+    local, gpus = max(environment("LOCAL_WORLD_SIZE", 1), environment("LOCAL_RANK", 0) + 1), torch.cuda.device_count()
     if options.device == "cuda" and gpus < local:
         raise RunError(
             f"{counted(local, 'rank')} on this node, but {counted(gpus, 'GPU')}; with --device cpu it runs without"
@@ -55,9 +56,9 @@ def check(plan: Plan, options: Options) -> None:
 
 def _check_rank(plan: Plan, world: int) -> None:
     """RunError if this process is none of the ranks, or cannot find the others."""
-    if (rank := _environment("RANK", 0)) >= world:
+    if (rank := environment("RANK", 0)) >= world:
         raise RunError(f"RANK is {rank}, but WORLD_SIZE is {world}; start it with: {torchrun(plan)}")
-    _environment("MASTER_PORT", 0)
+    environment("MASTER_PORT", 0)
     if world > 1 and (lacking := [name for name in _MEETING if name not in os.environ]):
         raise RunError(f"the environment lacks {named(lacking)}; start it with: {torchrun(plan)}")
 
@@ -72,7 +73,7 @@ def check_folder(folder: Path) -> None:
         raise RunError(f"cannot write to {folder}: Permission denied")
 
 
-def _environment(name: str, least: int) -> int:
+def environment(name: str, least: int) -> int:
     """A number that a launcher gives; `least` where there is none.  RunError where it is no such number."""
     value = os.environ.get(name, str(least))
     if not value.isdecimal() or int(value) < least:
@@ -83,7 +84,7 @@ def _environment(name: str, least: int) -> int:
 def is_first() -> bool:
     """Whether this process is rank 0 of the job, or cannot know."""
     try:
-        return not 0 < _environment("RANK", 0) < _environment("WORLD_SIZE", 1)
+        return not 0 < environment("RANK", 0) < environment("WORLD_SIZE", 1)
     except RunError:
         return True
 
@@ -96,14 +97,14 @@ def warn(line: str) -> None:
 
 def connect(plan: Plan, device_type: str) -> Mesh:
     """Chooses the device, joins the process group if there are several ranks, and makes the mesh."""
-    local = _environment("LOCAL_RANK", 0)
+    local = environment("LOCAL_RANK", 0)
     device = torch.device(device_type, local) if device_type == "cuda" else torch.device(device_type)
     if device_type == "cuda":
         expand_segments(os.environ)
         torch.cuda.set_device(device)
     elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // _environment("LOCAL_WORLD_SIZE", 1)))
-    if _environment("WORLD_SIZE", 1) > 1:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // environment("LOCAL_WORLD_SIZE", 1)))
+    if environment("WORLD_SIZE", 1) > 1:
         dist.init_process_group("cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo")
     return Mesh(plan.mesh, device, _watch(device))
 

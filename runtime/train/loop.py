@@ -15,6 +15,7 @@ from ..data.loader import Batch, Loader, Stream
 from ..errors import RunError
 from ..state.engine import TrainState
 from . import allocator
+from .elastic import fitted, release
 from .launch import check, check_options, connect, is_first, settle_streams, warn
 from .log import Log
 from .options import Options, going_on, mesh_words, parse, torchrun
@@ -43,6 +44,7 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
         if options.export:
             export_newest(plan, options, options.export)
             return
+        plan, spare = fitted(plan)
         check(plan, options)
         mesh = connect(plan, options.device)
         begin = start(plan, options, mesh.device)
@@ -50,6 +52,7 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
         refuse(error)
     with ending():
         _Run(plan, options, mesh, begin, build, train_step, eval_step).go()
+        release(spare)
 
 
 class _Run:

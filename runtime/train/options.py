@@ -4,7 +4,6 @@ import argparse
 import shlex
 import sys
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +14,16 @@ from ..errors import RunError
 
 EXPORTED = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """The element types that weights may be written in, beside the plan's own."""
+
+
+RESTARTS = 10
+"""After how many failures of its own ranks a node of an elastic run starts them anew."""
+
+SEPARATE_STORES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+"""Has torchrun's ranks meet in a store of their own at each start.
+
+torchrun's own store has the keys of earlier starts, and torch 2.13 looks for it where it was, though its node is lost.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +98,14 @@ def _path(text: str) -> Path:
 
 def torchrun(plan: Plan, *arguments: str) -> str:
     """The command that starts the program on the plan's mesh, to be copied into a shell."""
-    ranks = prod(plan.mesh.values())
-    nodes = f"--nnodes={plan.nodes}" if plan.nodes > 1 else "--standalone"
-    launcher = ["python"] if ranks == 1 else ["torchrun", nodes, f"--nproc-per-node={ranks // plan.nodes}"]
-    return shlex.join([*launcher, sys.argv[0], *arguments])
+    plan = plan.largest or plan
+    ranks, least = plan.ranks, plan.smaller[-1].nodes if plan.smaller else plan.nodes
+    nodes = [f"--nnodes={plan.nodes}"] if plan.nodes > 1 else ["--standalone"]
+    if least < plan.nodes:
+        nodes = [f"--nnodes={least}:{plan.nodes}", f"--max-restarts={RESTARTS}"]
+    launcher = ["python"] if ranks == 1 else ["torchrun", *nodes, f"--nproc-per-node={ranks // plan.nodes}"]
+    separate = f"{SEPARATE_STORES} " if least < plan.nodes else ""
+    return separate + shlex.join([*launcher, sys.argv[0], *arguments])
 
 
 def mesh_words(plan: Plan) -> str:

@@ -38,6 +38,10 @@ SHARDS = {
     "recomputed": ("mesh { dp = 2  tp = 2 }", "recompute = full"),
     "fused": ("mesh { dp = 2  tp = 2 }", "precision = bf16  kernels = triton  logits = chunk"),
     "compiled": ("mesh { dp = 2  tp = 2 }", "compile = on  recompute = full"),
+    "elastic": (
+        "cluster { nodes = 4 }  mesh { dp = 2..8  tp = 1 }  shard { batch over dp }  state { zero 1 over dp }",
+        "microbatch = 2",
+    ),
     "few_kv_heads": ("mesh { dp = 2  tp = 4 }", "precision = bf16  gathered = regather"),
 }
 """Variants of the tiny plan: its mesh (and shard, and state), and settings of `train`."""

@@ -50,7 +50,7 @@ def test_every_code_is_explained(code: str, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("explain", "E05l0"), "cannot explain `E05l0`: did you mean `E0510`?"),
+        (("explain", "EO510"), "cannot explain `EO510`: did you mean `E0510`?"),
         (("explain", "memry", "plan.scale"), "cannot explain `memry`: did you mean `memory`?"),
         (("explain", "memory"), "`scalec explain memory` needs a plan"),
         (("explain", "E0510", "plan.scale"), "`scalec explain E0510` takes no plan"),

@@ -9,6 +9,7 @@ from json import dumps
 from math import prod
 
 from ... import __version__
+from ...analysis.elastic import every_size, sizes
 from ...analysis.memory import accounts, at_loads
 from ...analysis.time.expected import expected
 from ...analysis.vocabulary import tables, vocabulary
@@ -26,6 +27,8 @@ def check_plan(machine: Machine, node: ast.Assign, plan: object, program: Progra
 
     The model's hash is not read: of the model before any placement a program does not tell.
     """
+    if sizes(program)[1:] and program is not every_size(program)[0]:
+        return  # the plan says all sizes, and is compared with the largest
     made = called(plan, "Plan")
     if made is None or made[0]:
         raise wrong(node, "is no plan")
@@ -55,11 +58,29 @@ def _plan(program: Program) -> dict[str, str]:
         "lr": repr(train.optimizer.lr),
         "schedule": f"{schedule.kind.capitalize()}(warmup={schedule.warmup}{floor})",
         **{name: repr(number) for name, number in numbers.items()},
+        **_costs(program),
+        **({"smaller": _smaller(program)} if len(sizes(program)) > 1 else {}),
+        **({"choices": repr(choices)} if (choices := limited_choices(program)) else {}),
+    }
+
+
+def _costs(program: Program) -> dict[str, str]:
+    return {
         **({"nodes": repr(program.cluster.nodes)} if program.cluster.nodes > 1 else {}),
         "account": _account(program),
         **({"expected": text} if (text := _expected(program)) else {}),
-        **({"choices": repr(choices)} if (choices := limited_choices(program)) else {}),
     }
+
+
+def _smaller(program: Program) -> str:
+    """The other sizes of an elastic axis."""
+    rows = [{"microbatches": repr(it.size("microbatches")), **_costs(it)} for it in every_size(program)[1:]]
+    meshes = (repr({axis.name: axis.size for axis in it.axes}) for it in every_size(program)[1:])
+    each = (
+        f"SmallerMesh({', '.join([mesh, *(f'{key}={text}' for key, text in row.items())])})"
+        for mesh, row in zip(meshes, rows, strict=True)
+    )
+    return f"({', '.join(each)},)"
 
 
 def _account(program: Program) -> str:

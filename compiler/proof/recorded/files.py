@@ -89,7 +89,7 @@ def ranks(numbers: Sequence[int]) -> str:
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """The plan.json that lies beside the record.  Raises RecordError."""
+    """The plan.json that lies beside the record, of an elastic one at the size that ran.  Raises RecordError."""
     path = folder / "plan.json"
     if not path.is_file():
         raise RecordError(f"there is no {path}: copy the one here that was compiled together with the program")
@@ -102,7 +102,11 @@ def read_plan(folder: Path) -> dict[str, Any]:
     account = cast("dict[str, Any]", plan)
     if any(not {"loops", "last", "ahead", "every"} <= each.keys() for each in account["collectives"]):
         raise RecordError(f"{path} is of an earlier scalec: compile the plan again, and record once more")
-    return account
+    if not (smaller := cast("list[dict[str, Any]]", account.get("smaller", []))):
+        return account
+    first = folder / "rank00000.jsonl"
+    mesh = next((line.get("mesh") for line in _lines(first)), None) if first.is_file() else None
+    return account | next((each for each in smaller if each["mesh"] == mesh), dict[str, Any]())
 
 
 def read_records(folder: Path, plan: dict[str, Any]) -> list[Record]:

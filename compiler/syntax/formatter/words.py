@@ -239,6 +239,8 @@ def _gap(plan: Arranged, at: int) -> str:
         return "  "
     if before.text in "([" or word.text in ")]," or before.text + word.text == "{}":
         return ""
+    if (before.is_number and word.text == "..") or (before.text == ".." and word.is_number):
+        return ""
     if word.text in "([" and before.is_name:
         return ""
     if any(plan.words[i].text == "=" and not plan.among_entries(i) for i in (at - 1, at)):

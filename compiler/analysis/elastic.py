@@ -1,0 +1,103 @@
+"""The sizes of an elastic axis, `mesh { dp = 4..8 }`, and a program at each of them.
+
+Purpose: nothing but `batch` is sharded over such an axis, and each rank has the same rows of a microbatch at any size.
+On fewer ranks a step has more microbatches, so that its ops are the same, and its global batch too.
+Non-goals: which ranges are legal (`frontend.elastic`).
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+from attrs import evolve
+
+from ..config.settings import Cluster
+from ..config.units import counted
+from ..ir import BATCH, MICROBATCHES, Axis, Program, once
+from .bucket_layout import flat_size
+
+
+def elastic_axis(program: Program) -> Axis | None:
+    """The axis that may have several sizes, if there is one."""
+    return next((axis for axis in program.axes if axis.within), None)
+
+
+def sizes(program: Program) -> tuple[int, ...]:
+    """The sizes that the elastic axis may have, the largest first; none without such an axis."""
+    return tuple(size for size in _range(program) if not _rest(program, size))
+
+
+def left_out(program: Program) -> str:
+    """The sizes of the range that a step cannot have, with the arithmetic; "" where there are none.
+
+    For instance `dp 5, 7: 64 sequences are not microbatches of 4 on 5 or 7 ranks`.
+    """
+    axis, left = elastic_axis(program), [size for size in reversed(_range(program)) if _rest(program, size)]
+    if not axis or not left:
+        return ""
+    train, others = program.train, _data_ranks(program, 1)
+    on = alternatives([size * others for size in left])
+    what = f"{counted(train.global_batch, 'sequence')} are not microbatches of {train.microbatch} on {on} ranks"
+    return f"{axis.name} {', '.join(map(str, left))}: {what}"
+
+
+def at_size(program: Program, size: int) -> Program:
+    """The program, before or after any pass, with an elastic axis of `size` ranks."""
+    axis = elastic_axis(program)
+    assert axis, "elastic: no such axis"
+    if size == axis.size:
+        return program
+    batch = program.train.microbatch * _data_ranks(program, size)
+    numbers = {BATCH: batch, MICROBATCHES: program.train.global_batch // batch}
+    axes = tuple(evolve(each, size=size) if each is axis else each for each in program.axes)
+    cluster = _machines(program.cluster, *(prod(each.size for each in its) for its in (program.axes, axes)))
+    made = evolve(program.sized(numbers), axes=axes, cluster=cluster)
+    return made.sized({bucket.dim: flat_size(made, bucket) for bucket in program.buckets})
+
+
+@once
+def every_size(program: Program) -> tuple[Program, ...]:
+    """The program at each size, the largest first; without an elastic axis, the program."""
+    return tuple(at_size(program, size) for size in sizes(program)) or (program,)
+
+
+def smallest(program: Program) -> Program:
+    """The program at the least size, on whose ranks most is held of what all share out."""
+    return every_size(program)[-1]
+
+
+def elastic_words(program: Program) -> str:
+    """The elastic axis and its sizes, for instance `dp 8, 6 or 4`; "" without one."""
+    axis = elastic_axis(program)
+    return f"{axis.name} {alternatives(sizes(program))}" if axis else ""
+
+
+def alternatives(numbers: Sequence[int]) -> str:
+    """For instance `6, 4 or 2`."""
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _range(program: Program) -> range:
+    """All sizes within the range, the largest first."""
+    axis = elastic_axis(program)
+    least, most = axis.within if axis and axis.within else (1, 0)
+    return range(most, least - 1, -1)
+
+
+def _rest(program: Program, size: int) -> int:
+    """How many sequences of a step are left over from whole microbatches."""
+    return program.train.global_batch % (program.train.microbatch * _data_ranks(program, size))
+
+
+def _data_ranks(program: Program, size: int) -> int:
+    """The ranks that share out a batch, where the elastic axis has `size`."""
+    shared = [program.axis(claim.axis) for claim in program.claims if claim.dim == BATCH]
+    return prod(size if axis.within else axis.size for axis in shared)
+
+
+def _machines(cluster: Cluster, before: int, ranks: int) -> Cluster:
+    """The nodes for so many ranks, as many on each as before; the last one may have some over.  One stays one."""
+    if cluster.nodes == 1 and not cluster.gpus_per_node:
+        return cluster
+    each = cluster.gpus_per_node or before // cluster.nodes
+    return evolve(cluster, nodes=-(-ranks // each), gpus_per_node=each)

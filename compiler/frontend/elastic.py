@@ -1,0 +1,92 @@
+"""An axis with a range of sizes, `mesh { dp = 4..8 }`: which ranges there may be, and the size that a plan begins with.
+
+Non-goals: the program at each size (`analysis.elastic`).
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+from attrs import evolve
+
+from ..analysis.elastic import elastic_axis, sizes
+from ..config.settings import Train
+from ..config.units import counted
+from ..config.values import spelled
+from ..ir import BATCH, MICROBATCHES, Axis, Program
+from ..syntax import tree
+from ..syntax.diagnostics import Diagnostics, Note
+
+MOST = 2**20
+"""The most ranks of an axis."""
+
+
+def range_of(written: tree.Range, found: Diagnostics) -> tuple[int, int] | None:
+    """The least and the most ranks; None if there are mistakes, which are added to `found`."""
+    match written:
+        case tree.Range(tree.Number(int() as least, ""), tree.Number(int() as most, "")) if 0 < least <= most <= MOST:
+            return least, most
+        case tree.Range(tree.Number(int() as least, ""), tree.Number(int() as most, "")) if 0 < most < least:
+            help = f"write `{most}..{least}`, the least first"
+            found.error("E0520", "this range has no sizes", written.span, f"{least} is more than {most}", help=help)
+        case tree.Range(first, last):
+            help = spelled(first) or spelled(last) or "write `dp = 4..8`, both of them sizes from 1 to 2^20"
+            found.error("E0501", "this is not a range of sizes", written.span, help=help)
+    return None
+
+
+def check_ranges(axes: Sequence[Axis], rules: Sequence[tree.Rule], found: Diagnostics) -> None:
+    """One axis has a range, and nothing but `batch` is sharded over it."""
+    elastic = [axis for axis in axes if axis.within]
+    for axis in elastic[1:]:
+        notes = [Note(elastic[0].span, "the first one")]
+        help = "one axis gives up ranks where nodes are lost: write one size for the other"
+        found.error("E0520", "two axes have ranges", axis.span, "a second one", notes=notes, help=help)
+    for rule in rules:
+        for dim in (dim for dim in rule.dims if str(dim) != BATCH):
+            for axis in (axis for axis in elastic if axis.name in map(str, rule.axes)):
+                notes = [Note(axis.span, "may have several sizes")]
+                message = f"`{dim}` is sharded over `{axis.name}`, which has a range"
+                help = f"only `{BATCH}` may be: a rank's part of `{dim}` would change with the size, and its work too"
+                found.error("E0520", message, dim.span, notes=notes, help=help)
+
+
+def begun_at(axes: Sequence[Axis], rules: Sequence[tree.Rule], train: Train, found: Diagnostics) -> tuple[Axis, ...]:
+    """The axes, an elastic one with the largest of its sizes at which a step is whole microbatches."""
+    names = {str(name) for rule in rules if BATCH in map(str, rule.dims) for name in rule.axes}
+    others = prod(axis.size for axis in axes if axis.name in names and not axis.within)
+    return tuple(_begun_at(axis, others, train, found) if axis.within and axis.name in names else axis for axis in axes)
+
+
+def _begun_at(axis: Axis, others: int, train: Train, found: Diagnostics) -> Axis:
+    least, most = axis.within or (axis.size, axis.size)
+    unit = train.microbatch * others
+    fits = [size for size in range(most, least - 1, -1) if train.global_batch % (unit * size) == 0]
+    if not fits:
+        each = f"{train.microbatch} sequences × {f'{others} × ' if others > 1 else ''}{least} … {most} ranks"
+        whole = unit * most
+        rows = Note(train.spans["microbatch"], "sequences of a microbatch on each rank")
+        found.error(
+            "E0310",
+            f"`global_batch` is a whole number of microbatches with no size of `{axis.name}`",
+            train.spans["global_batch"],
+            f"{train.global_batch} / ({each}) is not whole",
+            notes=[Note(axis.span, "the range"), rows],
+            help=f"multiples of {whole} are with {most}, for instance {-(-train.global_batch // whole) * whole}",
+        )
+    return evolve(axis, size=fits[0], within=axis.within) if fits else evolve(axis, within=None)
+
+
+def check_rows(program: Program, found: Diagnostics) -> None:
+    """A pipeline's rows are of one number of microbatches."""
+    axis, pipeline = elastic_axis(program), program.pipeline
+    if not axis or not pipeline or len(sizes(program)) < 2:
+        return
+    largest, *_, least = sizes(program)
+    count = program.size(MICROBATCHES)
+    found.error(
+        "E0520",
+        f"a pipeline over `{pipeline.axis}` does not go with a range of `{axis.name}`",
+        axis.span,
+        f"{counted(count, 'microbatch')} with {largest}, {count * largest // least} with {least}",
+        help="the rows of a schedule are of one number of microbatches: write one size, or leave the pipeline out",
+    )

@@ -1,0 +1,73 @@
+"""An elastic run on the ranks that are left: the largest mesh that they make, and spare ranks that stand by.
+
+torchrun starts WORLD_SIZE ranks, as many as its nodes have.  Those for which the mesh has no place wait until the run
+ends, or until their launcher, which notices that nodes go or come, starts all ranks anew.
+"""
+
+import os
+import sys
+import time
+from datetime import timedelta
+from typing import Any, NoReturn, cast
+
+import torch.distributed as dist
+
+from ..config.plan import Plan
+from ..errors import RunError
+from .launch import environment, warn
+from .options import SEPARATE_STORES, mesh_words
+
+_POLL = 0.5  # seconds between two looks at the store
+_PARTING = 10.0  # seconds in which spare ranks can see that the run has ended
+_ENDED, _LEFT = "elastic/ended", "elastic/left"
+
+
+def fitted(plan: Plan) -> tuple[Plan, int]:
+    """The plan on the largest of its meshes for which there are ranks, and the number of spare ones.
+
+    Spare ranks do not return; the others find WORLD_SIZE as if there were none.  RunError where a restart would hang.
+    """
+    world = environment("WORLD_SIZE", 1)
+    found = plan.on(world)
+    if not plan.smaller or world < found.ranks:
+        return plan, 0
+    if plan.nodes > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise RunError(f"restarts would meet in the store of the first start: set {SEPARATE_STORES} for torchrun")
+    spare = range(found.ranks, world)
+    if environment("RANK", 0) in spare:
+        _stand_by()
+    os.environ["WORLD_SIZE"] = str(found.ranks)
+    if found is not plan:
+        warn(f"on {mesh_words(found)}, {found.microbatches} microbatches a step, in place of {mesh_words(plan)}")
+    if spare:
+        warn(f"ranks {spare.start} to {spare.stop - 1} stand by: {mesh_words(found)} has no place for them")
+    return found, len(spare)
+
+
+def release(spare: int) -> None:
+    """Has the spare ranks of a run that has ended end too.  Called by all other ranks; the first waits a little."""
+    if spare and environment("RANK", 0) == 0:
+        store, until = _job_store(), time.monotonic() + _PARTING
+        store.set(_ENDED, "")
+        while store.add(_LEFT, 0) < spare and time.monotonic() < until:
+            time.sleep(_POLL / 10)
+
+
+def _stand_by() -> NoReturn:
+    """Waits until the run ends, and ends with it: with status 1, as its ranks do, where it fails."""
+    try:
+        store = _job_store()
+        while not store.check([_ENDED]):
+            time.sleep(_POLL)
+        store.add(_LEFT, 1)
+    except RuntimeError:  # the store is gone with the rank that kept it
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _job_store() -> Any:
+    """The store in which the ranks meet, to which spare ranks do not count."""
+    address, port = os.environ["MASTER_ADDR"], environment("MASTER_PORT", 0)
+    return cast(Any, dist).TCPStore(
+        address, port, is_master=False, timeout=timedelta(minutes=10), wait_for_workers=False
+    )
