@@ -41,7 +41,7 @@ def save(folder: Path, step: int, state: TrainState, disk: Disk | None = None, r
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     saving = _Saving(folder / folder_name(step), step, state, rank, world, disk or Disk(), run or {})
     for stage in (saving.prepare, saving.write, saving.publish):
-        together(state.mesh.device, stage)
+        together(stage)
     return saving.made
 
 
@@ -51,13 +51,12 @@ def load(path: Path, state: TrainState) -> None:
     A loss scale that it lacks starts from its initial value, and one that the state has no use for is ignored.
     RunError, on all ranks and before anything is changed, where one cannot read what it needs.
     """
-    device = state.mesh.device
-    saved, boxes = together(device, lambda: _opened(path, [*state.boxes()]))
+    saved, boxes = together(lambda: _opened(path, [*state.boxes()]))
     keys, held = [key for key in saved.tensors() if key not in ADAPTED], {box.key for box in boxes}
-    used = anywhere([key in held for key in keys], device)
+    used = anywhere([key in held for key in keys])
     if extra := [key for key, is_used in zip(keys, used, strict=True) if not is_used]:
         raise RunError(f"{path} has {named(extra)}, which the plan has not")
-    for target, source in together(device, lambda: saved.copies(boxes)):
+    for target, source in together(lambda: saved.copies(boxes)):
         target.copy_(source)
     state.refresh()
 

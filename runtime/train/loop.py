@@ -47,7 +47,7 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
         plan, spare = fitted(plan)
         check(plan, options)
         mesh = connect(plan, options.device)
-        begin = start(plan, options, mesh.device)
+        begin = start(plan, options)
     except (RunError, OSError) as error:
         refuse(error)
     with ending():

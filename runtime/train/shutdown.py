@@ -8,11 +8,11 @@ import traceback
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import NoReturn
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
+from ..comm.store import fails_first, meet, part
 from ..errors import RunError, reason
 from .launch import warn
 
@@ -24,8 +24,8 @@ def ending() -> Generator[None]:
     """Ends the process at once on any failure: a rank that lingers, or waits for its group, holds up all others."""
     try:
         yield
-        if dist.is_initialized():
-            cast(Any, dist).barrier()  # no rank tears down what another one still reads
+        meet("end", "")  # no rank tears down what another one still reads
+        part()
     except (RunError, OSError) as error:
         _leave(f"error: {reason(error)}", 1, reason(error))
     except KeyboardInterrupt:
@@ -46,6 +46,8 @@ def refuse(error: RunError | OSError) -> NoReturn:
     tell_launcher(reason(error))
     warn(f"error: {reason(error)}")
     if dist.is_initialized():
+        with suppress(RuntimeError):  # the store is gone
+            part()
         dist.destroy_process_group()
     sys.exit(2)
 
@@ -71,9 +73,7 @@ def _leave(message: str, status: int, reason: str) -> NoReturn:
 
 def _fails_first() -> bool:
     """Whether no other rank has failed before: those that fail later have only lost their peers."""
-    if not dist.is_initialized():
-        return True
     try:
-        return cast(Any, distributed_c10d)._get_default_store().add("failures", 1) == 1
+        return fails_first()
     except RuntimeError:  # the store is gone with the rank that kept it
         return False

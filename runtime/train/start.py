@@ -3,8 +3,6 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from ..checkpoint import saver
 from ..checkpoint.agreement import agreed, together
 from ..checkpoint.hf_weights import Reader
@@ -35,11 +33,11 @@ class Start:
     notes: tuple[str, ...]
 
 
-def start(plan: Plan, options: Options, device: torch.device) -> Start:
+def start(plan: Plan, options: Options) -> Start:
     """The start of the run, equal on all ranks; moves an earlier run's files away.  RunError on all.  Collective."""
-    start = together(device, lambda: _prepare(plan, options))
-    agreed(device, f"step {start.first} of {dict(start.run)}")
-    moved = together(device, lambda: _set_aside(options.out) if is_first() and not options.resume else [])
+    start = together(lambda: _prepare(plan, options))
+    agreed(f"step {start.first} of {dict(start.run)}")
+    moved = together(lambda: _set_aside(options.out) if is_first() and not options.resume else [])
     return replace(start, notes=(*moved, *start.notes))
 
 

@@ -69,9 +69,7 @@ def test_what_is_written(tmp_path: Path) -> None:
             {"step": 2, "phase": "evaluate", "order": 7} | loss,
             {"step": 2, "phase": "evaluate", "calls": 2},
         ]
-        saving = [line for line in lines if line["phase"] == "loop"]
-        assert [line["order"] for line in saving] == list(range(8, 8 + len(saving)))
-        assert {(line["op"], line["reduction"]) for line in saving} == {("all_reduce", "min")}
+        assert not [line for line in lines if line["phase"] == "loop"]  # saving asks the store
 
 
 @pytest.mark.parametrize("record", ["", "0"])

@@ -1,0 +1,118 @@
+"""The job's store: words between ranks, beside the plan's collectives, in which no GPU and no group takes part.
+
+A rank asks as much of it whatever the number of ranks: a meeting takes six requests.  The keys of a meeting are gone
+when the next one is over, so that the store is as small after a million of them.
+"""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from hashlib import blake2b
+from time import monotonic, sleep
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from ..errors import RunError
+
+FAILED = "failed"
+"""The key that counts ranks that have failed."""
+LONGEST = 1800.0
+"""Seconds that a rank waits for the others at a meeting."""
+
+_PARTING = 10.0  # seconds
+_SLICE = timedelta(seconds=5)  # of a wait, after which signals and failed ranks are seen
+_Store = Any  # the stubs of torch's stores are partial
+
+
+def job_store() -> _Store:
+    """The job's own part of the store by which its ranks have found each other; None for a process alone.
+
+    A client that waits holds up all requests of other threads: each has its own, by `clone()`.
+    """
+    if not dist.is_initialized():
+        return None
+    return cast(Any, dist).PrefixStore("scalec", cast(Any, distributed_c10d)._get_default_store())
+
+
+def fails_first() -> bool:
+    """Counts this rank among those that failed; whether it is the first.  RuntimeError where the store is gone."""
+    return (store := job_store()) is None or store.add(FAILED, 1) == 1
+
+
+def meet(name: str, word: str, store: _Store = None) -> Mapping[str, list[int]]:
+    """The ranks that brought each word to a meeting of all ranks, which come to those of a name in one order.
+
+    Words are in the order of their first ranks.  Where all bring the same, the list of ranks is not asked for: it is
+    empty.  `store` is that of a thread, or else `job_store()`.  RunError where another rank has failed or is missing
+    after LONGEST seconds.
+    """
+    store = store or job_store()
+    if store is None:
+        return {word: []}
+    try:
+        return _met(store, name, word)
+    except dist.DistNetworkError:
+        raise RunError("the job's store is gone, with rank 0 or the launcher that kept it") from None
+
+
+def _met(store: _Store, name: str, word: str) -> Mapping[str, list[int]]:
+    world = dist.get_world_size()
+    number = (store.add(f"{name}/tickets", 1) - 1) // world
+    at, own = f"{name}/{number}", blake2b(word.encode(), digest_size=16).hexdigest()
+    if store.add(f"{at}/count/{own}", 1) == 1:
+        store.set(f"{at}/word/{own}", word)
+        store.append(f"{at}/words", f"{own} ")
+    store.append(f"{at}/ranks/{own}", f"{dist.get_rank()} ")
+    if store.add(f"{at}/arrived", 1) == world:
+        _forget(store, f"{name}/{number - 1}")
+        store.set(f"{at}/all", store.get(f"{at}/words"))
+    _wait(store, f"{at}/all")
+    kinds = _text(store, f"{at}/all").split()
+    if len(kinds) == 1:
+        return {word: []}
+    found = {_text(store, f"{at}/word/{kind}"): _ranks(store, f"{at}/ranks/{kind}") for kind in kinds}
+    return dict(sorted(found.items(), key=lambda each: each[1][0]))
+
+
+def part() -> None:
+    """Ends this rank's use of the store; the rank that may keep it waits for the others, some seconds at most."""
+    if (store := job_store()) is None:
+        return
+    left, until = store.add("left", 1), monotonic() + _PARTING
+    while dist.get_rank() == 0 and left < dist.get_world_size() and monotonic() < until:
+        sleep(0.01)
+        left = store.add("left", 0)
+
+
+def _wait(store: _Store, key: str) -> None:
+    """Waits for a key, in slices.  RunError."""
+    until = monotonic() + LONGEST
+    while True:
+        try:
+            store.wait([key], _SLICE)
+            return
+        except dist.DistStoreError:
+            if store.check([FAILED]):
+                raise RunError("another rank has failed") from None
+            if monotonic() > until:
+                raise RunError(f"waited {LONGEST:.0f} s for other ranks") from None
+
+
+def _forget(store: _Store, at: str) -> None:
+    """Removes what is left of a meeting that all ranks have left."""
+    if not store.check([f"{at}/all"]):
+        return
+    for kind in _text(store, f"{at}/all").split():
+        for key in ("count", "word", "ranks"):
+            store.delete_key(f"{at}/{key}/{kind}")
+    for key in ("words", "arrived", "all"):
+        store.delete_key(f"{at}/{key}")
+
+
+def _text(store: _Store, key: str) -> str:
+    return store.get(key).decode()
+
+
+def _ranks(store: _Store, key: str) -> list[int]:
+    return sorted(map(int, _text(store, key).split()))
