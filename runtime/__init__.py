@@ -31,7 +31,8 @@ from .comm.mesh import Axis, Mesh
 from .comm.p2p import StageInput
 from .comm.positions import Positions
 from .config.plan import Account, Constant, Cosine, Expected, Metrics, Plan, SmallerMesh
-from .data.loader import Batch, Input, Loader, Text, Tokens
+from .data.corpus import DataSet, Text, Tokens
+from .data.loader import Batch, Input, Loader
 from .errors import RunError
 from .ops.delayed_wgrad import split_embedding, split_linear
 from .ops.dropout import dropout, fork
@@ -90,6 +91,7 @@ __all__ = [
     "Bucket",
     "Constant",
     "Cosine",
+    "DataSet",
     "Expected",
     "Experts",
     "FlatParamGroup",

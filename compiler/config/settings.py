@@ -122,18 +122,39 @@ class Optimizer(Settings):
 
 
 @frozen
+class DataSet(Settings):
+    """`set NAME { … }`: files that are one of several sets of `data`, and how often they are dealt out."""
+
+    SECTION: ClassVar[str] = "set"
+    name: Annotated[str, Heading()]
+    files: Annotated[tuple[str, ...], strings(STDLIB), "paths, `*` for any part of a name"]
+    weight: Annotated[float, share(POSITIVE), "share of the sequences, beside the weights of the other sets"] = 1.0
+    holdout: Annotated[
+        float | None, share(FRACTION), "fraction of the files reserved for validation; unset, that of `data`"
+    ] = None
+
+
+@frozen
 class Data(Settings):
     """`data text { … }` or `data tokens { … }`: the training data."""
 
     SECTION: ClassVar[str] = "data"
     kind: Annotated[str, Heading(("text", "tokens"))]
-    files: Annotated[tuple[str, ...], strings(STDLIB), "paths, `*` for any part of a name"]
+    files: Annotated[
+        tuple[str, ...] | None, strings(STDLIB), "paths, `*` for any part of a name; needed where there is no `set`"
+    ] = None
     tokenizer: Annotated[str, Only("text"), one_of("bytes"), "how text is split into tokens"] = "bytes"
     dtype: Annotated[str, Only("tokens"), one_of("uint16", "uint32"), "type of a stored token"] = "uint16"
     holdout: Annotated[float, share(FRACTION), "fraction of the files reserved for validation"] = 0.0
     separator: Annotated[int | str | None, TOKEN, "the token that ends each document"] = None
     masked: Annotated[float | None, share(SOME), "fraction of the tokens that are hidden and predicted"] = None
     mask_token: Annotated[int | str | None, TOKEN, "the token that hides others"] = None
+    sets: tuple[DataSet, ...] = ()
+
+    @property
+    def mixture(self) -> tuple[DataSet, ...]:
+        """The sets, each with its share for validation."""
+        return tuple(evolve(each, holdout=self.holdout) if each.holdout is None else each for each in self.sets)
 
     @property
     def separator_id(self) -> int | None:

@@ -17,6 +17,7 @@ from ..analysis.kernel_tiles import Used, kernels_of, tiles_file
 from ..analysis.memory import Account, account, accounts, at_loads
 from ..analysis.time.expected import expected
 from ..analysis.vocabulary import vocabulary
+from ..config.settings import Data
 from ..config.units import counted
 from ..ir import BATCH, MICROBATCHES, SEQUENCE, Arg, Program, base
 from ..ops.protocol import FUNCTIONAL, KERNELS, RUNTIME
@@ -148,7 +149,7 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
     arguments = [f"warmup={schedule.warmup}"] + (
         [f"floor={literal(schedule.floor)}"] if schedule.kind == "cosine" else []
     )
-    corpus = [literal(tuple(data.files)), f"holdout={literal(data.holdout)}"]
+    corpus = [_sets(data) if data.sets else literal(data.files), f"holdout={literal(data.holdout)}"]
     if data.separator is not None:
         corpus.append(f"separator={data.separator_id}")
     if data.masked is not None:
@@ -173,6 +174,15 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
         *_smaller(program),
         *([f"choices={literal(choices)},"] if (choices := limited_choices(program)) else []),
     ]
+
+
+def _sets(data: Data) -> str:
+    """The sets of a mixture, a line each."""
+    rows = [
+        [literal(it.name), literal(it.files), f"weight={literal(it.weight)}", f"holdout={literal(it.holdout)}"]
+        for it in data.mixture
+    ]
+    return exploded("sets=", [call("DataSet", row, 12) for row in rows], 8)
 
 
 def _mesh(program: Program) -> str:

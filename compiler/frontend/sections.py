@@ -44,7 +44,7 @@ def read_settings(
 
 
 def _train(section: tree.Section, cluster: Cluster, found: Diagnostics) -> Train | None:
-    train = read(Train, section, found, element_types, check_compiled, check_rates)
+    train = read(Train, section, found, element_types, check_compiled, check_rates, check_sets)
     with found.catch():
         return train and evolve(train, kernels=kernels_for(train, cluster))
     return None
@@ -124,3 +124,25 @@ def check_rates(train: Train) -> None:
         notes = (Note(optimizer.spans["lr"], "the peak"),)
         help = "`floor` is the learning rate at the last step, not a fraction of `lr`"
         raise wrong("E0416", message, schedule.spans["floor"], "more than the peak", help, notes=notes)
+
+
+def check_sets(train: Train) -> None:
+    """Raises PlanError where data has no files, or files beside sets, or a set that is all but never seen."""
+    data, title = train.data, f"data {train.data.kind}"
+    if not data.sets and data.files is None:
+        help = 'write `files = ["corpus/*.txt"]`, or `set NAME { files = …  weight = … }` for each of several sets'
+        raise wrong("E0402", f"`{title}` needs `files`", data.spans["files"], help=help)
+    if data.sets and data.files is not None:
+        notes = (Note(data.sets[0].spans["name"], "a set"),)
+        help = "make them a set too: `set NAME { files = … }`"
+        raise wrong("E0406", f"`{title}` has files beside its sets", data.spans["files"], help=help, notes=notes)
+    whole = sum(each.weight for each in data.sets)
+    for each in data.sets:
+        if each.weight * LEAST_SHARE < whole:
+            message = f"`{each.name}` is less than one in {LEAST_SHARE:,} sequences"
+            help = "leave the set out, or raise its `weight`"
+            raise wrong("E0405", message, each.spans["weight"], "weights are kept to that part of their sum", help)
+
+
+LEAST_SHARE = 10_000
+"""A set of data is at least one sequence of this many."""

@@ -9,19 +9,25 @@ MESH = "mesh"
 ONE_OF_A_KIND = ("data", "optimizer")
 """Sections that a plan has once: one of another name replaces the whole section."""
 
+EITHER = {"files": "set", "set": "files"}
+"""Entries of which a section has one kind or the other: one in the braces replaces those of the other kind."""
+
 
 def merge(base: Section, over: Section) -> Section:
     """`base` with the entries of `over` in the place of those of the same key, and the others of `over` after them.
 
     Sections in sections merge likewise, if they have the same name or `over` gives none.  Of a kind of which there is
-    one, that of another name is replaced.  Rules of `over` replace all
-    rules of `base`, since their order is their priority.  Axes of a mesh are in an order too.  Raises PlanError where
-    `over` leaves that open.
+    one, that of another name is replaced.  Rules of `over` replace all rules of `base`, since their order is their
+    priority; sets of data replace its files.  Axes of a mesh are in an order too.  Raises PlanError where `over` leaves
+    that open.
     """
     if base.kind.name == MESH and _gives_order(base, over):
         return evolve(base, entries=over.entries)
     rules = any(isinstance(entry, Rule) for entry in over.entries)
-    entries = [entry for entry in base.entries if not (rules and isinstance(entry, Rule))]
+    replaced = {EITHER.get(_key(entry)) for entry in over.entries}
+    entries = [
+        entry for entry in base.entries if not (rules and isinstance(entry, Rule)) and _key(entry) not in replaced
+    ]
     unmatched = list(range(len(entries)))  # each is replaced once, so that a key given twice in `over` stays visible
     for entry in over.entries:
         at = next((i for i in unmatched if _same(entries[i], entry)), None)
@@ -57,6 +63,15 @@ def _gives_order(base: Section, over: Section) -> bool:
 def _keys(section: Section) -> list[str]:
     """Each key once."""
     return list(dict.fromkeys(entry.key.name for entry in section.entries if isinstance(entry, Setting)))
+
+
+def _key(entry: Entry) -> str:
+    """The key of a setting, the kind of a section; "" of others."""
+    match entry:
+        case Setting(key=name) | Section(kind=name):
+            return name.name
+        case _:
+            return ""
 
 
 def _same(base: Entry, over: Entry) -> bool:

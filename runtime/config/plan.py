@@ -8,7 +8,8 @@ from typing import Protocol
 from torch import Tensor
 
 from ..checkpoint.hf_weights import HFNames
-from ..data.loader import Corpus, Input
+from ..data.corpus import Corpus
+from ..data.loader import Input
 
 
 class Schedule(Protocol):

@@ -9,6 +9,7 @@ from hashlib import blake2b
 
 from ..checkpoint.index import Identity
 from ..config.plan import Plan
+from ..data.mixture import Mixture
 from ..errors import counted
 
 _ENDS = 1 << 16  # bytes at a file's beginning and at its end that it is known by
@@ -16,6 +17,7 @@ _SKIPPED = "so some are skipped and others seen twice"
 _MEANING = {
     "seed": f"samples come in another order, {_SKIPPED}",
     "data": f"the same numbers are other samples, {_SKIPPED}",
+    "weights": f"samples are of other sets, {_SKIPPED}",
     "seq": f"the data is cut into other samples, {_SKIPPED}",
     "dtype": f"the data is cut into other samples, {_SKIPPED}",
     "separator": "documents end elsewhere",
@@ -25,12 +27,12 @@ _MEANING = {
 }
 
 
-def identity(plan: Plan, seed: int, files: Sequence[str]) -> Identity:
-    """The identity of a run with this seed on these files."""
+def identity(plan: Plan, seed: int, training: Mixture) -> Identity:
+    """The identity of a run with this seed on this data."""
     data = plan.data
     return {
         "seed": seed,
-        "data": _known_by(files),
+        **_sets(training),
         "global_batch": plan.global_batch,
         "seq": plan.seq,
         "dtype": str(data.dtype).removeprefix("torch."),
@@ -39,6 +41,14 @@ def identity(plan: Plan, seed: int, files: Sequence[str]) -> Identity:
         "mask_token": data.mask_token,
         **({"model": plan.model} if plan.model else {}),
     }
+
+
+def _sets(training: Mixture) -> Identity:
+    """The files of all sets and, if they have names, how often one of each is dealt out."""
+    files = [(part.name, _known_by(part.stream.files)) for part in training.parts]
+    weights = " ".join(f"{part.name} {part.weight:g}" for part in training.parts if part.name)
+    data = "; ".join(f"{name}: {known}" if name else known for name, known in files)
+    return {"data": data, **({"weights": weights} if weights else {})}
 
 
 def differences(then: Identity, now: Identity, step: int) -> list[str]:

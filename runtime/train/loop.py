@@ -11,7 +11,9 @@ from ..checkpoint import saver
 from ..comm.mesh import Mesh
 from ..config.environment import Profiled, profiling, recording, sanitizing, unknown
 from ..config.plan import Metrics, Plan
-from ..data.loader import Batch, Loader, Stream
+from ..data.loader import Batch, Loader
+from ..data.mixture import Mixture
+from ..data.prefetch import ahead
 from ..errors import RunError
 from ..state.engine import TrainState
 from . import allocator
@@ -78,9 +80,9 @@ class _Run:
         self.log = self._log()
         self.saved = checkpoints(options)
 
-    def _loader(self, stream: Stream) -> Loader:
+    def _loader(self, data: Mixture) -> Loader:
         plan, seed = self.plan, self.options.seed
-        return Loader(stream, plan.data, plan.inputs, self.mesh, plan.global_batch, plan.microbatches, plan.vocab, seed)
+        return Loader(data, plan.data, plan.inputs, self.mesh, plan.global_batch, plan.microbatches, plan.vocab, seed)
 
     def _log(self) -> Log:
         folder = self.options.out if is_first() else None
@@ -107,9 +109,11 @@ class _Run:
                 observers.enter_context(self._recorder())
             self._begin()
             allocator.forget(self.mesh.device)
+            prepared = observers.enter_context(ahead(self.loader.prepared, self.options.steps, self.mesh.device))
             for step in range(self.start.first, self.options.steps):
                 lr = self.plan.schedule.lr(step, self.options.steps, self.options.lr)
-                metrics = self.train_step(self.model, self.state, self.loader.batch(step), lr)
+                batch = prepared(step).to(self.mesh.device)
+                metrics = self.train_step(self.model, self.state, batch, lr)
                 self._after(step + 1, metrics, lr)
         self.log.summary(self.saved, going_on(self.plan, 2 * self.options.steps), torchrun(self.plan, "--help"))
 

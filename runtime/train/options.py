@@ -49,7 +49,9 @@ class Options:
 def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     """Options from the command line, with the plan's own values as defaults.  RunError where they are none."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    files = " ".join(plan.data.files).replace("%", "%%")  # argparse formats the help
+    files = " ".join(plan.data.files or (each.name for each in plan.data.sets)).replace(
+        "%", "%%"
+    )  # argparse formats it
     parser = _Parser(description=f"Trains {plan.name}.", epilog=f"Start it with: {torchrun(plan)}", allow_abbrev=False)
     add = parser.add_argument
     add("--steps", type=_positive, default=plan.steps, help="train up to this step (default %(default)s)")

@@ -10,7 +10,8 @@ from ..checkpoint.index import Identity
 from ..checkpoint.reader import Saved
 from ..config.environment import profiling
 from ..config.plan import Plan
-from ..data.loader import Stream, find_files, split_files
+from ..data.corpus import opened, repeated, too_few
+from ..data.mixture import Mixture
 from ..errors import RunError
 from .identity import differences, identity
 from .launch import check_folder, is_first
@@ -25,8 +26,8 @@ class Start:
     """The start of a run: its data, weights or a checkpoint if it continues from one, and its first lines."""
 
     run: Identity
-    training: Stream
-    validation: Stream | None
+    training: Mixture
+    validation: Mixture | None
     weights: Reader | None
     resume: Path | None
     first: int
@@ -43,7 +44,7 @@ def start(plan: Plan, options: Options) -> Start:
 
 def _prepare(plan: Plan, options: Options) -> Start:
     """Opens the data and the weights, and finds the checkpoint.  RunError if any is not there or not enough."""
-    training, held = split_files(find_files(options.data), plan.data.holdout)
+    training, held = opened(plan.data, options.data, plan.seq)
     resume = saver.newest(checkpoints(options)) if options.resume else None
     if options.resume and resume is None:
         raise RunError(f"nothing to resume: no checkpoint in {checkpoints(options)}")
@@ -53,24 +54,15 @@ def _prepare(plan: Plan, options: Options) -> Start:
     if (asked := profiling()) and asked.first > options.steps - first:
         raise RunError(f"SCALEC_PROFILE asks for step {asked.first} of this run, which has {options.steps - first}")
     check_folder(options.out)
-    run, width = identity(plan, options.seed, training), plan.data.width(plan.seq)
-    changes = _changes(resume, run, options.resume_anyway) if resume else []
-    validation = Stream(held, plan.data.dtype, width) if held else None
+    run = identity(plan, options.seed, training)
+    notes = _changes(resume, run, options.resume_anyway) if resume else []
     reader = Reader(options.init, plan.names) if options.init and plan.names else None
-    stream = Stream(training, plan.data.dtype, width)
-    if few := _few(stream, plan):
+    if few := too_few(training, plan.global_batch):
         raise RunError(f"too little data: {few}, so that a step would see some twice")
-    if validation and (few := _few(validation, plan)):
-        changes.append(f"validation sees some sequences twice: {few}")
-    return Start(run, stream, validation, reader, resume, first, (*changes,))
-
-
-def _few(stream: Stream, plan: Plan) -> str:
-    """The problem of a stream that is shorter than a batch; empty if it is not."""
-    if stream.windows >= plan.global_batch:
-        return ""
-    made = f"{stream.tokens:,} tokens make {stream.windows:,} sequences of {plan.data.width(plan.seq):,}"
-    return f"{made}, fewer than the {plan.global_batch:,} of a global batch"
+    if held and (few := too_few(held, plan.global_batch)):
+        notes.append(f"validation sees some sequences twice: {few}")
+    notes += repeated(training, options.steps, plan.global_batch)
+    return Start(run, training, held, reader, resume, first, (*notes,))
 
 
 def _changes(resume: Path, run: Identity, anyway: bool) -> list[str]:

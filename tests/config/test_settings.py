@@ -15,6 +15,7 @@ from scalec.compiler.config.settings import (
     STDLIB,
     Cluster,
     Data,
+    DataSet,
     Flow,
     Optimizer,
     Order,
@@ -245,7 +246,12 @@ of_data = {
     "masked": st.none() | numbers(0, 1, open=True),
     "mask_token": tokens,
 }
-data = st.builds(Data, st.just("text"), files, **of_data) | st.builds(
+sets = st.lists(
+    st.builds(DataSet, words, files, numbers(0, 1e9, open=True), st.none() | numbers(0, 1)),
+    max_size=3,
+    unique_by=lambda each: each.name,
+).map(tuple)
+data = st.builds(Data, st.just("text"), st.none() | files, sets=sets, **of_data) | st.builds(
     Data, st.just("tokens"), files, dtype=st.sampled_from(["uint16", "uint32"]), **of_data
 )
 trains = st.builds(
@@ -320,6 +326,15 @@ def test_show() -> None:
         }
         """
     )
+
+
+def test_sets_of_data_replace_its_files_and_files_its_sets() -> None:
+    files, sets = 'files = ["a"]', 'set wiki { files = ["w"] }'
+    for base, over in ((files, sets), (sets, files)):
+        merged = merge(section_of(f"data text {{ {base}  holdout = 5% }}"), section_of(f"data text {{ {over} }}"))
+        assert merged == section_of(f"data text {{ holdout = 5%  {over} }}")
+    merged = merge(section_of(f"data text {{ {sets} }}"), section_of("data text { set wiki { weight = 2 } }"))
+    assert merged == section_of('data text { set wiki { files = ["w"]  weight = 2 } }')
 
 
 def test_merge_keeps_the_order_of_axes() -> None:

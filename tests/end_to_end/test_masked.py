@@ -8,7 +8,7 @@ import pytest
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
 from scalec.runtime import Loader, Mesh
-from scalec.runtime.data.loader import Stream
+from scalec.runtime.data.mixture import Mixture, Part, Stream
 
 PLANS = Path(__file__).parents[2] / "plans"
 STEPS, MASK = 60, 32
@@ -52,7 +52,16 @@ def _trained(module: ModuleType, file: str, steps: int) -> list[float]:
     model, state = module.build(mesh)
     state.initialise(0)
     stream = Stream([file], plan.data.dtype, plan.data.width(plan.seq))
-    loader = Loader(stream, plan.data, plan.inputs, mesh, plan.global_batch, plan.microbatches, plan.vocab, seed=0)
+    loader = Loader(
+        Mixture([Part("", stream)]),
+        plan.data,
+        plan.inputs,
+        mesh,
+        plan.global_batch,
+        plan.microbatches,
+        plan.vocab,
+        seed=0,
+    )
     losses: list[float] = []
     for step in range(steps):
         losses.append(float(module.train_step(model, state, loader.batch(step), plan.lr).loss))

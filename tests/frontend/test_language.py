@@ -17,6 +17,7 @@ from scalec.compiler.config.fields import Field, Part, fields_of, heading_of
 from scalec.compiler.config.settings import (
     Cluster,
     Data,
+    DataSet,
     Flow,
     Optimizer,
     Order,
@@ -317,7 +318,7 @@ TABLES = {
     "codes": codes_table,
     **{
         cls.SECTION: lambda cls=cls: settings_table(cls)
-        for cls in (Cluster, Train, Optimizer, Schedule, ParamGroup, Data, Flow, Pipelining)
+        for cls in (Cluster, Train, Optimizer, Schedule, ParamGroup, Data, DataSet, Flow, Pipelining)
     },
     "order": lambda: settings_table(Order),  # its section, too, is a schedule
 }

@@ -58,6 +58,9 @@ OVERRIDES = (
     "train { steps = none  separator = 1 }  shard { bacth over dp  ffn over pt }",
     "mesh { dp = 1e1 }  shard { batch = dp  fnf over tp }  train { microbatch = none }",
     "train { global_batch = 6  data text { separator = 10 } }  mesh { dp = 2  tp = 3 }",
+    "train { data tokens { dtype = uint32 } }",
+    'train { data tokens { files = ["a"]  set b { files = ["b"]  weight = 1 } } }',
+    'train { data text { set a { files = ["a"]  weight = 1 } set b { files = ["b"]  weight = 10_000 } } }',
     'train { optimizer adamw { group a { params = ["nrm"] } } }  cluster { nodes = 3 }  shard { layers over tp }',
 )  # fmt: skip
 """What stands in the braces behind `use`."""

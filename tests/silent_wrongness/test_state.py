@@ -31,8 +31,8 @@ from helpers.ranks_alone import mesh_at
 from helpers.small_state import made, update, whole
 from scalec.runtime import AdamW, Input, Loader, Mesh, RunError, TrainState, attention
 from scalec.runtime.checkpoint import saver
-from scalec.runtime.data import loader
-from scalec.runtime.data.loader import Stream
+from scalec.runtime.data import order
+from scalec.runtime.data.mixture import Mixture, Part, Stream
 from scalec.runtime.data.samples import Windows
 from scalec.runtime.kernels import Tile
 from scalec.runtime.kernels.experts import rows as kernels
@@ -219,7 +219,7 @@ def _rows(folder: Path, steps: range, patch: Any = None) -> list[list[int]]:
         mesh: Any = mesh_at(dp=(2, rank))
         mesh.size, mesh.rank = (lambda *axes: 2 if axes else 1), (lambda *axes, rank=rank: rank if axes else 0)
         mesh.device = torch.device("cpu")
-        dealt = Loader(stream, FILES, inputs, mesh, 8, 2, 256, seed=0)
+        dealt = Loader(Mixture([Part("", stream)]), FILES, inputs, mesh, 8, 2, 256, seed=0)
         found.append([int(row[0]) for step in steps for part in dealt.batch(step).tokens for row in part])
     return found
 
@@ -247,9 +247,7 @@ def test_row_100_each_pass_has_the_order_of_the_first(tmp_path: Path, monkeypatc
     first, second = (_rows(tmp_path, steps) for steps in (range(2), range(2, 4)))
     assert first != second
     assert sorted(chain(*first)) == sorted(chain(*second))
-    monkeypatch.setattr(
-        loader.hashlib, "sha256", lambda text, made=loader.hashlib.sha256: made(text.partition(b"/")[0])
-    )
+    monkeypatch.setattr(order.hashlib, "sha256", lambda text, made=order.hashlib.sha256: made(text.partition(b"/")[0]))
     assert _rows(tmp_path, range(2)) == _rows(tmp_path, range(2, 4))
 
 

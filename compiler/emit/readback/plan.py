@@ -106,7 +106,12 @@ def _data(program: Program) -> str:
     dtype = f", dtype=torch.{data.dtype}" if data.kind == "tokens" else ""
     options = f", separator={data.separator_id}" if data.separator is not None else ""
     options += f", masked={data.masked!r}, mask_token={data.mask_id}" if data.masked is not None else ""
-    return f"{data.kind.capitalize()}({tuple(data.files)!r}, holdout={data.holdout!r}{options}{dtype})"
+    sets = [
+        f"DataSet({each.name!r}, {each.files!r}, weight={each.weight!r}, holdout={each.holdout!r})"
+        for each in data.mixture
+    ]
+    files = f"sets=({', '.join(sets)},)" if sets else repr(data.files)
+    return f"{data.kind.capitalize()}({files}, holdout={data.holdout!r}{options}{dtype})"
 
 
 def _inputs(program: Program) -> str:

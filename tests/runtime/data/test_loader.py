@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from helpers.forked_ranks import run_ranks
 from scalec.runtime import Batch, Input, Loader, Mesh, Positions, RunError
-from scalec.runtime.data.loader import Stream, find_files, shuffled, split_files
+from scalec.runtime.data.files import find_files, split_files
+from scalec.runtime.data.mixture import Mixture, Part, Stream
+from scalec.runtime.data.order import shuffled
 from scalec.runtime.data.samples import Windows
 
 SEQ, BATCH = 4, 8
@@ -27,6 +29,10 @@ def test_the_shuffle_depends_on_its_key() -> None:
     orders = {tuple(shuffled(position, 50, key) for position in range(50)) for key in range(20)}
     assert len(orders) == 20
     assert tuple(range(50)) not in orders
+
+
+def _alone(stream: Stream) -> Mixture:
+    return Mixture([Part("", stream)])
 
 
 def _write(folder: Path, sizes: list[int]) -> list[str]:
@@ -65,7 +71,7 @@ def _batches(files: list[str], split: dict[str, tuple[str, ...]], microbatches: 
     mesh = Mesh({"dp": 2, "tp": 2})
     layout = Input(("seq", "batch"), split)
     stream = Stream(files, torch.uint8, SEQ + 1)
-    loader = Loader(stream, PLAIN, {"tokens": layout, "labels": layout}, mesh, BATCH, microbatches, 256, seed=0)
+    loader = Loader(_alone(stream), PLAIN, {"tokens": layout, "labels": layout}, mesh, BATCH, microbatches, 256, seed=0)
     return [loader.batch(step) for step in range(steps)]
 
 
@@ -87,7 +93,9 @@ def test_a_step_holds_the_same_rows_on_any_mesh(tmp_path: Path) -> None:
     files = _write(tmp_path, [(SEQ + 1) * 16])
     layout = Input(("batch", "seq"), {})
     stream = Stream(files, torch.uint8, SEQ + 1)
-    alone = Loader(stream, PLAIN, {"tokens": layout, "labels": layout}, Mesh({}), BATCH, 2, 256, seed=0).batch(0)
+    alone = Loader(_alone(stream), PLAIN, {"tokens": layout, "labels": layout}, Mesh({}), BATCH, 2, 256, seed=0).batch(
+        0
+    )
     ranks = run_ranks(4, _batches, files, {"batch": ("dp",), "seq": ("tp",)}, 2, 1)
     blocks = [rank[0].tokens.transpose(1, 2) for rank in ranks]
     halves = [torch.cat([blocks[dp], blocks[dp + 1]], dim=2) for dp in (0, 2)]
@@ -99,7 +107,9 @@ def _parts(files: list[str], split: tuple[str, ...], zigzag: tuple[str, ...]) ->
     """This rank's tokens of the first step, and what its `Positions` say."""
     mesh = Mesh({"cp": 2, "tp": 2})
     layout = Input(("seq", "batch"), {"seq": split}, zigzag)
-    loader = Loader(Stream(files, torch.uint8, 17), PLAIN, {"tokens": layout, "labels": layout}, mesh, 2, 1, 256, 0)
+    loader = Loader(
+        _alone(Stream(files, torch.uint8, 17)), PLAIN, {"tokens": layout, "labels": layout}, mesh, 2, 1, 256, 0
+    )
     return loader.batch(0).tokens[0].T.tolist(), Positions(mesh, 16, *split, zigzag=zigzag).chunks
 
 
@@ -108,7 +118,7 @@ def test_a_sequence_is_cut_by_nested_axes(split: tuple[str, ...], first: list[in
     """The first axis is the outermost, and cp a zigzag."""
     layout = Input(("seq", "batch"), {})
     stream = Stream(files := _write(tmp_path, [17 * 4]), torch.uint8, 17)
-    alone = Loader(stream, PLAIN, {"tokens": layout, "labels": layout}, Mesh({}), 2, 1, 256, seed=0).batch(0)
+    alone = Loader(_alone(stream), PLAIN, {"tokens": layout, "labels": layout}, Mesh({}), 2, 1, 256, seed=0).batch(0)
     rows = alone.tokens[0].T
     ranks = run_ranks(4, _parts, files, split, ("cp",))
     held = [[at for start, length in chunks for at in range(start, start + length)] for _, chunks in ranks]
@@ -138,7 +148,7 @@ def test_what_is_wrong_with_data_is_said_in_one_line(tmp_path: Path) -> None:
     layout = Input(("seq", "batch"), {})
     stream = Stream(_write(tmp_path, [100]), torch.uint8, SEQ + 1)
     with pytest.raises(RunError, match="vocab is 50"):
-        Loader(stream, PLAIN, {"tokens": layout, "labels": layout}, Mesh({}), 20, 1, 50, seed=0).batch(0)
+        Loader(_alone(stream), PLAIN, {"tokens": layout, "labels": layout}, Mesh({}), 20, 1, 50, seed=0).batch(0)
 
 
 def test_the_standard_library_is_a_corpus() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from helpers.forked_ranks import run_ranks
 from scalec.runtime import Batch, Input, Loader, Mesh, Text
-from scalec.runtime.data.loader import Stream
+from scalec.runtime.data.mixture import Mixture, Part, Stream
 from scalec.runtime.data.samples import IGNORED, Windows
 
 VOCAB, MASK, SEPARATOR = 256, 3, 10
@@ -94,7 +94,7 @@ LAYOUT = Input(("seq", "batch"), {"batch": ("dp",), "seq": ("tp",)})
 def _batches(file: str, made: Text, shape: dict[str, int]) -> list[Batch]:
     inputs = {"tokens": LAYOUT, "labels": LAYOUT, "documents": LAYOUT}
     stream = Stream([file], made.dtype, made.width(SEQ))
-    loader = Loader(stream, made, inputs, Mesh(shape), ROWS, 2, VOCAB, seed=3)
+    loader = Loader(Mixture([Part("", stream)]), made, inputs, Mesh(shape), ROWS, 2, VOCAB, seed=3)
     return [loader.batch(step) for step in range(3)]
 
 

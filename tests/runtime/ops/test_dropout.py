@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from helpers.forked_ranks import run_ranks
 from helpers.ranks_alone import axis_at, positions_at
 from scalec.runtime import Input, Loader, Mesh, attention, dropout, fork
-from scalec.runtime.data.loader import Stream
+from scalec.runtime.data.mixture import Mixture, Part, Stream
 from scalec.runtime.data.samples import Windows
 from scalec.runtime.ops.dropout import draws_of
 
@@ -184,7 +184,9 @@ def _draws(folder: Path, split: dict[str, tuple[str, ...]], microbatches: int) -
     stream = Stream([str(folder / "data.bin")], torch.uint8, 5)
     tokens, draws = (Input(dims, split) for dims in (("batch", "seq"), ("batch",)))
     inputs = {"tokens": tokens, "labels": tokens, "draws": draws}
-    loader = Loader(stream, Windows(), inputs, Mesh({"dp": 2, "tp": 2}), 8, microbatches, 256, seed=3)
+    loader = Loader(
+        Mixture([Part("", stream)]), Windows(), inputs, Mesh({"dp": 2, "tp": 2}), 8, microbatches, 256, seed=3
+    )
     found = [loader.batch(step).draws for step in range(2)]
     return torch.cat([each for each in found if each is not None])
 

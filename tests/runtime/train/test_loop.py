@@ -18,7 +18,7 @@ from helpers.bigram import PLAN, build, eval_step, failing_step, train_step
 from helpers.forked_ranks import HANGS
 from scalec.runtime import Account, Batch, Expected, Metrics, Plan, TrainState, train
 from scalec.runtime.checkpoint.reader import Saved
-from scalec.runtime.train import start
+from scalec.runtime.data import corpus
 
 ALONE = replace(PLAN, mesh={"dp": 1})
 
@@ -362,7 +362,7 @@ def test_ranks_that_see_other_files_refuse_alike(folder: Path, monkeypatch: pyte
     for name in ("0", "1"):
         (folder / name).mkdir()
         (folder / name / "a.txt").write_text(name * 360)
-    monkeypatch.setattr(start, "find_files", lambda _: [f"{os.environ['RANK']}/a.txt"])
+    monkeypatch.setattr(corpus, "find_files", lambda _: [f"{os.environ['RANK']}/a.txt"])
     first, second = _run(folder, PLAN)
     assert (first.status, second.status) == (2, 2)
     assert first.err.startswith("error: rank 1 has step 0 of {'seed': 0, ")
@@ -371,7 +371,7 @@ def test_ranks_that_see_other_files_refuse_alike(folder: Path, monkeypatch: pyte
 
 
 def test_what_one_rank_cannot_read_ends_all_with_its_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "find_files", lambda _: [f"text/{'ab'[int(os.environ['RANK'])]}.txt"])
+    monkeypatch.setattr(corpus, "find_files", lambda _: [f"text/{'ab'[int(os.environ['RANK'])]}.txt"])
     (folder / "text/b.txt").write_text("a")
     first, second = _run(folder, PLAN)
     assert (first.status, second.status) == (2, 2)

@@ -1,0 +1,135 @@
+"""Files of a corpus: which they are, which are held out, and their tokens, read piece by piece.
+
+Files are read, not mapped: a mapped file that another program cuts short ends the process by SIGBUS.
+"""
+
+import hashlib
+import os
+import sysconfig
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass
+from glob import glob
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import Tensor
+
+from ..errors import RunError
+
+MOST_OPEN = 64
+"""The most files that a stream has open at a time."""
+
+
+def find_files(patterns: tuple[str, ...]) -> list[str]:
+    """The files that the patterns match, sorted, without empty ones.  RunError if a pattern matches none."""
+    found: set[str] = set()
+    for pattern in patterns:
+        matches = _standard_library() if pattern == "python_stdlib" else glob(pattern, recursive=True)
+        files = {path for path in matches if os.path.isfile(path) and os.path.getsize(path) > 0}
+        if not files:
+            place = "" if os.path.isabs(pattern) else f", looked for in {os.getcwd()}"
+            raise RunError(f"no data: `{pattern}` matches no file that holds anything{place}")
+        found |= files
+    return sorted(found)
+
+
+def _standard_library() -> list[str]:
+    """The sources of this interpreter's standard library, without installed packages and tests."""
+    skip = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+    found: list[str] = []
+    for folder, below, files in os.walk(sysconfig.get_path("stdlib")):
+        below[:] = [name for name in below if name not in skip]  # not entered: installed packages can be vast
+        found += [os.path.join(folder, name) for name in files if name.endswith(".py")]
+    return found
+
+
+def split_files(files: list[str], holdout: float) -> tuple[list[str], list[str]]:
+    """(training files, validation files), chosen by a hash of each path below the files' common folder.
+
+    At least one file is held out, if there are two and holdout is not 0.
+    """
+    if len(files) < 2 or holdout == 0:
+        return files, []
+    root = os.path.commonpath(files)
+    shuffled = sorted(files, key=lambda path: hashlib.sha256(os.path.relpath(path, root).encode()).digest())
+    held = set(shuffled[: max(1, round(holdout * len(files)))])
+    return [path for path in files if path not in held], sorted(held)
+
+
+@dataclass(frozen=True)
+class _State:
+    """The bytes of a file, and the time of its last change in ns."""
+
+    bytes: int
+    changed: int
+
+    @classmethod
+    def of(cls, stat: os.stat_result) -> "_State":
+        return cls(stat.st_size, stat.st_mtime_ns)
+
+
+class TokenFiles:
+    """Files of tokens of one integer dtype.  At most `MOST_OPEN` of them are open; one thread reads them.
+
+    RunError if a file ends within a token, or cannot be read, or is not as it was when this was made.
+    """
+
+    def __init__(self, paths: list[str], dtype: torch.dtype) -> None:
+        self._paths, self._dtype = paths, dtype
+        self._states = [_State.of(os.stat(path)) for path in paths]
+        self._open = OrderedDict[int, int]()  # descriptors by the number of a file, the one unused for longest first
+        weakref.finalize(self, _close, self._open)
+        for path, state in zip(paths, self._states, strict=True):
+            _require_whole(path, state.bytes, dtype)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The tokens of each file."""
+        return [state.bytes // self._dtype.itemsize for state in self._states]
+
+    def read(self, number: int, start: int, stop: int) -> Tensor:
+        """Tokens start to stop of a file: [stop - start], of the files' dtype."""
+        tokens = torch.empty(stop - start, dtype=self._dtype)
+        rest, at = memoryview(cast(Any, tokens.numpy())).cast("B"), start * self._dtype.itemsize
+        try:
+            file = self._descriptor(number)
+            while rest and (count := os.preadv(file, [rest], at)):
+                rest, at = rest[count:], at + count
+            now = _State.of(os.fstat(file))
+        except OSError as error:
+            raise RunError(f"cannot read {self._paths[number]}: {error.strerror}") from None
+        if rest or now != self._states[number]:
+            self._refuse(number, now)
+        return tokens
+
+    def _descriptor(self, number: int) -> int:
+        """A file's descriptor; opens it if it is not open, and closes the one unused for longest if too many are."""
+        file = self._open.pop(number, None)
+        if file is None:
+            file = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
+        self._open[number] = file
+        if len(self._open) > MOST_OPEN:
+            os.close(self._open.popitem(last=False)[1])
+        return file
+
+    def _refuse(self, number: int, now: _State) -> NoReturn:
+        was = self._states[number].bytes
+        sizes = f"{was:,} bytes then, {now.bytes:,} now" if was != now.bytes else f"{was:,} bytes, written to since"
+        raise RunError(
+            f"{self._paths[number]} is not as it was when the run began ({sizes}): a run's data must not change;"
+            " restore the file, then --resume"
+        )
+
+
+def _close(descriptors: OrderedDict[int, int]) -> None:
+    for file in descriptors.values():
+        os.close(file)
+
+
+def _require_whole(path: str, size: int, dtype: torch.dtype) -> None:
+    """RunError where a file is no whole number of tokens."""
+    if size % dtype.itemsize:
+        name = str(dtype).removeprefix("torch.")
+        width = dtype.itemsize
+        raise RunError(f"{path} has {size:,} bytes, which are no whole number of tokens: one of {name} has {width}")

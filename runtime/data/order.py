@@ -1,0 +1,108 @@
+"""The order of samples as functions of seed and number: a permutation of a set's windows, and turns of several sets."""
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Sequence
+from fractions import Fraction
+from math import gcd, lcm
+
+_BITS = 64
+_MASK = (1 << _BITS) - 1
+
+LONGEST = 10_000
+"""The most samples in which sets come in exactly their weights; weights are rounded to that part of their sum."""
+
+
+def drawn(*of: object) -> int:
+    """A number of 64 bits that these decide."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, of)).encode()).digest()[:8], "big")
+
+
+def shuffled(position: int, windows: int, key: int) -> int:
+    """Where `position` < `windows` goes under the permutation of this key: a Feistel cipher that walks its cycles.
+
+    (Black and Rogaway, CT-RSA 2002.)  No table is needed, whatever the number of windows.
+    """
+    half = max(1, ((windows - 1).bit_length() + 1) // 2)
+    while True:
+        position = _feistel(position, half, key)
+        if position < windows:
+            return position
+
+
+def _feistel(value: int, half: int, key: int) -> int:
+    """A permutation of the numbers of 2 · half bits."""
+    left, right = value >> half, value & ((1 << half) - 1)
+    for round_ in range(4):
+        mixed = _mix(_mix(key + round_) ^ right) & ((1 << half) - 1)
+        left, right = right, left ^ mixed
+    return left << half | right
+
+
+def _mix(z: int) -> int:
+    """The finaliser of splitmix64 on a Python int."""
+    z &= _MASK
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & _MASK
+    return z ^ z >> 31
+
+
+def whole_weights(weights: Sequence[float]) -> list[int]:
+    """The weights as small integers of the same proportions, whose sum is at most `LONGEST`; rounded if need be."""
+    exact = [Fraction(repr(weight)) for weight in weights]
+    scale = lcm(*(weight.denominator for weight in exact))
+    found = [int(weight * scale) for weight in exact]
+    found = [weight // gcd(*found) for weight in found]
+    return found if sum(found) <= LONGEST else _rounded(found)
+
+
+def _rounded(weights: Sequence[int]) -> list[int]:
+    """Integers that add up to `LONGEST`, none of them 0: by largest remainders."""
+    free, total = LONGEST - len(weights), sum(weights)
+    shares = [Fraction(free * weight, total) for weight in weights]
+    found = [1 + int(share) for share in shares]
+    nearest = sorted(range(len(weights)), key=lambda which: int(shares[which]) - shares[which])
+    for which in nearest[: LONGEST - sum(found)]:
+        found[which] += 1
+    return found
+
+
+def spread(weights: Sequence[int]) -> list[int]:
+    """Which set each of sum(weights) samples is of: of the first n of them, a share within 1 of n times a set's weight.
+
+    Of the sets that may come, the one that must come soonest (Tijdeman, The chairman assignment problem, 1980).
+    """
+    total, parts = sum(weights), max(1, 2 * len(weights) - 2)
+    counts, cycle = [0] * len(weights), list[int]()
+    for number in range(1, total + 1):
+        # how far each is from its due, in units of 1 / (total · parts) samples; it may come from 1 / parts on
+        owed = [parts * (weight * number - total * count) for weight, count in zip(weights, counts, strict=True)]
+        may = [which for which, due in enumerate(owed) if due >= total]
+        chosen = min(may, key=lambda which: (Fraction((parts - 1) * total - owed[which], weights[which]), which))
+        counts[chosen] += 1
+        cycle.append(chosen)
+    return cycle
+
+
+class Interleaving:
+    """Turns of several sets, by seed and number of a sample alone.
+
+    Each cycle of sum(weights) samples has every set exactly as often as its weight says.  It begins at a drawn place of
+    `spread`, so that a row of a batch is not of the same set in each step.
+    """
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        self._cycle = spread(weights)
+        self._places = [
+            [place for place, which in enumerate(self._cycle) if which == each] for each in range(len(weights))
+        ]
+
+    def at(self, sample: int, seed: int) -> tuple[int, int]:
+        """The set that a sample is of, and how many samples of that set come before it."""
+        length = len(self._cycle)
+        cycle, place = divmod(sample, length)
+        first = drawn(seed, "cycle", cycle) % length
+        at = (first + place) % length
+        places = self._places[self._cycle[at]]
+        before = bisect_left(places, at) - bisect_left(places, first) + (len(places) if at < first else 0)
+        return self._cycle[at], cycle * len(places) + before

@@ -1,0 +1,46 @@
+"""The next batch, made by a thread while a step runs."""
+
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import torch
+
+_T = TypeVar("_T")
+
+
+class Ahead(Generic[_T]):
+    """Calls `make` for consecutive numbers below `end`, each one ahead: the result for the next is made meanwhile.
+
+    An error is raised where that number is asked for.
+    """
+
+    def __init__(self, make: Callable[[int], _T], end: int, pool: ThreadPoolExecutor) -> None:
+        self._make, self._end, self._pool = make, end, pool
+        self._next: dict[int, Future[_T]] = {}
+
+    def __call__(self, number: int) -> _T:
+        """The result for a number.  Raises what `make` has raised for it."""
+        made = (self._next.pop(number, None) or self._pool.submit(self._make, number)).result()
+        if number + 1 < self._end:
+            self._next = {number + 1: self._pool.submit(self._make, number + 1)}
+        return made
+
+
+@contextmanager
+def ahead(make: Callable[[int], _T], end: int, device: torch.device) -> Generator[Ahead[_T]]:
+    """An `Ahead` with a thread of its own, which has this device as its current one if it is a GPU.
+
+    On leaving, the thread ends when it has made what it is at; nobody waits for it, as a file may not answer.
+    """
+    pool = ThreadPoolExecutor(1, "batches", _use, (device,))
+    try:
+        yield Ahead(make, end, pool)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _use(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # or pinned memory would take a context on GPU 0 too

@@ -1,0 +1,64 @@
+"""The thread that makes the next batch: what it is at, whose its errors are, and how it ends."""
+
+import threading
+
+import pytest
+import torch
+
+from scalec.runtime.data.prefetch import ahead
+
+CPU = torch.device("cpu")
+LIMIT = 30.0  # seconds, which only a failure takes
+
+
+def test_the_next_is_made_while_a_step_runs_and_none_beyond_the_end() -> None:
+    made, began = list[int](), {number: threading.Event() for number in range(5)}
+
+    def make(number: int) -> int:
+        began[number].set()
+        made.append(number)
+        return 10 * number
+
+    with ahead(make, 5, CPU) as batch:
+        for number in range(2, 5):
+            assert batch(number) == 10 * number
+            assert number == 4 or began[number + 1].wait(LIMIT)  # nobody has asked for it
+    assert made == [2, 3, 4]
+
+
+def test_an_error_is_told_in_the_step_that_needs_the_batch() -> None:
+    def make(number: int) -> int:
+        if number == 1:
+            raise OSError("the disk is gone")
+        return number
+
+    with ahead(make, 3, CPU) as batch:
+        assert batch(0) == 0
+        with pytest.raises(OSError, match="the disk is gone"):
+            batch(1)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_whatever_ends_a_run_does_not_wait_for_a_file_that_does_not_answer(error: type[BaseException]) -> None:
+    began, answers = threading.Event(), threading.Event()
+
+    def make(number: int) -> int:
+        if number == 1:
+            began.set()
+            answers.wait(LIMIT)
+        return number
+
+    def run() -> None:
+        with ahead(make, 9, CPU) as batch:
+            batch(0)
+            assert began.wait(LIMIT)
+            raise error
+
+    with pytest.raises(error):
+        run()
+    assert not answers.is_set()
+    answers.set()
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
+    for thread in threads:
+        thread.join(LIMIT)
+    assert not any(thread.is_alive() for thread in threads)
