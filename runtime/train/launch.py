@@ -31,8 +31,8 @@ def check_options(plan: Plan, options: Options) -> None:
     """RunError if the options do not fit each other or the plan."""
     if plan.names is None and (options.init or options.export):
         raise RunError("this plan has no `names hf { … }`, which says what tensors are called in files of weights")
-    if options.init and options.resume:
-        raise RunError("--init begins a run and --resume goes on with one: choose one")
+    if options.init and options.resume == "newest":
+        raise RunError("--init begins a run and --resume goes on with one: choose one, or --resume auto")
     if options.export_dtype and not options.export:
         raise RunError("--export-dtype says how weights are written: it needs --export")
     if options.export and environment("WORLD_SIZE", 1) > 1:

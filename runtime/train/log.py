@@ -4,7 +4,6 @@ Reading a metric waits for the device.  So a logged step's are copied beside, an
 handed to the device, which never runs dry; on the CPU, where they are there, at once.
 """
 
-import json
 import os
 import sys
 import time
@@ -20,6 +19,7 @@ from torch import Tensor
 from ..config.plan import Account, Metrics
 from ..errors import RunError
 from .allocator import Peak, line
+from .log_file import NAME, LogFile
 from .speed import Speed
 
 
@@ -83,6 +83,7 @@ class Log:
         The run's first `warm_up` steps, and those of the same line, are not compared with the prediction.
         """
         self._folder, self._first, self._steps = folder, first, steps
+        self._file = LogFile(folder) if folder else None
         self._speed, self._choices, self._warm = speed, choices, first + warm_up
         self.slow_lines: Callable[[], str] = str  # of a run that is profiled, the lines that are slower than predicted
         self._began = time.monotonic()
@@ -181,7 +182,7 @@ class Log:
         """The last lines of a run: its result, where it lies, and what to try next."""
         results = ", ".join(f"{name} {self._last[name]:.4f}" for name in ("loss", "validation") if name in self._last)
         self.say(f"\nfinished {self._steps} steps in {_duration(time.monotonic() - self._began)}: {results}")
-        self.say(f"  log         {self._folder}/log.jsonl\n  checkpoint  {saved}")
+        self.say(f"  log         {self._folder}/{NAME}\n  checkpoint  {saved}")
         self.say(f"  train on    {further}\n  all options {help_}")
 
     def _left(self, step: int) -> str:
@@ -195,10 +196,10 @@ class Log:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def _write(self, record: Mapping[str, float | list[list[int]]]) -> None:
-        assert self._folder is not None, "log: only rank 0 writes"
+        assert self._file is not None, "log: only rank 0 writes"
         self._last |= {key: value for key, value in record.items() if isinstance(value, int | float)}
-        with open(self._folder / "log.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        if trouble := self._file.write(record):
+            self._say(trouble)
 
 
 def _spread(load: list[list[int]]) -> str:

@@ -53,7 +53,10 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
     except (RunError, OSError) as error:
         refuse(error)
     with ending():
-        _Run(plan, options, mesh, begin, build, train_step, eval_step).go()
+        if begin.first < options.steps:
+            _Run(plan, options, mesh, begin, build, train_step, eval_step).go()
+        elif is_first():
+            print(f"{begin.resume} has finished its {begin.first} steps already: there is nothing to do")
         release(spare)
 
 

@@ -5,7 +5,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 
@@ -34,7 +34,7 @@ class Options:
     lr: float
     data: tuple[str, ...]
     seed: int
-    resume: bool
+    resume: Literal["", "newest", "auto"]
     resume_anyway: bool
     init: Path | None
     export: Path | None
@@ -58,7 +58,8 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--lr", type=float, default=plan.lr, help="peak learning rate (default %(default)s)")
     add("--data", nargs="+", default=plan.data.files, metavar="GLOB", help=f"files to train on (default {files})")
     add("--seed", type=int, default=plan.seed, help="of initial values and data order (default %(default)s)")
-    add("--resume", action="store_true", help="go on from the newest checkpoint of the run folder")
+    help = "go on from the newest checkpoint of the run folder; `auto`: if there is one, else begin"
+    add("--resume", nargs="?", const="newest", default="", choices=("newest", "auto"), metavar="auto", help=help)
     help = "the same, though seed, data, batch or model are not those of the checkpoint"
     add("--resume-anyway", action="store_true", help=help)
     add("--init", type=_path, metavar="PATH", help="begin with these weights: a .safetensors file, or a folder of them")
@@ -72,7 +73,7 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--save-every", type=_positive, default=500, metavar="N", help="steps between saves (default %(default)s)")
     add("--device", choices=("cpu", "cuda"), default=device, help="default here: %(default)s")
     values: dict[str, Any] = vars(parser.parse_args(arguments))
-    values["resume"] |= values["resume_anyway"]
+    values["resume"] = values["resume"] or ("newest" if values["resume_anyway"] else "")
     values["data"] = tuple(values["data"])
     values["export_dtype"] = EXPORTED.get(values["export_dtype"])
     return Options(**values)
@@ -120,7 +121,7 @@ def going_on(plan: Plan, steps: int) -> str:
     replaced = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     replaced.add_argument("--steps")
     replaced.add_argument("--init")
-    replaced.add_argument("--resume", action="store_true")
+    replaced.add_argument("--resume", nargs="?")
     replaced.add_argument("--resume-anyway", action="store_true")
     kept = replaced.parse_known_args()[1]
     return torchrun(plan, "--resume", "--steps", str(steps), *kept)

@@ -15,9 +15,10 @@ from ..data.mixture import Mixture
 from ..errors import RunError
 from .identity import differences, identity
 from .launch import check_folder, is_first
+from .log_file import NAME, REPEATED, mend
 from .options import Options
 
-_LEFT = ("log.jsonl", "checkpoints", "recorded")
+_LEFT = (NAME, REPEATED, "checkpoints", "recorded")
 """Files that a run leaves in its folder."""
 
 
@@ -38,7 +39,7 @@ def start(plan: Plan, options: Options) -> Start:
     """The start of the run, equal on all ranks; moves an earlier run's files away.  RunError on all.  Collective."""
     start = together(lambda: _prepare(plan, options))
     agreed(f"step {start.first} of {dict(start.run)}")
-    moved = together(lambda: _set_aside(options.out) if is_first() and not options.resume else [])
+    moved = together(lambda: _cleared(options.out, start) if is_first() else [])
     return replace(start, notes=(*moved, *start.notes))
 
 
@@ -46,17 +47,17 @@ def _prepare(plan: Plan, options: Options) -> Start:
     """Opens the data and the weights, and finds the checkpoint.  RunError if any is not there or not enough."""
     training, held = opened(plan.data, options.data, plan.seq)
     resume = saver.newest(checkpoints(options)) if options.resume else None
-    if options.resume and resume is None:
+    if options.resume == "newest" and resume is None:
         raise RunError(f"nothing to resume: no checkpoint in {checkpoints(options)}")
     first = saver.finished_steps(resume) if resume else 0
-    if first >= options.steps:
+    if first >= options.steps and options.resume == "newest":
         raise RunError(f"{resume} has finished its {first} steps already: ask for more with --steps {2 * first}")
-    if (asked := profiling()) and asked.first > options.steps - first:
+    if (asked := profiling()) and asked.first > options.steps - first > 0:
         raise RunError(f"SCALEC_PROFILE asks for step {asked.first} of this run, which has {options.steps - first}")
     check_folder(options.out)
     run = identity(plan, options.seed, training)
     notes = _changes(resume, run, options.resume_anyway) if resume else []
-    reader = Reader(options.init, plan.names) if options.init and plan.names else None
+    reader = Reader(options.init, plan.names) if options.init and plan.names and not resume else None
     if few := too_few(training, plan.global_batch):
         raise RunError(f"too little data: {few}, so that a step would see some twice")
     if held and (few := too_few(held, plan.global_batch)):
@@ -89,6 +90,14 @@ def export_newest(plan: Plan, options: Options, folder: Path) -> None:
 
 def checkpoints(options: Options) -> Path:
     return options.out / "checkpoints"
+
+
+def _cleared(folder: Path, start: Start) -> list[str]:
+    """Has the folder hold this run's files alone, up to where it begins; what was moved, in words."""
+    if start.resume is None:
+        return _set_aside(folder)
+    mend(folder, start.first)
+    return []
 
 
 def _set_aside(folder: Path) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import socket
 import sys
 import traceback
@@ -146,6 +147,25 @@ def test_a_run_says_what_is_predicted_once_and_where_the_device_is_the_same(fold
     elsewhere = replace(plan, expected=Expected("h100_sxm", seconds=1e-9, error=0.1, flops_per_token=5, peak_flops=1e9))
     (other,) = _run(folder, elsewhere, f"{options} --steps 3")
     assert not any(word in other.out for word in ("predicted", "MFU", "slow"))
+
+
+def test_one_line_starts_goes_on_and_has_nothing_more_to_do(folder: Path) -> None:
+    line = "--resume auto --save-every 2 --log-every 1 --data text/*.txt --steps"
+    (begun,) = _run(folder, ALONE, f"{line} 3")
+    assert "resuming" not in begun.out
+    shutil.rmtree(folder / "runs/bigram/checkpoints/step-000003")
+    (gone_on,) = _run(folder, ALONE, f"{line} 5")
+    assert "resuming from runs/bigram/checkpoints/step-000002" in gone_on.out
+    assert [record["step"] for record in _records(folder) if "loss" in record] == [1, 2, 3, 4, 5]
+    repeated = (folder / "runs/bigram/log.repeated.jsonl").read_text().splitlines()
+    assert {json.loads(each)["step"] for each in repeated} == {3}
+    before = _weights(folder, 5)
+    (done,) = _run(folder, ALONE, f"{line} 5")
+    assert (done.status, done.out) == (
+        0,
+        "runs/bigram/checkpoints/step-000005 has finished its 5 steps already: there is nothing to do\n",
+    )
+    assert torch.equal(before, _weights(folder, 5))
 
 
 def test_a_resumed_run_is_bitwise_the_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
