@@ -13,7 +13,7 @@ from typing import Any, NoReturn, cast
 import torch.distributed as dist
 
 from ..config.plan import Plan
-from ..errors import RunError
+from ..errors import RunError, counted
 from .launch import environment, warn
 from .options import SEPARATE_STORES, mesh_words
 
@@ -40,8 +40,13 @@ def fitted(plan: Plan) -> tuple[Plan, int]:
     if found is not plan:
         warn(f"on {mesh_words(found)}, {found.microbatches} microbatches a step, in place of {mesh_words(plan)}")
     if spare:
-        warn(f"ranks {spare.start} to {spare.stop - 1} stand by: {mesh_words(found)} has no place for them")
+        warn(f"{_standing_by(spare)}: {mesh_words(found)} has no place for more than {counted(found.ranks, 'rank')}")
     return found, len(spare)
+
+
+def _standing_by(spare: range) -> str:
+    last = spare.stop - 1
+    return f"ranks {spare.start} to {last} stand by" if len(spare) > 1 else f"rank {last} stands by"
 
 
 def release(spare: int) -> None:

@@ -32,12 +32,12 @@ def run_recorded(
     return _run(folder, prod(plan.mesh.values()), options, record, lambda: train(plan, build, train_step, eval_step))
 
 
-def run_file(folder: Path, world: int, options: str = "") -> list[tuple[int, str]]:
+def run_file(folder: Path, world: int, options: str = "", record: str = "") -> list[tuple[int, str]]:
     """Runs `train.py` of `folder`, as itself; exit status and standard error of each rank, whose output is `out<rank>`.
 
     A fork of what has imported torch begins at once, where Python takes seconds, and a launcher as long again.
     """
-    return _run(folder, world, options, "", partial(run_path, "train.py", run_name="__main__"))
+    return _run(folder, world, options, record, partial(run_path, "train.py", run_name="__main__"))
 
 
 def _run(folder: Path, world: int, options: str, record: str, start: Callable[[], Any]) -> list[tuple[int, str]]:
