@@ -6,6 +6,7 @@ Non-goals: which ranges are legal (`frontend.elastic`).
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from math import prod
 
 from attrs import evolve
@@ -29,15 +30,15 @@ def sizes(program: Program) -> tuple[int, ...]:
 def left_out(program: Program) -> str:
     """The sizes of the range that a step cannot have, with the arithmetic; "" where there are none.
 
-    For instance `dp 5, 7: 64 sequences are not microbatches of 4 on 5 or 7 ranks`.
+    For instance `dp 5, 7: 64 sequences are not microbatches of 4 on as many ranks`.
     """
     axis, left = elastic_axis(program), [size for size in reversed(_range(program)) if _rest(program, size)]
     if not axis or not left:
         return ""
     train, others = program.train, _data_ranks(program, 1)
-    on = alternatives([size * others for size in left])
-    what = f"{counted(train.global_batch, 'sequence')} are not microbatches of {train.microbatch} on {on} ranks"
-    return f"{axis.name} {', '.join(map(str, left))}: {what}"
+    on = f"{others} times as many ranks" if others > 1 else "as many ranks"
+    what = f"{counted(train.global_batch, 'sequence')} are not microbatches of {train.microbatch} on {on}"
+    return f"{axis.name} {_runs(left)}: {what}"
 
 
 def at_size(program: Program, size: int) -> Program:
@@ -69,6 +70,13 @@ def elastic_words(program: Program) -> str:
     """The elastic axis and its sizes, for instance `dp 8, 6 or 4`; "" without one."""
     axis = elastic_axis(program)
     return f"{axis.name} {alternatives(sizes(program))}" if axis else ""
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """For instance `5, 7, 9 … 15`."""
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    shown = (f"{run[0]} … {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return ", ".join(shown)
 
 
 def alternatives(numbers: Sequence[int]) -> str:

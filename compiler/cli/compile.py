@@ -154,9 +154,10 @@ def _warn(plan: Plan) -> None:
 
 def _fits(program: "Program") -> bool:
     """Whether a plan is known to fit its GPUs; says so where they are not known."""
+    from ..analysis.elastic import smallest
     from ..analysis.memory import account, fits, unknown
 
-    found = fits(program, account(program))
+    found = fits(program, account(smallest(program)))
     if found is None:
         _tell(unknown(program))
     return bool(found)

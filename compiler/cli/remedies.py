@@ -9,6 +9,7 @@ from math import inf
 
 from attrs import evolve, frozen
 
+from ..analysis.elastic import smallest
 from ..analysis.memory import account, capacity, fits
 from ..analysis.memory import too_large as warning
 from ..config.gpus import GIB
@@ -36,12 +37,16 @@ DEEPEST = 3
 
 
 def too_large(program: Program, model: Program, source: Source) -> Diagnostic | None:
-    """The warning that a plan does not fit its GPU, with what would help; `model` is what its text was resolved to."""
-    now = account(program)
-    if fits(program, now) is not False:
+    """The warning that a plan does not fit its GPU, with what would help; `model` is what its text was resolved to.
+
+    Of an elastic plan the least size is meant, at which a rank needs most.
+    """
+    least = smallest(program)
+    now = account(least)
+    if fits(least, now) is not False:
         return None
     begun = _Remedy(Changed((), model, program), now.needs, fits=False)
-    return warning(program, now, _help(begun, source))
+    return warning(least, now, _help(begun, source))
 
 
 @frozen
@@ -61,7 +66,7 @@ class _Remedy:
         plan = changed(source, (*self.plan.changes, change))
         if plan is None:
             return None
-        found = account(plan.program)
+        found = account(smallest(plan.program))
         return _Remedy(plan, found.needs, bool(fits(plan.program, found)))
 
 

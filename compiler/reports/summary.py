@@ -8,11 +8,12 @@ from attrs import frozen
 
 from ..analysis.collective import Collective
 from ..analysis.communication import active_count, collectives, parameter_count, places
-from ..analysis.elastic import alternatives, elastic_axis, every_size, left_out, sizes, smallest
+from ..analysis.elastic import elastic_axis, every_size, left_out, sizes, smallest
 from ..analysis.expert_loads import Load
 from ..analysis.kernel_tiles import chip
-from ..analysis.memory import Account, at_loads, fits
+from ..analysis.memory import Account, account, at_loads, fits
 from ..analysis.recompute_cut import added, again
+from ..analysis.time.expected import expected
 from ..config.settings import AUTO, TRITON
 from ..config.units import amount, counted
 from ..ir import MICROBATCHES, Op, Program, walk
@@ -74,17 +75,23 @@ def parameters(program: Program) -> str:
 
 
 def elastic(program: Program) -> str:
-    """The sizes of an elastic axis, and those that a step cannot have, with the arithmetic; "" without one.
-
-    For instance `elastic: dp 8 or 4, with 2 or 4 microbatches; not dp 5, 6, 7: …`.
-    """
+    """A table of the sizes of an elastic axis, and those that a step cannot have; "" without such an axis."""
     if not (axis := elastic_axis(program)):
         return ""
-    counts = alternatives([each.size(MICROBATCHES) for each in every_size(program)])
-    out = f"\nnot {left}" if (left := left_out(program)) else ""
-    return (
-        f"elastic: {axis.name} {alternatives(sizes(program))}, with {counts} microbatches of as many rows a rank{out}"
-    )
+    each = every_size(program)
+    columns = [
+        ("elastic", *(f"{axis.name} {size}" for size in sizes(program))),
+        ("microbatches", *(f"{it.size(MICROBATCHES):,}" for it in each)),
+        ("needs", *(amount(account(it).needs) for it in each)),
+        *([("a step", *map(_step, each))] if expected(program) else []),
+    ]
+    left = left_out(program)
+    return "\n".join((*table([*zip(*columns, strict=True)], "lr"), *([f"not {left}"] if left else [])))
+
+
+def _step(program: Program) -> str:
+    found = expected(program)
+    return f"{found.step.seconds:,.3g} s" if found else ""
 
 
 def tokens(program: Program) -> str:

@@ -11,12 +11,13 @@ import torch
 
 from helpers.forked_ranks import plain_groups
 from helpers.launched import run_file, text_files
+from helpers.nodes import nodes
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from scalec.compiler.proof.recorded import compare
 from scalec.runtime.checkpoint.reader import Saved
 
-STEPS, HALF = 4, 2
+STEPS, HALF, LONG = 4, 2, 20
 RUN = Path("runs", "tiny")
 CASES = {
     "zero_1": (Case(dp=4, optimizer="groups", clip=1.0, state="zero 1 over dp"), {3: 2, 1: 1}),
@@ -51,6 +52,42 @@ def test_a_run_goes_on_with_the_ranks_that_are_left(name: str, tmp_path: Path) -
         recorded = compare(other / RUN / "recorded")
         assert recorded.equal, recorded.lines()
         assert recorded.ranks == places
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("state", ["zero 1 over dp", "zero 3 over dp"])
+def test_nodes_are_lost_and_come_back(state: str, tmp_path: Path) -> None:
+    """Under torchrun, a rank a node: 4 nodes, then 3, of which one stands by, 2 without the first one, and 4 again."""
+    text = plan_text(Case(dp=4, optimizer="groups", clip=1.0, state=state)).replace("dp = 4", "dp = 1..4")
+    text += "\ncluster { nodes = 4 }"
+    whole, folder = (harness.written(text, tmp_path / name) for name in ("whole", "elastic"))
+    _run(whole, 4, 4, f"--steps {LONG}")
+    text_files(folder)
+    options = f"--steps={LONG} --save-every=2 --log-every=1 --eval-every=1000 --data text/*.txt"
+    with nodes(folder, 1, 4, 1, options) as cluster:
+        holds = [cluster.hold(step) for step in (4, 8, 12, 16)]
+        cluster.start("a", "b", "c", "d")
+        cluster.saved(4)
+        cluster.kill("d")
+        holds[0].unlink()
+        cluster.said("rank 2 stands by")
+        cluster.saved(8)
+        cluster.kill("a")
+        holds[1].unlink()
+        cluster.said("a step, in place of dp 4", 2)
+        cluster.saved(12)
+        cluster.start("e", "f")
+        cluster.said("mesh dp 4 x tp 1: steps 13 to")
+        holds[2].unlink()
+        cluster.saved(16)
+        cluster.kill("e")
+        holds[3].unlink()
+        cluster.said("rank 2 stands by", 2)
+        assert cluster.ended() == {"b": 0, "c": 0, "f": 0}
+    steps = {entry["step"]: entry for entry in _log(folder)}
+    assert [*steps] == [*range(1, LONG + 1)]
+    for want in _log(whole):
+        assert steps[want["step"]] == pytest.approx(want, rel=1e-9)
 
 
 def _run(folder: Path, world: int, places: int, more: str = "", record: str = "") -> None:

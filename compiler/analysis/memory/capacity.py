@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ...config.gpus import GIB, GPUS, gpu
 from ...ir import Program
 from ...syntax.diagnostics import Diagnostic, Note, listing
+from ..elastic import elastic_axis
 from .account import Account, at_loads
 
 
@@ -21,7 +22,8 @@ def capacity(program: Program) -> int | None:
 def place(program: Program, account: Account) -> str:
     """The rank that an account is of, in words."""
     if account.rank is None or not program.pipeline:
-        return "each rank"
+        axis = elastic_axis(program)
+        return f"each rank with {axis.name} = {axis.size}" if axis else "each rank"
     return f"rank {account.rank} of {program.pipeline.axis}, which needs most"
 
 
