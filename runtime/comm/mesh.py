@@ -188,6 +188,15 @@ class Mesh:
         peers = self._peers([name])
         return cast(Any, dist).new_group([peers[rank] for rank in ranks], use_local_synchronization=True)
 
+    def groups(self) -> dict[str, Any]:
+        """The process groups of this rank so far, by name: `dp`, `dp*tp`, `pp messages`, `pp[0, 3]`."""
+        made = [*self._cache.items()]  # at once: another thread may ask
+        return {
+            f"{axis.name} messages" if key[-1] == "messages" else axis.name: axis.group
+            for key, axis in made
+            if axis.size > 1
+        }
+
     def without(self, names: Collection[str]) -> Axis:
         """All axes but the named ones, as one.  Collective on first use."""
         return self.axis(*(name for name in self.axes if name not in names))

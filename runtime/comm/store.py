@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d
 from ..errors import RunError
 
 FAILED = "failed"
-"""The key that counts ranks that have failed."""
+"""The key of the first cause for which the job ends, as the watchdog has it."""
 LONGEST = 1800.0
 """Seconds that a rank waits for the others at a meeting."""
 
@@ -33,11 +33,6 @@ def job_store() -> _Store:
     if not dist.is_initialized():
         return None
     return cast(Any, dist).PrefixStore("scalec", cast(Any, distributed_c10d)._get_default_store())
-
-
-def fails_first() -> bool:
-    """Counts this rank among those that failed; whether it is the first.  RuntimeError where the store is gone."""
-    return (store := job_store()) is None or store.add(FAILED, 1) == 1
 
 
 def meet(name: str, word: str, store: _Store = None) -> Mapping[str, list[int]]:

@@ -50,7 +50,7 @@ class Line:
     @property
     def place(self) -> str:
         """`llama.scale:22, train.py:61`: the plan's line, which a comment tells, and the program's."""
-        return _place(self.code.co_filename, self._number())
+        return place(self.code.co_filename, self._number())
 
     def _span(self) -> tuple[int, int, int, int]:
         """First and last line, first and last column (in bytes) of the call."""
@@ -88,7 +88,7 @@ def plan_line(file: str, number: int) -> str:
     return next((found[1] for comment in comments if (found := re.search(r"(\S+:\d+)\s*$", comment))), "")
 
 
-def _place(file: str, number: int) -> str:
+def place(file: str, number: int) -> str:
     """A line of the program, after that of the plan."""
     plan = plan_line(file, number)
     return f"{plan}{', ' if plan else ''}{Path(file).name}:{number}"
@@ -104,7 +104,7 @@ def first_use(model: nn.Module, parameter: str) -> str:
     numbers = range(code.co_firstlineno, max(line for *_, line in code.co_lines() if line) + 1)
     use = re.compile(rf"self\.{attribute}\b")
     number = next((n for n in numbers if use.search(linecache.getline(code.co_filename, n))), None)
-    return _place(code.co_filename, number) if number else ""
+    return place(code.co_filename, number) if number else ""
 
 
 def calling_line(module: str, microbatch: int) -> Line:

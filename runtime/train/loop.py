@@ -24,6 +24,8 @@ from .options import Options, going_on, mesh_words, parse, torchrun
 from .shutdown import ending, refuse
 from .speed import Speed
 from .start import Start, checkpoints, export_newest, start
+from .watchdog.limits import Kind
+from .watchdog.watcher import Watchdog, watch
 
 Build = Callable[[Mesh], tuple[nn.Module, TrainState]]
 TrainStep = Callable[[nn.Module, TrainState, Batch, float], Metrics]
@@ -52,9 +54,10 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
         begin = start(plan, options)
     except (RunError, OSError) as error:
         refuse(error)
-    with ending():
+    watchdog = watch(mesh, options)
+    with ending(watchdog):
         if begin.first < options.steps:
-            _Run(plan, options, mesh, begin, build, train_step, eval_step).go()
+            _Run(plan, options, mesh, begin, build, train_step, eval_step, watchdog).go()
         elif is_first():
             print(f"{begin.resume} has finished its {begin.first} steps already: there is nothing to do")
         release(spare)
@@ -72,8 +75,10 @@ class _Run:
         build: Build,
         train_step: TrainStep,
         eval_step: EvalStep,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self.plan, self.options, self.start = plan, options, start
+        self.watchdog = watchdog
         self.train_step, self.eval_step = train_step, eval_step
         self.mesh = mesh
         self.model, self.state = build(self.mesh)
@@ -114,11 +119,18 @@ class _Run:
             allocator.forget(self.mesh.device)
             prepared = observers.enter_context(ahead(self.loader.prepared, self.options.steps, self.mesh.device))
             for step in range(self.start.first, self.options.steps):
+                self._doing("step", step + 1)
                 lr = self.plan.schedule.lr(step, self.options.steps, self.options.lr)
                 batch = prepared(step).to(self.mesh.device)
                 metrics = self.train_step(self.model, self.state, batch, lr)
                 self._after(step + 1, metrics, lr)
+            self._doing("end", self.options.steps)
         self.log.summary(self.saved, going_on(self.plan, 2 * self.options.steps), torchrun(self.plan, "--help"))
+
+    def _doing(self, kind: Kind, step: int) -> None:
+        """Tells the watchdog, where there is one."""
+        if self.watchdog is not None:
+            self.watchdog.begin(kind, step)
 
     def _sanitize(self) -> None:
         """Inputs and metrics are compared too, and differences know their step."""
@@ -180,9 +192,11 @@ class _Run:
         if due(self.options.save_every) or (self.held and due(self.options.eval_every)):
             self.log.settle()  # before weights that may not be finite are saved
         if self.held and due(self.options.eval_every):
+            self._doing("validation", done)
             self.log.validation(done, self._validate(self.held))
             self.log.mark(done)
         if due(self.options.save_every):
+            self._doing("save", done)
             self.saved = saver.save(checkpoints(self.options), done, self.state, run=self.start.run)
             self.log.mark(done)
 

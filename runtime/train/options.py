@@ -44,6 +44,9 @@ class Options:
     eval_every: int
     save_every: int
     device: str
+    first_step_limit: float
+    step_limit: float | None
+    save_limit: float
 
 
 def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
@@ -72,6 +75,12 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--eval-every", type=_positive, default=100, metavar="N", help="steps between validation (default %(default)s)")
     add("--save-every", type=_positive, default=500, metavar="N", help="steps between saves (default %(default)s)")
     add("--device", choices=("cpu", "cuda"), default=device, help="default here: %(default)s")
+    help = "all ranks end where one comes no further for so long, until the first step is done (default %(default)s)"
+    add("--first-step-limit", type=_seconds, default=1800.0, metavar="SECONDS", help=help)
+    help = "the same in later steps (default 10 times the longest so far, 120 at least)"
+    add("--step-limit", type=_seconds, metavar="SECONDS", help=help)
+    help = "the same in a save (default %(default)s)"
+    add("--save-limit", type=_seconds, default=1800.0, metavar="SECONDS", help=help)
     values: dict[str, Any] = vars(parser.parse_args(arguments))
     values["resume"] = values["resume"] or ("newest" if values["resume_anyway"] else "")
     values["data"] = tuple(values["data"])
@@ -90,6 +99,13 @@ def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
     return number
 
 

@@ -8,37 +8,54 @@ import traceback
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from socket import gethostname
+from typing import NoReturn, Protocol
 
 import torch.distributed as dist
 
-from ..comm.store import fails_first, meet, part
+from ..comm.store import meet, part
 from ..errors import RunError, reason
 from .launch import warn
 
 _GRACE = 1.0  # seconds in which the launcher sees that the first rank to fail has ended
+_READ = 3.0  # seconds in which others read why, where the store ends with this process
+
+
+class Watching(Protocol):
+    """Tells other ranks that this one fails (`watchdog`)."""
+
+    def failed(self, reason: str) -> str: ...
+    def stop(self) -> None: ...
+    def lost(self, error: BaseException) -> NoReturn: ...
 
 
 @contextmanager
-def ending() -> Generator[None]:
+def ending(watchdog: Watching | None = None) -> Generator[None]:
     """Ends the process at once on any failure: a rank that lingers, or waits for its group, holds up all others."""
     try:
         yield
         meet("end", "")  # no rank tears down what another one still reads
+        if watchdog is not None:
+            watchdog.stop()
         part()
     except (RunError, OSError) as error:
-        _leave(f"error: {reason(error)}", 1, reason(error))
+        _leave(watchdog, f"error: {reason(error)}", 1, reason(error))
     except KeyboardInterrupt:
-        _leave("interrupted", 130, "interrupted")
+        _leave(watchdog, "interrupted", 130, "interrupted")
     except BaseException as error:  # torch's CheckpointException is no Exception
-        rank = f"rank {os.environ.get('RANK', 0)}"
-        _leave(
-            f"{rank} failed\n{traceback.format_exc()}",
-            1,
-            f"{rank}: {type(error).__name__}: {' '.join(str(error).split())}",
-        )
+        rank, told = f"rank {os.environ.get('RANK', 0)} on {gethostname()}", " ".join(str(error).split())
+        if watchdog is not None and _has_lost_another(error):
+            watchdog.lost(error)
+        _leave(watchdog, f"{rank} failed\n{traceback.format_exc()}", 1, f"{rank}: {type(error).__name__}: {told}")
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _has_lost_another(error: BaseException) -> bool:
+    """Whether a call to other ranks has failed, as it does when one of these has ended."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in ("[c10d]", "gloo", "NCCL"))
+    )
 
 
 def refuse(error: RunError | OSError) -> NoReturn:
@@ -60,20 +77,17 @@ def tell_launcher(reason: str) -> None:
             Path(file).write_text(json.dumps({"message": told}), encoding="utf-8")
 
 
-def _leave(message: str, status: int, reason: str) -> NoReturn:
-    if _fails_first():
-        tell_launcher(reason)
+def _leave(watchdog: Watching | None, message: str, status: int, reason: str) -> NoReturn:
+    before = watchdog.failed(reason) if watchdog is not None else ""
+    tell_launcher(before or reason)
+    if not before:
         print(message, file=sys.stderr)
-    else:
-        time.sleep(_GRACE)
+    time.sleep(_GRACE if before else _READ if watchdog is not None and keeps_store() else 0.0)
     sys.stderr.flush()
     sys.stdout.flush()
     os._exit(status)
 
 
-def _fails_first() -> bool:
-    """Whether no other rank has failed before: those that fail later have only lost their peers."""
-    try:
-        return fails_first()
-    except RuntimeError:  # the store is gone with the rank that kept it
-        return False
+def keeps_store() -> bool:
+    """Whether the job's store ends with this process: where torchrun has not made one, rank 0 keeps it."""
+    return os.environ.get("RANK") == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"

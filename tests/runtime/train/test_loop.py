@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 import torch
@@ -224,7 +225,7 @@ def test_a_file_that_cannot_be_written_is_one_line(folder: Path, monkeypatch: py
 def test_a_rank_that_fails_ends_the_job(folder: Path) -> None:
     first, second = _run(folder, PLAN, step=failing_step)
     assert first.status == second.status == 1
-    assert second.err.startswith("rank 1 failed\nTraceback")
+    assert second.err.startswith(f"rank 1 on {gethostname()} failed\nTraceback")
     assert second.err.count("a rank has a bad day") == 2  # in its traceback's last frame and its last line
     assert "Traceback" not in first.err  # it only lost its peer
 

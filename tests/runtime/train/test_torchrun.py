@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 
@@ -14,7 +15,7 @@ KILLED = (
 )
 PROGRAMS = {
     f"{ENDING}raise RunError('no data')": "error: no data",
-    f"{ENDING}raise ValueError('too many\\nlines')": "error: rank 0: ValueError: too many lines",
+    f"{ENDING}raise ValueError('too many\\nlines')": f"error: rank 0 on {gethostname()}: ValueError: too many lines",
     KILLED: "error: rank 1 was ended by SIGKILL",
     "import sys; sys.exit(3)": "error: rank 0 ended with exit status 3",
 }

@@ -1,0 +1,44 @@
+"""Time limits of a run, in seconds: what may pass without any progress on a rank."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["start", "step", "validation", "save", "end"]
+
+LEAST = 120.0
+"""The shortest limit of a step that is not given by an option: others may be slow for a while."""
+TIMES = 10
+"""A step may take this many times as long as the longest so far."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The options: `first` is for all until the first step is done; without a `step`, it is by the steps so far."""
+
+    first: float
+    step: float | None
+    save: float
+
+
+@dataclass
+class Pace:
+    """The limit of what a rank is doing, by how long it took before.
+
+    The first step and the first validation may have to compile, and to make communicators.
+    """
+
+    limits: Limits
+    least: float = LEAST
+    _longest: dict[Kind, float] = field(default_factory=dict[Kind, float])
+
+    def done(self, kind: Kind, seconds: float) -> None:
+        """It took so long."""
+        self._longest[kind] = max(seconds, self._longest.get(kind, 0.0))
+
+    def limit(self, kind: Kind, is_first: bool) -> tuple[float, str]:
+        """Seconds, and the option that says so; `is_first` of its kind in this run."""
+        if kind in ("save", "end"):
+            return self.limits.save, "--save-limit"
+        if kind == "start" or is_first:
+            return self.limits.first, "--first-step-limit"
+        return self.limits.step or max(self.least, TIMES * self._longest.get(kind, 0.0)), "--step-limit"

@@ -1,0 +1,189 @@
+"""Where this rank is: its program's line from the frames of its threads, its call from the plan's order.
+
+Groups count their calls themselves, so that nothing is counted here while a step runs.  A group's count is of calls
+that have begun; where the host runs ahead of a GPU, they may not have been done.
+"""
+
+import json
+import linecache
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from ...comm.mesh import Axis, Mesh
+from .call_order import Call, planned
+from .verdict import Position, members
+
+_RUNTIME = __name__.rsplit(".", 3)[0] + "."
+_WAITING = tuple(_RUNTIME + name for name in ("comm.", "checkpoint.agreement"))
+"""Modules whose calls wait for other ranks."""
+_TORCH, _PYTHON = str(Path(torch.__file__).parent), str(Path(threading.__file__).parent)
+
+Counts = Mapping[str, int]
+Frames = Sequence[tuple[FrameType, int]]
+"""Frames, innermost first, each with its line."""
+
+
+def counts(mesh: Mesh) -> dict[Any, int]:
+    """The calls that this rank has made so far in each of its groups, by the group."""
+    groups: set[Any] = {*mesh.groups().values(), dist.group.WORLD}  # some axis may become that of all ranks
+    return {group: group._get_sequence_number_for_group() for group in groups}
+
+
+def position(
+    mesh: Mesh, host: str, rank: int, doing: str, evaluates: bool, before: Mapping[Any, int], lost: Frames | None
+) -> Position:
+    """This rank's; `before` are the counts at the beginning of what it does, `lost` the frames in which it failed."""
+    frames, groups, all_ = lost or _frames(), mesh.groups(), counts(mesh)
+    now = {name: all_[group] for name, group in groups.items()}
+    made = {name: number - before.get(groups[name], 0) for name, number in now.items()}
+    waits, waiting = _waits(mesh, frames)
+    order = _order(mesh, evaluates)
+    calls, astray = _calls(order(), made)
+    if astray:
+        return Position(rank, host, doing, now, waits, (), waiting, "", _code(frames), astray)
+    if waiting and _module(_own(frames)[0][0]) == f"{_RUNTIME}comm.store":
+        return Position(rank, host, doing, now, "", (), True, "a meeting of all ranks", _code(frames))
+    peers: Sequence[int] = ()
+    call = calls.get(waits) or (next(reversed(calls.values()), None) if waiting else None)
+    if message := _message(frames):
+        call = next((each for each in order() if message(each)), call)
+    if call is not None and call.peer is not None:
+        peers = [members(mesh.axes, call.group, rank)[call.peer]]
+    return Position(rank, host, doing, now, waits, peers, waiting, f"{call}" if call and waiting else "", _code(frames))
+
+
+# ---- the plan's order
+
+
+def _order(mesh: Mesh, evaluates: bool) -> Callable[[], Iterator[Call]]:
+    """The calls of this rank in a step, or in evaluation after evaluation; none where plan.json is not there."""
+    try:
+        plan: dict[str, Any] = json.loads(Path(sys.argv[0]).with_name("plan.json").read_bytes())
+        assert plan["mesh"] == mesh.axes, "plan.json is of another plan"
+    except (OSError, ValueError, KeyError, AssertionError):
+        return lambda: iter(())
+    if mesh.watch is not None:  # a sanitized run has calls of its own
+        return lambda: iter(())
+    place = mesh.rank(plan["pipeline"]["axis"]) if "pipeline" in plan else None
+    if not evaluates:
+        return lambda: planned(plan, False, place)
+    return lambda: chain.from_iterable(planned(plan, True, place) for _ in repeat(None))
+
+
+def _calls(order: Iterator[Call], made: Counts) -> tuple[dict[str, Call], str]:
+    """The last call in each group, in the order in which they were made; how the counts are not those of the plan."""
+    done, calls = Counter[str](), dict[str, Call]()
+    following: Call | None = None
+    for call in order:
+        if call.group not in made:
+            continue
+        if done[call.group] == made[call.group]:
+            following = call
+            break
+        done[call.group] += 1
+        calls.pop(call.group, None)
+        calls[call.group] = call
+    more = [name for name, number in made.items() if number > done[name]]
+    if not calls and following is None:
+        return {}, ""
+    if not more:
+        return calls, ""
+    what = " and ".join(f"{made[name]} calls over {name} where the plan has {done[name]}" for name in more)
+    return calls, f"it has made {what}" + (f" before {following}" if following else "")
+
+
+# ---- frames
+
+
+def raised(traceback: TracebackType | None) -> Frames:
+    """The frames through which an error has come."""
+    found: list[tuple[FrameType, int]] = []
+    while traceback is not None:
+        found.append((traceback.tb_frame, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return found[::-1]
+
+
+def _frames() -> Frames:
+    """The frames of the thread that runs the program; on CUDA backward has one of its own."""
+    stacks = {ident: [*_outwards(frame)] for ident, frame in cast(Any, sys)._current_frames().items()}
+    main = stacks.pop(threading.main_thread().ident or 0, [])
+    if not main or Path(main[0][0].f_code.co_filename).name != "graph.py":  # torch.autograd.graph, which runs backward
+        return main
+    python = {thread.ident for thread in threading.enumerate()}  # threads of autograd are none of these
+    return next((own for ident, own in stacks.items() if ident not in python), main)
+
+
+def _outwards(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+    while frame is not None:
+        yield frame, frame.f_lineno
+        frame = frame.f_back
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _own(frames: Frames) -> Frames:
+    """Without those of torch and of Python's library."""
+    return [each for each in frames if not _is_library(each[0].f_code.co_filename)]
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(_TORCH) or (file.startswith(_PYTHON) and "site-packages" not in file)
+
+
+def _waits(mesh: Mesh, frames: Frames) -> tuple[str, bool]:
+    """The group in which the innermost call waits, if one is known, and whether it waits for others at all."""
+    if not (own := _own(frames)):
+        return "", False
+    inner, number = own[0]
+    line, module = linecache.getline(inner.f_code.co_filename, number), _module(inner)
+    waiting = module.startswith(_WAITING) or (
+        module.startswith(_RUNTIME) and any(word in line for word in ("wait(", "synchronize(", "barrier("))
+    )
+    axis = _axis(inner.f_locals)
+    named = (name for name, group in mesh.groups().items() if axis is not None and group is axis.group)
+    return next(named, ""), waiting
+
+
+def _axis(names: Mapping[str, Any]) -> Axis | None:
+    """The axis of a call of the runtime, which it has as a variable or as an attribute."""
+    holder = names.get("self")
+    found = (names.get("axis"), getattr(holder, "axis", None), getattr(getattr(holder, "held", None), "axis", None))
+    return next((each for each in found if isinstance(each, Axis)), None)
+
+
+def _message(frames: Frames) -> Callable[[Call], bool] | None:
+    """A test for the plan's call of the message that a stage waits for; None if this rank waits for none."""
+    if not any(_module(each).startswith(f"{_RUNTIME}comm.p2p") for each, _ in frames[:3]):
+        return None
+    for each, _ in frames:
+        cell: Any = each.f_locals.get("self")
+        if _module(each) == f"{_RUNTIME}pipeline.stage_step" and hasattr(cell, "_microbatch"):
+            key = ("receive", "forward" if each.f_code.co_name == "forward" else "backward")
+            stage, microbatch = cell._stage, cell._microbatch
+            return lambda call: (call.op, call.where, call.stage, call.microbatch) == (*key, stage, microbatch)
+    return None
+
+
+def _code(frames: Frames) -> str:
+    """The line of the program and of the plan, and the function in which it is."""
+    from ...debug.source_lines import place  # most runs do without
+
+    own, name = _own(frames), Path(sys.argv[0]).name
+    program = next((each for each in own if Path(each[0].f_code.co_filename).name == name), None)
+    words = [place(program[0].f_code.co_filename, program[1])] if program else []
+    if own and own[0] is not program:
+        code, number = own[0][0].f_code, own[0][1]
+        words.insert(0, f"{code.co_name} ({Path(code.co_filename).name}:{number})")
+    return ", ".join(words)

@@ -1,0 +1,156 @@
+"""Which rank the others wait for, from the positions of all that answer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a rank is.
+
+    doing    `step 3`, or another thing that a rank does as a whole
+    counts   how many calls it has made in each of its groups, by the group's name
+    waits    the group in which it waits, "" if that is not known
+    peers    the ranks whose message it waits for
+    waiting  whether it waits for others at all
+    call     the plan's call in which it waits, in words
+    code     where its program is, in words
+    astray   how it has left the plan's order of calls, if it has
+    failed   why it fails, if it does
+    silent   ranks of its machine that will not answer, and why
+    """
+
+    rank: int
+    host: str
+    doing: str
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    waits: str = ""
+    peers: Sequence[int] = ()
+    waiting: bool = False
+    call: str = ""
+    code: str = ""
+    astray: str = ""
+    failed: str = ""
+    silent: Sequence[tuple[int, str]] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The ranks that the others wait for, and why, in words; without any, why nobody is to blame."""
+
+    missing: tuple[int, ...]
+    text: str
+
+
+def judge(mesh: Mapping[str, int], positions: Sequence[Position], hosts: Mapping[int, str]) -> Verdict:
+    """The verdict.  `hosts` has those of all ranks that have begun."""
+    found = {each.rank: each for each in positions}
+    for culprits in (_failed, _astray, _ended, _elsewhere, _behind):
+        if why := dict(culprits(mesh, found)):
+            text = "; ".join(f"{_named(rank, hosts)} {reason}" for rank, reason in [*why.items()][:_SHOWN])
+            more = f"; and {len(why) - _SHOWN} more" if len(why) > _SHOWN else ""
+            return Verdict(tuple(why), text + more)
+    return Verdict(
+        (), "all ranks wait, and none is missing: look at the links, the network and the devices between them"
+    )
+
+
+_SHOWN = 8
+_Whys = Iterator[tuple[int, str]]
+
+
+def _failed(mesh: Mapping[str, int], found: Mapping[int, Position]) -> _Whys:
+    """Ranks that say so."""
+    return ((rank, f"failed: {each.failed}") for rank, each in found.items() if each.failed)
+
+
+def _ended(mesh: Mapping[str, int], found: Mapping[int, Position]) -> _Whys:
+    """Ranks that do not answer."""
+    known = {rank: why for each in found.values() for rank, why in each.silent}
+    for rank in range(prod(mesh.values())):
+        if rank not in found:
+            yield rank, known.get(rank, "does not answer: its process is stopped or gone, or its machine is")
+
+
+def _astray(mesh: Mapping[str, int], found: Mapping[int, Position]) -> _Whys:
+    """Ranks that have made calls in another order than the plan's."""
+    for rank, each in found.items():
+        if each.astray:
+            yield rank, f"has left the plan's order in {each.doing}: {each.astray}; it is at {each.code}"
+
+
+def _elsewhere(mesh: Mapping[str, int], found: Mapping[int, Position]) -> _Whys:
+    """Ranks that wait for nobody, where others wait."""
+    if any(each.waiting for each in found.values()):
+        for rank, each in found.items():
+            if not each.waiting:
+                yield rank, f"did not come: in {each.doing} it is at {each.code}"
+
+
+def _behind(mesh: Mapping[str, int], found: Mapping[int, Position]) -> _Whys:
+    """Ranks that others wait for, and that wait for none; if they wait in a circle, those of it."""
+    waits = {rank: awaited(mesh, each, found) for rank, each in found.items()}
+    wanted = {rank for own in waits.values() for rank in own}
+    last = {rank for rank in wanted if not waits.get(rank)} or _circle(waits)
+    for rank in sorted(last):
+        each = found[rank]
+        yield rank, f"is behind: in {each.doing} it is at {each.call or each.code}"
+
+
+def awaited(mesh: Mapping[str, int], one: Position, found: Mapping[int, Position]) -> tuple[int, ...]:
+    """The ranks that a rank waits for: those of its groups that have made fewer calls, or do not answer."""
+    behind = set(one.peers)
+    for group, count in one.counts.items():
+        if one.waits not in ("", group) or group.endswith(_MESSAGES):
+            continue
+        for rank in members(mesh, group, one.rank):
+            if rank not in found or found[rank].counts.get(group, 0) < count:
+                behind.add(rank)
+    return tuple(sorted(behind - {one.rank}))
+
+
+def _circle(waits: Mapping[int, Sequence[int]]) -> set[int]:
+    """The ranks of a circle of waits; none if there is none."""
+    for rank in waits:
+        seen: list[int] = []
+        while waits.get(rank) and rank not in seen:
+            seen.append(rank)
+            rank = waits[rank][0]
+        if rank in seen:
+            return {*seen[seen.index(rank) :]}
+    return set()
+
+
+_MESSAGES = " messages"
+
+
+def members(mesh: Mapping[str, int], group: str, rank: int) -> tuple[int, ...]:
+    """The ranks of the group of this name that `rank` is in, as `Mesh.groups` names it."""
+    axes, _, among = group.removesuffix(_MESSAGES).partition("[")
+    ranks, inside = [0], prod(mesh.values())
+    for name, size in mesh.items():
+        inside //= size
+        places = range(size) if name in axes.split("*") else [rank // inside % size]
+        ranks = [outer * size + place for outer in ranks for place in places]
+    return tuple(ranks[int(place)] for place in among[:-1].split(",")) if among else tuple(ranks)
+
+
+def _named(rank: int, hosts: Mapping[int, str]) -> str:
+    return f"rank {rank} on {hosts[rank]}" if rank in hosts else f"rank {rank}"
+
+
+def named(ranks: Sequence[int]) -> str:
+    """For instance `rank 3`, or `ranks 0, 1 and 4 more`."""
+    shown = ", ".join(map(str, ranks[:_SHOWN]))
+    more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
+    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"
+
+
+def read(lines: str) -> list[Position]:
+    """Positions as they were written, a line of JSON each."""
+    import json
+
+    found: list[dict[str, Any]] = [json.loads(line) for line in lines.splitlines()]
+    return [Position(**each) for each in found]

@@ -1,0 +1,280 @@
+"""The thread that watches a rank, and the few keys of the job's store by which ranks learn of each other's end.
+
+    failed     the first cause: who, and why; or that a rank has come no further, which is the alarm
+    positions  after an alarm, a line from each rank that answers: where it is
+    verdict    the rank that the others wait for, by the rank that has raised the alarm
+
+Load on the store: a rank reads one key every `interval` seconds, 1 up to 2,000 ranks and so much more that the store
+has 2,000 reads a second for more of them (a read takes it about 10 µs); after an alarm, one line from each rank, and
+one wait for the verdict.  Nothing is written while all goes well.
+"""
+
+import json
+import os
+import select
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from socket import gethostname
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from ...comm.mesh import Mesh
+from ...comm.store import FAILED, job_store
+from ..options import Options
+from ..shutdown import keeps_store, tell_launcher
+from .limits import Kind, Limits, Pace
+from .position import counts, position, raised
+from .verdict import Position, Verdict, awaited, judge, named, read
+
+_READS = 2000  # of the store, in a second
+_ANSWER = 10.0  # seconds in which a rank answers an alarm
+_QUIET = 1.0  # seconds in which the launcher sees that the first rank to fail has ended
+_READ = 3.0  # seconds in which others read the verdict, where the store ends with this process
+_POSITIONS, _ANSWERS, _VERDICT, _RANKS, _LEFT = "positions", "answers", "verdict", "ranks", "ended"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Mark:
+    """The beginning of what a rank does, the first of its kind or not, and how many calls its groups had made then."""
+
+    kind: Kind
+    step: int
+    is_first: bool
+    before: Mapping[Any, int]
+
+    def __str__(self) -> str:
+        after = f"after step {self.step}"
+        return {
+            "start": "the start",
+            "step": f"step {self.step}",
+            "validation": f"validation {after}",
+            "save": f"the save {after}",
+            "end": "the end",
+        }[self.kind]
+
+
+class Watchdog:
+    """Watches this rank, from `start` to `stop`; nothing of it runs in a step but `begin`, once."""
+
+    def __init__(self, store: Any, mesh: Mesh, rank: int, pace: Pace, interval: float | None = None) -> None:
+        """`store` is this thread's own: a client waits with its lock taken."""
+        self._store, self._mesh, self._rank, self._pace = store, mesh, rank, pace
+        self._world = mesh.size(*mesh.axes)
+        self._interval = interval or max(1.0, self._world / _READS)
+        self._host = gethostname()
+        self._mark = _Mark("start", 0, True, {})
+        self._begun = set[Kind]()
+        self._lost: BaseException | None = None  # of a call of the main thread to other ranks
+        self._ending = threading.Event()
+        self._neighbour = _Neighbour(store, rank)
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begins to watch."""
+        self._store.append(_RANKS, f"{self._rank} {self._host}\n")
+        self._thread.start()
+
+    def begin(self, kind: Kind, step: int) -> None:
+        """The main thread goes on: to a step, or to what follows it.  Takes about 0.3 µs a group."""
+        self._mark = _Mark(kind, step, kind not in self._begun, counts(self._mesh))
+        self._begun.add(kind)
+
+    def stop(self) -> None:
+        """All ranks have come to their end."""
+        self._store.set(f"{_LEFT}/{self._rank}", "")
+        self._ending.set()
+        self._thread.join()
+
+    # ---- of the main thread, which fails
+
+    def failed(self, reason: str) -> str:
+        """Says that this rank fails, so that all others end.  Another's words, if that has failed before."""
+        self._ending.set()
+        self._thread.join(_ANSWER)
+        first = self._first("failed", reason)
+        if first["rank"] == self._rank:
+            return ""
+        if first["kind"] == "alarm":
+            self._answer(Position(self._rank, self._host, f"{self._mark}", failed=reason))
+        return _told(first)
+
+    def lost(self, error: BaseException) -> NoReturn:
+        """A call to other ranks has failed, so that one of them may have ended: the thread finds out, and ends all."""
+        self._lost = error
+        time.sleep(6 * _ANSWER)
+        os._exit(1)
+
+    # ---- of the thread
+
+    def _watch(self) -> None:
+        seen, passed, last = self._mark, 0.0, time.monotonic()
+        while not self._ending.wait(self._interval):
+            now = time.monotonic()
+            gap, last = min(now - last, 5 * self._interval), now  # a process that was stopped accuses nobody
+            if self._mark is not seen:
+                self._pace.done(seen.kind, passed + gap)
+                seen, passed = self._mark, 0.0
+            passed += gap
+            self._look(seen, passed)
+
+    def _look(self, mark: _Mark, passed: float) -> None:
+        limit, option = self._pace.limit(mark.kind, mark.is_first)
+        try:
+            if self._store.check([FAILED]):
+                self._follow(json.loads(self._store.get(FAILED)))
+            elif self._neighbour.is_gone():
+                self._alarm(f"the process of rank {self._neighbour.rank} has ended")
+            elif self._lost is not None:
+                self._alarm(f"a call to other ranks fails: {_first_sentence(self._lost)}")
+            elif passed > limit:
+                self._alarm(f"{mark} is not done after {passed:.0f} s ({option} {limit:.0f})")
+        except RuntimeError as error:  # of a store
+            if not self._ending.is_set():
+                self._leave(f"lost the job's store, whose machine or launcher has ended: {_first_sentence(error)}")
+
+    def _first(self, kind: str, reason: str) -> dict[str, Any]:
+        """The first cause that any rank has said, which is this one if there is none."""
+        own = {"kind": kind, "rank": self._rank, "host": self._host, "reason": reason}
+        try:
+            return json.loads(self._store.compare_set(FAILED, "", json.dumps(own)))
+        except RuntimeError:  # the store is gone with the rank that kept it
+            return own | {"rank": -1}
+
+    def _alarm(self, reason: str) -> None:
+        self._follow(self._first("alarm", reason))
+
+    def _follow(self, first: Mapping[str, Any]) -> None:
+        """Ends this rank, after the first cause; quietly, if that is told by the rank that it is of."""
+        if first["kind"] == "failed":
+            time.sleep(_QUIET)
+            self._leave(_told(first), quietly=True)
+        own = self._position()
+        self._answer(own)
+        verdict = self._judged() if first["rank"] == self._rank else self._awaited()
+        self._leave(f"{_words(self._mesh, own, verdict)}\n  {_told(first)}; {verdict.text}")
+
+    def _position(self) -> Position:
+        """Where this rank is; a mistake in finding that out is not to keep it from its end."""
+        mark, silent = self._mark, self._neighbour.silent()
+        lost = raised(self._lost.__traceback__) if self._lost is not None else None
+        try:
+            evaluates = mark.kind == "validation"
+            own = position(self._mesh, self._host, self._rank, f"{mark}", evaluates, mark.before, lost)
+            return replace(own, silent=silent)
+        except Exception as error:
+            return Position(self._rank, self._host, f"{mark}", code=f"a place not found: {error!r}", silent=silent)
+
+    def _answer(self, own: Position) -> None:
+        self._store.append(_POSITIONS, json.dumps(asdict(own)) + "\n")
+        self._store.add(_ANSWERS, 1 + len(own.silent))
+
+    def _judged(self) -> Verdict:
+        """The verdict, by the positions of those that answer in time."""
+        until = time.monotonic() + _ANSWER + 2 * self._interval
+        while self._store.add(_ANSWERS, 0) < self._world and time.monotonic() < until:
+            time.sleep(0.1)
+        lines = [line.split() for line in self._store.get(_RANKS).decode().splitlines()]
+        hosts = {int(rank): host for rank, host in lines}
+        verdict = judge(self._mesh.axes, read(self._store.get(_POSITIONS).decode()), hosts)
+        self._store.set(_VERDICT, json.dumps(asdict(verdict)))
+        return verdict
+
+    def _awaited(self) -> Verdict:
+        """The verdict, by the rank that makes it."""
+        try:
+            self._store.wait([_VERDICT], timedelta(seconds=2 * (_ANSWER + 2 * self._interval)))
+        except RuntimeError:
+            return Verdict((), "the rank that has raised the alarm tells nothing more")
+        return Verdict(**json.loads(self._store.get(_VERDICT)))
+
+    def _leave(self, words: str, quietly: bool = False) -> NoReturn:
+        """Ends this process, without anything that could wait for its main thread."""
+        tell_launcher(words)
+        if not quietly:
+            with suppress(OSError):
+                os.write(2, f"error: {words}\n".encode())  # whatever the main thread has taken the lock of
+        if keeps_store():
+            time.sleep(_READ)
+        os._exit(1)
+
+
+def _first_sentence(error: BaseException) -> str:
+    return " ".join(str(error).split()).partition(". This is ")[0][:200]
+
+
+def _told(first: Mapping[str, Any]) -> str:
+    """The first cause, with its rank and host."""
+    if first["rank"] < 0:
+        return f"{first['reason']} (and the job's store is gone)"
+    rank = f"rank {first['rank']}"
+    return first["reason"] if first["reason"].startswith(rank) else f"{rank} on {first['host']}: {first['reason']}"
+
+
+def _words(mesh: Mesh, own: Position, verdict: Verdict) -> str:
+    """Where this rank is, and for whom it waits."""
+    head = f"rank {own.rank} on {own.host}, {own.doing}"
+    if not own.waiting:
+        return f"{head}: at {own.code}"
+    others = awaited(mesh.axes, own, {})
+    missing = [rank for rank in others if rank in verdict.missing]
+    whom = f" for {named(missing or others)}" if others else ""
+    return f"{head}: waits{whom} in {own.call or 'a call'}; {own.code}"
+
+
+def watch(mesh: Mesh, options: Options) -> Watchdog | None:
+    """Begins to watch this rank, if there are others."""
+    if (store := job_store()) is None:
+        return None
+    limits = Limits(options.first_step_limit, options.step_limit, options.save_limit)
+    watchdog = Watchdog(store.clone(), mesh, dist.get_rank(), Pace(limits))
+    watchdog.start()
+    return watchdog
+
+
+class _Neighbour:
+    """The next rank of this machine, whose end this one sees without the store."""
+
+    def __init__(self, store: Any, rank: int) -> None:
+        local, size = (int(os.environ.get(name, least)) for name, least in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
+        self.rank = rank - local + (local + 1) % size
+        self._store, self._alone = store, size == 1
+        self._process: tuple[int, int] | None = None  # its id, and a descriptor of it
+        store.set(f"pid/{rank}", str(os.getpid()))
+
+    def is_gone(self) -> bool:
+        """Whether its process has ended before it had come to its end."""
+        if self._process is None and not self._alone:
+            self._find()
+        if self._process is None:
+            return False
+        return bool(select.select([self._process[1]], [], [], 0)[0]) and not self._store.check([f"{_LEFT}/{self.rank}"])
+
+    def silent(self) -> list[tuple[int, str]]:
+        """The rank, and why it will not answer, if it will not."""
+        if self.is_gone():
+            return [(self.rank, "is gone: its process ended without a word, as one that was killed does")]
+        if self._process is not None and _is_stopped(self._process[0]):
+            return [(self.rank, "does not answer: its process is stopped, as by SIGSTOP or a debugger")]
+        return []
+
+    def _find(self) -> None:
+        if not self._store.check([f"pid/{self.rank}"]):
+            return
+        number = int(self._store.get(f"pid/{self.rank}"))
+        try:
+            self._process = number, os.pidfd_open(number)
+        except OSError:  # it is in a container of its own
+            self._alone = True
+
+
+def _is_stopped(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False

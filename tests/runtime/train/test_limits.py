@@ -1,0 +1,32 @@
+"""Time limits: what the options say, and what follows from the steps so far."""
+
+import pytest
+
+from scalec.runtime.train.watchdog.limits import LEAST, Kind, Limits, Pace
+
+GIVEN = Limits(first=1800, step=300, save=600)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_first", "limit"),
+    [
+        ("start", True, (1800, "--first-step-limit")),
+        ("step", True, (1800, "--first-step-limit")),
+        ("step", False, (300, "--step-limit")),
+        ("validation", True, (1800, "--first-step-limit")),
+        ("validation", False, (300, "--step-limit")),
+        ("save", True, (600, "--save-limit")),
+        ("end", True, (600, "--save-limit")),
+    ],
+)
+def test_the_options(kind: Kind, is_first: bool, limit: tuple[float, str]) -> None:
+    assert Pace(GIVEN).limit(kind, is_first) == limit
+
+
+def test_without_an_option_a_step_may_take_ten_times_the_longest() -> None:
+    pace = Pace(Limits(first=1800, step=None, save=600))
+    assert pace.limit("step", False)[0] == LEAST
+    for seconds in (50.0, 20.0):
+        pace.done("step", seconds)
+    assert pace.limit("step", False)[0] == 500
+    assert pace.limit("validation", False)[0] == LEAST
