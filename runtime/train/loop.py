@@ -40,6 +40,7 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
     Exit status 0, 1 where the run failed, 2 where it could not start.
     """
     settle_streams()
+    watchdog = None
     try:
         options = parse(plan)
         for warning in unknown():
@@ -51,10 +52,10 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
         plan, spare = fitted(plan)
         check(plan, options)
         mesh = connect(plan, options.device)
+        watchdog = watch(mesh, options)
         begin = start(plan, options)
     except (RunError, OSError) as error:
-        refuse(error)
-    watchdog = watch(mesh, options)
+        refuse(error, watchdog)
     with ending(watchdog):
         if begin.first < options.steps:
             _Run(plan, options, mesh, begin, build, train_step, eval_step, watchdog).go()

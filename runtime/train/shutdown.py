@@ -58,12 +58,14 @@ def _has_lost_another(error: BaseException) -> bool:
     )
 
 
-def refuse(error: RunError | OSError) -> NoReturn:
+def refuse(error: RunError | OSError, watchdog: Watching | None = None) -> NoReturn:
     """Ends a run that cannot start.  All ranks call it alike, or none has joined a group; the first says why."""
     tell_launcher(reason(error))
     warn(f"error: {reason(error)}")
     if dist.is_initialized():
         with suppress(RuntimeError):  # the store is gone
+            if watchdog is not None:
+                watchdog.stop()
             part()
         dist.destroy_process_group()
     sys.exit(2)

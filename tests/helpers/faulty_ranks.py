@@ -57,13 +57,13 @@ def fail() -> None:
     raise ValueError("no such number")
 
 
-def at_step(number: int, fault: Fault) -> None:
-    """Has this process misbehave at the beginning of step `number` (from 1)."""
+def at_beginning(of: tuple[Kind, int], fault: Fault) -> None:
+    """Has this process misbehave when it has begun this, for instance step 3 (from 1)."""
     begin = Watchdog.begin
 
     def faulty(self: Watchdog, kind: Kind, step: int) -> None:
         begin(self, kind, step)
-        if (kind, step) == ("step", number):
+        if (kind, step) == of:
             fault()
 
     Watchdog.begin = faulty

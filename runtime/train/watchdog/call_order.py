@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import prod
 from typing import Any
 
 _ACTION = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
@@ -25,13 +26,18 @@ _Turns = tuple[tuple[str, int, range], ...]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that the plan has: what it makes, in which group, for which line; `peer` along the axis if a message."""
+    """A call that the plan has: what it makes, in which group, for which line.
+
+    elements  of what goes in; None where that differs from step to step
+    peer      the rank along the axis at a message's other end
+    """
 
     group: str
     op: str
     value: str
     where: str
     line: str
+    elements: int | None
     layer: str
     microbatch: int | None
     stage: int | None = None
@@ -147,6 +153,7 @@ def _call(plan: Mapping[str, Any], each: Mapping[str, Any], turns: _Turns) -> Ca
         each["value"],
         each["where"],
         each["line"],
+        None if each.get("ragged") else prod(each["shape"]),
         layer,
         microbatch,
         stage,

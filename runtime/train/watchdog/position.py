@@ -17,8 +17,10 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ...comm.mesh import Axis, Mesh
+from ...errors import counted
 from .call_order import Call, planned
 from .verdict import Position, members
 
@@ -58,7 +60,20 @@ def position(
         call = next((each for each in order() if message(each)), call)
     if call is not None and call.peer is not None:
         peers = [members(mesh.axes, call.group, rank)[call.peer]]
-    return Position(rank, host, doing, now, waits, peers, waiting, f"{call}" if call and waiting else "", _code(frames))
+    astray = _other(call, frames) if call is not None and waits else ""
+    words = f"{call}" if call is not None and waiting and not astray else ""
+    return Position(rank, host, doing, now, waits, peers, waiting, words, _code(frames), astray)
+
+
+def _other(call: Call, frames: Frames) -> str:
+    """How a rank is in another call than the one that the plan has as this; "" where it may be that."""
+    names = _own(frames)[0][0].f_locals
+    x, axis = names.get("x"), _axis(names)
+    if call.elements is None or call.peer is not None or not isinstance(x, Tensor) or axis is None:
+        return ""
+    if call.elements in (x.numel(), x.numel() // axis.size):  # of all, or of this rank's part
+        return ""
+    return f"its call has {x.numel():,} elements, and the plan's {call} has {call.elements:,}"
 
 
 # ---- the plan's order
@@ -97,7 +112,7 @@ def _calls(order: Iterator[Call], made: Counts) -> tuple[dict[str, Call], str]:
         return {}, ""
     if not more:
         return calls, ""
-    what = " and ".join(f"{made[name]} calls over {name} where the plan has {done[name]}" for name in more)
+    what = " and ".join(f"{counted(made[name], 'call')} over {name} where the plan has {done[name]}" for name in more)
     return calls, f"it has made {what}" + (f" before {following}" if following else "")
 
 
