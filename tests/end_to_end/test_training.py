@@ -1,7 +1,6 @@
 """Whole runs of programs: train, save, resume, on the same mesh and on others; under torchrun, how runs fail."""
 
 import json
-import os
 import random
 import re
 import shutil
@@ -21,6 +20,7 @@ from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.train.options import parse
+from scalec.testing.faults import Fault, Point, Program, kill, torchrun
 
 # The same model, optimizer and global batch on three meshes.
 MESH = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=1.0)
@@ -202,14 +202,6 @@ def test_torchrun_hands_on_every_option(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_killed_rank_ends_the_job(tmp_path: Path, corpus: Path) -> None:
     case = Case(dp=2)
     harness.written(plan_text(case), tmp_path)
-    process = _start(case.ranks, tmp_path, corpus, "--steps=1000000", "--log-every=1")
-    assert process.stdout
-    begun = any(re.match(r"step +1/", line) for line in process.stdout)  # else it has ended
-    assert begun, process.communicate()[1]
-    os.kill(_children(process.pid)[-1], 9)
-    done = _finished(process)
-    assert done.returncode != 0
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    program = Program(tmp_path, case.ranks, f"--device=cpu --steps=1000000 --data={corpus}")
+    with torchrun(program, Fault(Point("step", 3, rank=1), kill())) as job:
+        assert job.wait().statuses == (1,)

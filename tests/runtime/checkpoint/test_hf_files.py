@@ -65,7 +65,7 @@ def test_a_run_begins_with_weights_and_leaves_such(tmp_path: Path, monkeypatch: 
 
     assert "beginning with ../in" in _run(folder, "--init ../in --data ../corpus")
     again = _run(folder, "--resume --init ../in --data ../corpus", status=2)
-    assert again == "error: --init begins a run and --resume goes on with one: choose one\n"
+    assert again == "error: --init begins a run and --resume goes on with one: choose one, or --resume auto\n"
     _run(folder, "--export ../out")
     there = _run(folder, "--export ../out", status=2)
     assert there == "error: ../out is there already: name a new folder\n"

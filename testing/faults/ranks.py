@@ -1,0 +1,75 @@
+"""A program on one rank of this machine, with its faults."""
+
+import os
+import pickle
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import torch
+
+from .fault import Fault
+from .seams import Points
+
+FAULTS = "faults.pickle"
+
+
+def prepare(folder: Path, faults: Sequence[Fault]) -> None:
+    """Gives a folder what its ranks are to read; marks of earlier strikes stay."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.pid"):
+        old.unlink()
+    (folder / FAULTS).write_bytes(pickle.dumps(tuple(faults)))
+
+
+def note(folder: Path, rank: int, process: int) -> None:
+    """Writes a process' id where the others of its job find it, at once."""
+    part = folder / f".{rank}"
+    part.write_text(str(process))
+    part.rename(folder / f"{rank}.pid")
+
+
+def begin(folder: Path, rank: int) -> None:
+    """Has the folder's faults strike in this process."""
+    note(folder, rank, os.getpid())
+    points = Points(pickle.loads((folder / FAULTS).read_bytes()), folder, rank)
+    points.install()
+    points.come_to("start")
+
+
+def forked(main: Callable[[], Any], folder: Path, faults: Path, environment: Mapping[str, str], options: str) -> None:
+    """Calls `main` in a forked process as a program of its own in `folder`, its output in `faults`."""
+    rank = environment["RANK"]
+    for number, stream in enumerate(("out", "err"), start=1):
+        os.dup2(os.open(faults / f"{stream}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    torch.set_num_threads(1)
+    os.chdir(folder)
+    os.environ.update(environment)
+    sys.argv = ["train.py", *shlex.split(options)]
+    os._exit(_status(main, faults, int(rank)))
+
+
+def _status(main: Callable[[], Any], folder: Path, rank: int) -> int:
+    """The exit status with which Python would end after `main`; 99 where it raises."""
+    status = 0
+    try:
+        begin(folder, rank)
+        main()
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        status = 99
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
+
+
+def run_file(file: str) -> None:
+    """Runs a program's file as Python does."""
+    run_path(file, run_name="__main__")

@@ -1,0 +1,155 @@
+"""Seams of a run at which faults strike: functions of the runtime and of torch that a rank's process replaces.
+
+The product has no hooks for it.  A process whose faults name no event of a seam keeps that seam as it is.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ... import runtime
+from ...runtime.checkpoint import saver
+from ...runtime.checkpoint.files import Disk
+from ...runtime.data.loader import Batch, Loader
+from ...runtime.data.prefetch import Ahead
+from ...runtime.state.engine import TrainState
+from .fault import Event, Fault, Memory, Scene
+
+_COLLECTIVES = (
+    "allreduce",
+    "broadcast",
+    "send",
+    "recv",
+    "alltoall_base",
+    "_allgather_base",
+    "_reduce_scatter_base",
+)
+MARK = "struck-"
+
+
+class Points:
+    """The points that this rank comes to, and the faults that strike there.
+
+    `folder` is the job's: it holds the processes' ids, and a mark of each strike, by which none happens too often.
+    """
+
+    def __init__(self, faults: Sequence[Fault], folder: Path, rank: int) -> None:
+        self._faults, self._folder, self._rank = faults, folder, rank
+        self._step = 0
+        self._reached = Counter[Fault]()
+
+    def come_to(self, event: Event, step: int | None = None, memory: Mapping[Memory, Tensor] | None = None) -> None:
+        """Has the faults strike that are due.  `step` is the current one where it is None."""
+        step = self._step if step is None else step
+        for fault in self._faults:
+            if fault.at.fits(event, step, self._rank):
+                self._reached[fault] += 1
+                if self._reached[fault] > fault.at.nth and self._is_due(fault, step):
+                    fault.do.strike(Scene(self._rank, processes(self._folder), memory or {}))
+
+    def _is_due(self, fault: Fault, step: int) -> bool:
+        """Whether it has happened less often than it is to; this time is marked."""
+        name = blake2b(repr(fault).encode(), digest_size=8).hexdigest()
+        for time in range(fault.times):
+            try:
+                with (self._folder / f"{MARK}{name}-{time}").open("x") as mark:
+                    mark.write(f"rank {self._rank} in step {step}: {fault}\n")
+                return True
+            except FileExistsError:
+                continue
+        return False
+
+    def install(self) -> None:
+        """Replaces the seams that faults name, in this process.  Before the program's file is read."""
+        named = {fault.at.event for fault in self._faults}
+        if named & {"step", "collective"}:
+            self._watch_steps()
+        if "data" in named:
+            self._watch_data()
+        if "collective" in named:
+            self._watch_collectives()
+        if "prepare" in named:
+            self._watch_saves()
+        if named & {"write", "sync", "publish", "remove"}:
+            self._watch_disk()
+
+    def _watch_steps(self) -> None:
+        def begun(ahead: Ahead[Batch], step: int) -> Batch:
+            self._step = step + 1
+            return batch_of(ahead, step)
+
+        def train(plan: Any, build: Any, train_step: Any, eval_step: Any) -> None:
+            @wraps(train_step)
+            def step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Any:
+                self.come_to("step", memory=_memory(model, state))
+                return train_step(model, state, batch, lr)
+
+            start(plan, build, step, eval_step)
+
+        reader, start = cast(Any, Ahead), runtime.train
+        batch_of, reader.__call__ = reader.__call__, begun
+        cast(Any, runtime).train = train
+
+    def _watch_data(self) -> None:
+        loader: Any = Loader
+        loader.prepared = self._before(lambda arguments: ("data", arguments[1] + 1), loader.prepared)
+
+    def _watch_collectives(self) -> None:
+        group: Any = dist.ProcessGroup
+        for name in _COLLECTIVES:
+            setattr(group, name, self._before(lambda _: ("collective", None), getattr(group, name)))
+
+    def _watch_saves(self) -> None:
+        cast(Any, saver).save = self._before(lambda arguments: ("prepare", arguments[1]), saver.save)
+
+    def _watch_disk(self) -> None:
+        def written(arguments: Sequence[Any]) -> tuple[Event, int | None]:
+            return "write", _step_of(cast(BinaryIO, arguments[1]).name)
+
+        def synced(arguments: Sequence[Any]) -> tuple[Event, int | None]:
+            return "sync", _step_of(os.readlink(f"/proc/self/fd/{arguments[1]}"))
+
+        def renamed(arguments: Sequence[Any]) -> tuple[Event, int | None]:
+            old, new = map(Path, arguments[1:3])
+            return ("remove" if new.suffix == ".tmp" else "publish"), _step_of(old)
+
+        disk: Any = Disk
+        for name, event in (("write", written), ("sync", synced), ("rename", renamed)):
+            setattr(disk, name, self._before(event, getattr(disk, name)))
+
+    def _before(
+        self, event: Callable[[Sequence[Any]], tuple[Event, int | None]], function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """The function, before each call of which this rank comes to the event of its arguments."""
+
+        def called(*arguments: Any, **options: Any) -> Any:
+            self.come_to(*event(arguments))
+            return function(*arguments, **options)
+
+        return called
+
+
+def _memory(model: nn.Module, state: TrainState) -> dict[Memory, Tensor]:
+    """The last element of each, which neither pads nor belongs to a token that a batch may lack."""
+    *_, weights = (weight.data for weight in model.parameters())
+    *_, own = (box.tensor for box in state.boxes() if box.tensor.numel() and not box.key.startswith("optimizer/"))
+    return {"weights": weights.view(-1)[-1:], "state": own.view(-1)[-1:]}
+
+
+def processes(folder: Path) -> dict[int, int]:
+    """The ids of a job's processes that have begun, by rank."""
+    return {int(file.stem): int(file.read_text()) for file in folder.glob("*.pid")}
+
+
+def _step_of(path: str | Path) -> int | None:
+    """The step of the checkpoint that a path lies in, if it does."""
+    found: Iterable[str] = re.findall(r"step-(\d+)", str(path))
+    return next((int(step) for step in found), None)
