@@ -2,6 +2,7 @@
 
 import os
 import sys
+from datetime import timedelta
 from io import TextIOWrapper
 from math import prod
 from pathlib import Path
@@ -18,6 +19,8 @@ from .options import Options, mesh_words, torchrun
 
 _MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables by which ranks find each other."""
+_RECORD = "TORCH_FR_BUFFER_SIZE"
+_BEYOND = 60.0  # seconds after the watchdog's limits, which tells more than a group does
 
 
 def settle_streams() -> None:
@@ -95,17 +98,20 @@ def warn(line: str) -> None:
         print(line, file=sys.stderr)
 
 
-def connect(plan: Plan, device_type: str) -> Mesh:
+def connect(plan: Plan, options: Options) -> Mesh:
     """Chooses the device, joins the process group if there are several ranks, and makes the mesh."""
+    device_type = options.device
     local = environment("LOCAL_RANK", 0)
     device = torch.device(device_type, local) if device_type == "cuda" else torch.device(device_type)
     if device_type == "cuda":
         expand_segments(os.environ)
+        os.environ.setdefault(_RECORD, "2000")  # calls of which torch knows whether a GPU has done them (`watchdog`)
         torch.cuda.set_device(device)
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // environment("LOCAL_WORLD_SIZE", 1)))
     if environment("WORLD_SIZE", 1) > 1:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo")
+        limit = timedelta(seconds=max(options.first_step_limit, options.step_limit or 0, options.save_limit) + _BEYOND)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo", timeout=limit)
     return Mesh(plan.mesh, device, _watch(device))
 
 

@@ -51,7 +51,7 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
             return
         plan, spare = fitted(plan)
         check(plan, options)
-        mesh = connect(plan, options.device)
+        mesh = connect(plan, options)
         watchdog = watch(mesh, options)
         begin = start(plan, options)
     except (RunError, OSError) as error:

@@ -1,9 +1,10 @@
 """Where this rank is: its program's line from the frames of its threads, its call from the plan's order.
 
 Groups count their calls themselves, so that nothing is counted here while a step runs.  A group's count is of calls
-that have begun; where the host runs ahead of a GPU, they may not have been done.
+that have begun; where the host runs ahead of a GPU, torch's Flight Recorder knows which of them are not done.
 """
 
+import importlib
 import json
 import linecache
 import sys
@@ -29,6 +30,8 @@ _WAITING = tuple(_RUNTIME + name for name in ("comm.", "checkpoint.agreement"))
 """Modules whose calls wait for other ranks."""
 _TORCH, _PYTHON = str(Path(torch.__file__).parent), str(Path(threading.__file__).parent)
 
+_c10d: Any = importlib.import_module("torch._C._distributed_c10d")  # torch's stubs do not know it
+
 Counts = Mapping[str, int]
 Frames = Sequence[tuple[FrameType, int]]
 """Frames, innermost first, each with its line."""
@@ -37,7 +40,7 @@ Frames = Sequence[tuple[FrameType, int]]
 def counts(mesh: Mesh) -> dict[Any, int]:
     """The calls that this rank has made so far in each of its groups, by the group."""
     groups: set[Any] = {*mesh.groups().values(), dist.group.WORLD}  # some axis may become that of all ranks
-    return {group: group._get_sequence_number_for_group() for group in groups}
+    return {group: group._get_backend(mesh.device)._get_sequence_number_for_group() for group in groups}
 
 
 def position(
@@ -49,18 +52,20 @@ def position(
     made = {name: number - before.get(groups[name], 0) for name, number in now.items()}
     waits, waiting = _waits(mesh, frames)
     order = _order(mesh, evaluates)
-    calls, astray = _calls(order(), made)
+    pending = {name: first - before.get(groups[name], 0) for name, first in _pending(groups).items()}
+    calls, astray = _calls(order(), made, pending)
+    waiting = waiting or bool(pending)
     if astray:
         return Position(rank, host, doing, now, waits, (), waiting, "", _code(frames), astray)
     if waiting and _module(_own(frames)[0][0]) == f"{_RUNTIME}comm.store":
         return Position(rank, host, doing, now, "", (), True, "a meeting of all ranks", _code(frames))
     peers: Sequence[int] = ()
-    call = calls.get(waits) or (next(reversed(calls.values()), None) if waiting else None)
+    call = calls.get(waits) or next(iter(calls.values()) if pending else reversed(calls.values()), None)
     if message := _message(frames):
         call = next((each for each in order() if message(each)), call)
     if call is not None and call.peer is not None:
         peers = [members(mesh.axes, call.group, rank)[call.peer]]
-    astray = _other(call, frames) if call is not None and waits else ""
+    astray = _other(call, frames) if call is not None and waits and not pending else ""
     words = f"{call}" if call is not None and waiting and not astray else ""
     return Position(rank, host, doing, now, waits, peers, waiting, words, _code(frames), astray)
 
@@ -94,8 +99,11 @@ def _order(mesh: Mesh, evaluates: bool) -> Callable[[], Iterator[Call]]:
     return lambda: chain.from_iterable(planned(plan, True, place) for _ in repeat(None))
 
 
-def _calls(order: Iterator[Call], made: Counts) -> tuple[dict[str, Call], str]:
-    """The last call in each group, in the order in which they were made; how the counts are not those of the plan."""
+def _calls(order: Iterator[Call], made: Counts, pending: Counts) -> tuple[dict[str, Call], str]:
+    """The call in which each group is, in the plan's order; how the counts are not those of the plan.
+
+    That is the first `pending` one, or else the last that was made.
+    """
     done, calls = Counter[str](), dict[str, Call]()
     following: Call | None = None
     for call in order:
@@ -105,15 +113,27 @@ def _calls(order: Iterator[Call], made: Counts) -> tuple[dict[str, Call], str]:
             following = call
             break
         done[call.group] += 1
-        calls.pop(call.group, None)
-        calls[call.group] = call
+        if done[call.group] <= pending.get(call.group, 0 if pending else made[call.group]):
+            calls.pop(call.group, None)
+            calls[call.group] = call
     more = [name for name, number in made.items() if number > done[name]]
-    if not calls and following is None:
-        return {}, ""
-    if not more:
+    if not more or (not done and following is None):
         return calls, ""
     what = " and ".join(f"{counted(made[name], 'call')} over {name} where the plan has {done[name]}" for name in more)
     return calls, f"it has made {what}" + (f" before {following}" if following else "")
+
+
+def _pending(groups: Mapping[str, Any]) -> dict[str, int]:
+    """The first call of each group that has begun and is not done, where torch keeps a record of calls."""
+    dump = getattr(_c10d, "_dump_nccl_trace_json", None) or getattr(_c10d, "_dump_fr_trace_json", None)
+    entries: list[dict[str, Any]] = json.loads(dump(True, True)).get("entries", []) if dump else []
+    under_way = [each for each in entries if not (each["retired"] or each["is_p2p"] or each["state"] == "completed")]
+    names = {group.group_name: name for name, group in groups.items()}
+    found: dict[str, int] = {}
+    for each in under_way:
+        if name := names.get(each["process_group"][0]):
+            found[name] = min(found.get(name, each["collective_seq_id"]), each["collective_seq_id"])
+    return found
 
 
 # ---- frames

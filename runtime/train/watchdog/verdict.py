@@ -91,12 +91,27 @@ def _elsewhere(mesh: Mapping[str, int], found: Mapping[int, Position]) -> _Whys:
 
 def _behind(mesh: Mapping[str, int], found: Mapping[int, Position]) -> _Whys:
     """Ranks that others wait for, and that wait for none; if they wait in a circle, those of it."""
-    waits = {rank: awaited(mesh, each, found) for rank, each in found.items()}
+    waits = _waits(mesh, found)
     wanted = {rank for own in waits.values() for rank in own}
-    last = {rank for rank in wanted if not waits.get(rank)} or _circle(waits)
-    for rank in sorted(last):
+    for rank in sorted({rank for rank in wanted if not waits[rank]} or _circle(waits)):
         each = found[rank]
         yield rank, f"is behind: in {each.doing} it is at {each.call or each.code}"
+
+
+def _waits(mesh: Mapping[str, int], found: Mapping[int, Position]) -> dict[int, list[int]]:
+    """For each rank some that it waits for: of each of its groups one that has made the fewest calls, if fewer."""
+    groups: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for rank, each in found.items():
+        for group, count in each.counts.items():
+            if not group.endswith(_MESSAGES):
+                groups.setdefault((group, _first(mesh, group, rank)), []).append((count, rank))
+    waits = {rank: [*each.peers] for rank, each in found.items()}
+    for (group, _), counts in groups.items():
+        least, last = min(counts)
+        for count, rank in counts:
+            if count > least and found[rank].waits in ("", group):
+                waits[rank].append(last)
+    return waits
 
 
 def awaited(mesh: Mapping[str, int], one: Position, found: Mapping[int, Position]) -> tuple[int, ...]:
@@ -128,13 +143,26 @@ _MESSAGES = " messages"
 
 def members(mesh: Mapping[str, int], group: str, rank: int) -> tuple[int, ...]:
     """The ranks of the group of this name that `rank` is in, as `Mesh.groups` names it."""
-    axes, _, among = group.removesuffix(_MESSAGES).partition("[")
-    ranks, inside = [0], prod(mesh.values())
+    _, _, among = group.removesuffix(_MESSAGES).partition("[")
+    ranks, inside = [_first(mesh, group, rank)], prod(mesh.values())
     for name, size in mesh.items():
         inside //= size
-        places = range(size) if name in axes.split("*") else [rank // inside % size]
-        ranks = [outer * size + place for outer in ranks for place in places]
+        if name in _axes(group):
+            ranks = [outer + place * inside for outer in ranks for place in range(size)]
     return tuple(ranks[int(place)] for place in among[:-1].split(",")) if among else tuple(ranks)
+
+
+def _first(mesh: Mapping[str, int], group: str, rank: int) -> int:
+    """The rank at the beginning of the axes of a group that `rank` is in."""
+    first, inside = 0, prod(mesh.values())
+    for name, size in mesh.items():
+        inside //= size
+        first += 0 if name in _axes(group) else rank // inside % size * inside
+    return first
+
+
+def _axes(group: str) -> list[str]:
+    return group.removesuffix(_MESSAGES).partition("[")[0].split("*")
 
 
 def _named(rank: int, hosts: Mapping[int, str]) -> str:

@@ -4,9 +4,9 @@
     positions  after an alarm, a line from each rank that answers: where it is
     verdict    the rank that the others wait for, by the rank that has raised the alarm
 
-Load on the store: a rank reads one key every `interval` seconds, 1 up to 2,000 ranks and so much more that the store
-has 2,000 reads a second for more of them (a read takes it about 10 µs); after an alarm, one line from each rank, and
-one wait for the verdict.  Nothing is written while all goes well.
+Load on the store: a rank reads one key a second; more than 4,000 ranks read less often, so that all together stay at
+4,000 reads a second, of about 10 µs of the store's time each.  An alarm costs a line and a wait of each rank.  Nothing
+is written while all goes well.
 """
 
 import json
@@ -32,7 +32,7 @@ from .limits import Kind, Limits, Pace
 from .position import counts, position, raised
 from .verdict import Position, Verdict, awaited, judge, named, read
 
-_READS = 2000  # of the store, in a second
+_READS = 4000  # of the store, in a second
 _ANSWER = 10.0  # seconds in which a rank answers an alarm
 _QUIET = 1.0  # seconds in which the launcher sees that the first rank to fail has ended
 _READ = 3.0  # seconds in which others read the verdict, where the store ends with this process
