@@ -47,8 +47,8 @@ class Launch:
 
     def command(self, script: PurePath) -> str:
         """The line for a shell that starts `script`."""
-        separate = (SEPARATE_STORES,) if self.least < self.nodes else ()
-        return " ".join((*separate, "torchrun", *self.options(), quote(str(script))))
+        line = " ".join(("torchrun", *self.options(), quote(str(script))))
+        return f"{SEPARATE_STORES} {line} --resume auto" if self.least < self.nodes else line
 
 
 def launch(program: Program) -> Launch:

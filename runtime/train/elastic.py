@@ -15,24 +15,25 @@ import torch.distributed as dist
 from ..config.plan import Plan
 from ..errors import RunError, counted
 from .launch import environment, warn
-from .options import SEPARATE_STORES, mesh_words
+from .options import SEPARATE_STORES, Options, loses_nodes, mesh_words
 
 _POLL = 0.5  # seconds between two looks at the store
 _PARTING = 10.0  # seconds in which spare ranks can see that the run has ended
 _ENDED, _LEFT = "elastic/ended", "elastic/left"
 
 
-def fitted(plan: Plan) -> tuple[Plan, int]:
+def fitted(plan: Plan, options: Options) -> tuple[Plan, int]:
     """The plan on the largest of its meshes for which there are ranks, and the number of spare ones.
 
-    Spare ranks do not return; the others find WORLD_SIZE as if there were none.  RunError where a restart would hang.
+    Spare ranks do not return; the others find WORLD_SIZE as if there were none.  RunError where a restart would not go
+    on.
     """
     world = environment("WORLD_SIZE", 1)
     found = plan.on(world)
     if not plan.smaller or world < found.ranks:
         return plan, 0
-    if plan.nodes > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        raise RunError(f"restarts would meet in the store of the first start: set {SEPARATE_STORES} for torchrun")
+    if loses_nodes(plan) and "TORCHELASTIC_RUN_ID" in os.environ:
+        _check_restarts(options)
     spare = range(found.ranks, world)
     if environment("RANK", 0) in spare:
         _stand_by()
@@ -42,6 +43,14 @@ def fitted(plan: Plan) -> tuple[Plan, int]:
     if spare:
         warn(f"{_standing_by(spare)}: {mesh_words(found)} has no place for more than {counted(found.ranks, 'rank')}")
     return found, len(spare)
+
+
+def _check_restarts(options: Options) -> None:
+    """RunError where torchrun's restarts would not go on with the run."""
+    if not options.resume:
+        raise RunError("after a restart this run would begin anew: start it with --resume auto")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise RunError(f"restarts would meet in the store of the first start: set {SEPARATE_STORES} for torchrun")
 
 
 def _standing_by(spare: range) -> str:

@@ -49,7 +49,7 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
         if options.export:
             export_newest(plan, options, options.export)
             return
-        plan, spare = fitted(plan)
+        plan, spare = fitted(plan, options)
         check(plan, options)
         mesh = connect(plan, options)
         watchdog = watch(mesh, options)

@@ -117,14 +117,19 @@ def _path(text: str) -> Path:
 
 def torchrun(plan: Plan, *arguments: str) -> str:
     """The command that starts the program on the plan's mesh, to be copied into a shell."""
-    plan = plan.largest or plan
-    ranks, least = plan.ranks, plan.smaller[-1].nodes if plan.smaller else plan.nodes
+    plan, elastic = plan.largest or plan, loses_nodes(plan)
     nodes = [f"--nnodes={plan.nodes}"] if plan.nodes > 1 else ["--standalone"]
-    if least < plan.nodes:
-        nodes = [f"--nnodes={least}:{plan.nodes}", f"--max-restarts={RESTARTS}"]
-    launcher = ["python"] if ranks == 1 else ["torchrun", *nodes, f"--nproc-per-node={ranks // plan.nodes}"]
-    separate = f"{SEPARATE_STORES} " if least < plan.nodes else ""
-    return separate + shlex.join([*launcher, sys.argv[0], *arguments])
+    if elastic:
+        nodes = [f"--nnodes={plan.smaller[-1].nodes}:{plan.nodes}", f"--max-restarts={RESTARTS}"]
+        arguments = ("--resume", "auto", *(each for each in arguments if each != "--resume"))
+    launcher = ["python"] if plan.ranks == 1 else ["torchrun", *nodes, f"--nproc-per-node={plan.ranks // plan.nodes}"]
+    return f"{SEPARATE_STORES} " * elastic + shlex.join([*launcher, sys.argv[0], *arguments])
+
+
+def loses_nodes(plan: Plan) -> bool:
+    """Whether a plan, on the largest of its meshes or another, goes on with fewer nodes."""
+    plan = plan.largest or plan
+    return bool(plan.smaller) and plan.smaller[-1].nodes < plan.nodes
 
 
 def mesh_words(plan: Plan) -> str:

@@ -17,24 +17,21 @@ from helpers.forked_ranks import HANGS
 SETTINGS = "last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=4"
 """Seconds in which torchrun waits for more nodes, and after which it takes a silent one to be lost, much shortened."""
 
-HELD = '''"""Runs a program whose data is held back at some steps until a file is there: `held.py PROGRAM …`."""
+HELD = '''"""Runs a program that is held before some steps until a file is gone: `held.py PROGRAM …`."""
 
 import runpy, sys, time
 from pathlib import Path
-from scalec.runtime.data.loader import Loader
+from scalec.runtime import Cosine
 
-batch = Loader.batch
+lr = Cosine.lr
 
-def held(self, step):
-    file = Path(f"hold-{step}")
-    while file.exists():
+def held(self, step, steps, peak):
+    while Path(f"hold-{step}").exists():
         time.sleep(0.02)
-    return batch(self, step)
+    return lr(self, step, steps, peak)
 
-Loader.batch = held
+Cosine.lr = held
 del sys.argv[0]
-resume = ["--resume"] if list(Path("runs/tiny/checkpoints").glob("step-*[0-9]")) else []
-sys.argv += resume
 runpy.run_path(sys.argv[0], run_name="__main__")
 '''
 
@@ -48,7 +45,7 @@ class Nodes:
         (folder / "held.py").write_text(HELD)
         launch = f"--nnodes={least}:{most} --max-restarts=5 --nproc-per-node={ranks} --rdzv-backend=c10d"
         meeting = f"--rdzv-endpoint=127.0.0.1:{self._meeting.port} --rdzv-id=test --rdzv-conf={SETTINGS}"
-        program = f"held.py train.py --device=cpu {options}"
+        program = f"held.py train.py --device=cpu --resume auto {options}"
         self._command = [sys.executable, "-m", "torch.distributed.run", *f"{launch} {meeting} {program}".split()]
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -102,7 +99,8 @@ class Nodes:
     def _until(self, met: Any, what: str) -> None:
         limit = monotonic() + HANGS
         while not met():
-            assert monotonic() < limit, f"{what}: {[file.read_text()[-2000:] for file in self._files()]}"
+            lasts = monotonic() < limit and any(node.poll() is None for node in self._running.values())
+            assert lasts, f"{what}: {[file.read_text()[-2000:] for file in self._files()]}"
             sleep(0.02)
 
 

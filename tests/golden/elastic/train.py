@@ -3,7 +3,7 @@
 Written by scalec 0.1.0 from elastic.scale: change the plan, not this file.
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=1:4 --max-restarts=10 --nproc-per-node=2
-        --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py
+        --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py --resume auto
 
 Options: see --help.  Shapes in comments are one rank's:
 
