@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from .options import Options, going_on, mesh_words, parse, torchrun
 from .shutdown import ending, refuse
 from .speed import Speed
 from .start import Start, checkpoints, export_newest, start
+from .stop import Stop, Stopped
 from .watchdog.limits import Kind
 from .watchdog.watcher import Watchdog, watch
 
@@ -37,7 +38,7 @@ _EVAL_BATCHES = 8
 def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) -> None:
     """Runs the program from the command line: checks, connects, trains, validates, saves; or exports what was saved.
 
-    Exit status 0, 1 where the run failed, 2 where it could not start.
+    Exit status 0, 1 where the run failed, 2 where it could not start, 75 where a signal has stopped it and it is saved.
     """
     settle_streams()
     watchdog = None
@@ -88,6 +89,7 @@ class _Run:
         self.speed = self._speed()
         self.log = self._log()
         self.saved = checkpoints(options)
+        self.stop = Stop(start.first)
 
     def _loader(self, data: Mixture) -> Loader:
         plan, seed = self.plan, self.options.seed
@@ -119,14 +121,23 @@ class _Run:
             self._begin()
             allocator.forget(self.mesh.device)
             prepared = observers.enter_context(ahead(self.loader.prepared, self.options.steps, self.mesh.device))
+            observers.enter_context(self.stop.listening())
             for step in range(self.start.first, self.options.steps):
                 self._doing("step", step + 1)
                 lr = self.plan.schedule.lr(step, self.options.steps, self.options.lr)
                 batch = prepared(step).to(self.mesh.device)
                 metrics = self.train_step(self.model, self.state, batch, lr)
-                self._after(step + 1, metrics, lr)
+                if self._after(step + 1, metrics, lr):
+                    self._stopped(step + 1)
             self._doing("end", self.options.steps)
         self.log.summary(self.saved, going_on(self.plan, 2 * self.options.steps), torchrun(self.plan, "--help"))
+
+    def _stopped(self, done: int) -> NoReturn:
+        """Ends a run that a signal has stopped after `done` steps, and that is saved."""
+        self._doing("end", done)
+        further = going_on(self.plan, self.options.steps)
+        self.log.say(f"stopped by {self.stop.signal}: saved {self.saved}\n  to go on    {further}")
+        raise Stopped(self.stop.status)
 
     def _doing(self, kind: Kind, step: int) -> None:
         """Tells the watchdog, where there is one."""
@@ -179,11 +190,12 @@ class _Run:
             self.log.say(predicted)
         self.log.mark(self.start.first)
 
-    def _after(self, done: int, metrics: Metrics, lr: float) -> None:
-        """The tasks due after `done` steps; all are due after the last."""
+    def _after(self, done: int, metrics: Metrics, lr: float) -> bool:
+        """The tasks due after `done` steps; all are due after the last.  Whether a signal stops the run here."""
+        stops = done < self.options.steps and self.stop.after(done)
 
         def due(every: int) -> bool:
-            return done % every == 0 or done == self.options.steps
+            return done % every == 0 or done == self.options.steps or stops
 
         if done == self.start.first + 1 and (of := self.plan.account):
             account = of.at(self.mesh.rank(of.axis) if of.axis else 0)
@@ -192,7 +204,7 @@ class _Run:
         self.log.step(done, metrics, lr, due(self.options.log_every))
         if due(self.options.save_every) or (self.held and due(self.options.eval_every)):
             self.log.settle()  # before weights that may not be finite are saved
-        if self.held and due(self.options.eval_every):
+        if self.held and due(self.options.eval_every) and not stops:
             self._doing("validation", done)
             self.log.validation(done, self._validate(self.held))
             self.log.mark(done)
@@ -200,6 +212,7 @@ class _Run:
             self._doing("save", done)
             self.saved = saver.save(checkpoints(self.options), done, self.state, run=self.start.run)
             self.log.mark(done)
+        return stops
 
     @torch.no_grad()
     def _validate(self, held: Loader) -> Metrics:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ..comm.store import meet, part
 from ..errors import RunError, reason
 from .launch import warn
+from .stop import Stopped
 
 _GRACE = 1.0  # seconds in which the launcher sees that the first rank to fail has ended
 _READ = 3.0  # seconds in which others read why, where the store ends with this process
@@ -32,8 +33,12 @@ class Watching(Protocol):
 @contextmanager
 def ending(watchdog: Watching | None = None) -> Generator[None]:
     """Ends the process at once on any failure: a rank that lingers, or waits for its group, holds up all others."""
+    status = 0
     try:
-        yield
+        try:
+            yield
+        except Stopped as stopped:
+            status = stopped.status
         meet("end", "")  # no rank tears down what another one still reads
         if watchdog is not None:
             watchdog.stop()
@@ -49,6 +54,8 @@ def ending(watchdog: Watching | None = None) -> Generator[None]:
         _leave(watchdog, f"{rank} failed\n{traceback.format_exc()}", 1, f"{rank}: {type(error).__name__}: {told}")
     if dist.is_initialized():
         dist.destroy_process_group()
+    if status:
+        sys.exit(status)
 
 
 def _has_lost_another(error: BaseException) -> bool:

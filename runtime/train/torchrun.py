@@ -1,19 +1,35 @@
 """Runs torchrun and ends with the line that explains a failure: `python -m scalec.runtime.train.torchrun`."""
 
+import os
 import signal
 import sys
 from typing import Any, cast
 
 from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from .stop import INTERRUPTED, SAVED
+
+_SIGNALS = {"PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
+"""Signals that torchrun hands on to ranks, and the seconds that they have to save."""
 
 
 def main() -> None:
-    """Runs torchrun with this process' arguments; exit status 1 where a rank failed."""
+    """Runs torchrun with this process' arguments.
+
+    Exit status 1 where a rank failed, 75 where a signal has ended the run, which goes on by the same line.
+    """
     torchrun = cast(Any, run)
+    for name, value in _SIGNALS.items():
+        os.environ.setdefault(name, value)
     try:
         torchrun.run(torchrun.parse_args(sys.argv[1:]))
+    except SignalException as error:
+        sys.exit(INTERRUPTED if error.sigval == signal.SIGINT else SAVED)
     except ChildFailedError as error:
+        if {failure.exitcode for failure in error.failures.values()} == {SAVED}:
+            sys.exit(SAVED)
         rank, failure = min(error.failures.items(), key=lambda each: (not _was_killed(each[1]), each[1].timestamp))
         print(f"{error}\nerror: {_reason(rank, failure)}", file=sys.stderr)
         sys.exit(1)

@@ -3,6 +3,9 @@
 Non-goals: how it is started (`started`, and the tests themselves).
 """
 
+import os
+import signal
+
 import torch
 from torch import Tensor, nn
 
@@ -88,4 +91,11 @@ def failing_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -
     """Rank 1 fails before its first collective."""
     if state.mesh.axis("dp").rank == 1:
         raise ValueError("a rank has a bad day")
+    return train_step(model, state, batch, lr)
+
+
+def signalling_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
+    """Rank 1 gets a signal in each step."""
+    if state.mesh.axis("dp").rank == 1:
+        os.kill(os.getpid(), signal.SIGUSR1)
     return train_step(model, state, batch, lr)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.bigram import PLAN, build, eval_step, failing_step, train_step
+from helpers.bigram import PLAN, build, eval_step, failing_step, signalling_step, train_step
 from helpers.forked_ranks import HANGS
 from scalec.runtime import Account, Batch, Expected, Metrics, Plan, TrainState, train
 from scalec.runtime.checkpoint.reader import Saved
@@ -167,6 +167,21 @@ def test_one_line_starts_goes_on_and_has_nothing_more_to_do(folder: Path) -> Non
         "runs/bigram/checkpoints/step-000005 has finished its 5 steps already: there is nothing to do\n",
     )
     assert torch.equal(before, _weights(folder, 5))
+
+
+def test_a_signal_to_one_rank_saves_all_and_the_same_line_goes_on(folder: Path, tmp_path: Path) -> None:
+    line = "--resume auto --save-every 1000 --steps 4000 --log-every 1000 --eval-every 4000 --data text/*.txt"
+    stopped = _run(folder, PLAN, line, step=signalling_step)
+    assert [each.status for each in stopped] == [75, 75]
+    (made,) = (folder / "runs/bigram/checkpoints").iterdir()
+    step = int(made.name.removeprefix("step-"))
+    assert 3 < step < 4000
+    assert f"\nstopped by SIGUSR1: saved runs/bigram/checkpoints/{made.name}\n  to go on    " in stopped[0].out
+    further = line.replace("4000", str(step + 2))
+    assert [each.status for each in _run(folder, PLAN, further)] == [0, 0]
+    shutil.copytree(folder / "text", tmp_path / "other/text")
+    _run(tmp_path / "other", PLAN, further)
+    assert torch.equal(_weights(folder, step + 2), _weights(tmp_path / "other", step + 2))
 
 
 def test_a_resumed_run_is_bitwise_the_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
