@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import __version__
-from . import calibrate, compile, diff, explain, loads, plan, schedule, verify
+from . import calibrate, compile, diff, doctor, explain, launch, loads, plan, schedule, verify
 from .fmt import fmt, import_
 
 
@@ -97,6 +97,26 @@ COMMANDS = (
         "process per rank; for several nodes it prints the command to run on each.  With --fit it measures nothing,\n"
         "and says by line where a run's profile differs from the prediction, and which figures would explain it.",
         "scalec calibrate plans/tiny_llama.scale -o my_cluster.toml",
+    ),
+    Command(
+        "launch",
+        launch.launch,
+        "write the script that trains a plan on a cluster",
+        "Compiles a plan as `scalec compile` does, and writes DIR/job.sbatch, for Slurm, or DIR/job.yaml, for\n"
+        "Kubernetes, for the nodes, GPUs and memory of the plan.  The job first runs the checks of `scalec doctor` on\n"
+        "all nodes, goes on from its newest checkpoint, and goes back into the queue before its time ends and after a\n"
+        "node has failed.\n"
+        "Arguments after `--` go to train.py.",
+        "scalec launch slurm plans/llama3_8b.scale --time 24:00:00 -- --save-every 200",
+    ),
+    Command(
+        "doctor",
+        doctor.doctor,
+        "look at the machines that are to train a plan",
+        "Compares versions, clocks, GPUs, links, ports, the run's folder, disk and limits with each other and with\n"
+        "the needs of the plan, a line each: ok, warn or fail, and what to do.  Looks at this machine, with a process\n"
+        "for each rank of a node; under torchrun --no-python, at all nodes.  Exits with status 1 if anything failed.",
+        "scalec doctor plans/tiny_llama.scale",
     ),
     Command(
         "schedule",
@@ -207,6 +227,17 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         _add_plan_arguments(parser)
         return
     text = "a plan (.scale), or IR text that `scalec ir` printed"
+    if command == "doctor":
+        parser.add_argument(
+            "plan", type=_path, nargs="?", metavar="PLAN", help=f"{text}; without one, nothing is needed"
+        )
+        help = "the run's folder (default: runs/ and the plan's name)"
+        parser.add_argument("--out", type=_path, metavar="DIR", help=help)
+        parser.add_argument("--json", action="store_true", help="print JSON, with the report of each rank")
+        return
+    if command == "launch":
+        parser.add_argument("scheduler", choices=launch.SCHEDULERS, metavar="slurm|k8s", help="the cluster's scheduler")
+        _add_launch_arguments(parser)
     if command == "diff":
         parser.add_argument("plans", type=_path, nargs=2, metavar="PLAN", help=text)
         parser.add_argument("--all", action="store_true", help="show what is equal too")
@@ -239,7 +270,7 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
     if command == "check":
         help = "exit with status 1 unless the plan fits the GPU named in its cluster"
         parser.add_argument("--must-fit", action="store_true", help=help)
-    if command in ("compile", "run"):
+    if command in ("compile", "run", "launch"):
         help = "the folder to write to (default: out/ and the plan's name)"
         parser.add_argument("-o", "--output", type=_path, metavar="DIR", help=help)
         help = "skip the proof, and say so in the written files"
@@ -250,6 +281,22 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         parser.add_argument("--after", metavar="PASS", help="the pass; an unknown name lists all passes")
         help = "print a graph in place of IR text: ops and regions are nodes, values with their types edges"
         parser.add_argument("--graph", choices=("dot", "graphml", "json"), help=help)
+
+
+def _add_launch_arguments(parser: ArgumentParser) -> None:
+    parser.usage = "scalec launch [-h] [OPTION ...] slurm|k8s PLAN [-- ARGUMENT ...]"
+    help = "Slurm: the time limit, after which the job goes back into the queue (default: %(default)s)"
+    parser.add_argument("--time", default="24:00:00", metavar="H:M:S", help=help)
+    help = "seconds in which a checkpoint can be saved before a job ends (default: %(default)s)"
+    parser.add_argument("--grace", type=_count, default=120, metavar="S", help=help)
+    help = "CPUs of a rank (default: %(default)s)"
+    parser.add_argument("--cpus", type=_count, default=8, metavar="N", help=help)
+    help = "Slurm: one more option of sbatch, as --sbatch=--partition=gpu; may be repeated"
+    parser.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help=help)
+    help = "Kubernetes: the image, with scalec in it and the program in its working directory, if not on the volume"
+    parser.add_argument("--image", default="", metavar="IMAGE", help=help)
+    help = "Kubernetes: the claim of the shared volume with program, data and runs (default: %(default)s)"
+    parser.add_argument("--claim", default="shared", metavar="NAME", help=help)
 
 
 def _add_explain_arguments(parser: ArgumentParser, text: str) -> None:
@@ -315,10 +362,12 @@ def options(words: list[str]) -> Namespace:
     if given.command is explain.explain and not given.plan and unknown and not unknown[0].startswith("-"):
         given.plan = Path(unknown.pop(0))  # argparse gives up on an optional argument at the first option
     given.rest = words[cut + 1 :]
-    if unknown and unknown[0].startswith("-") and given.command is compile.run:
-        given.parser.error(f"`{unknown[0]}` goes to train.py, after `--`: scalec run PLAN -- {unknown[0]} …")
+    passes_on = given.command in (compile.run, launch.launch)
+    if unknown and unknown[0].startswith("-") and passes_on:
+        how = "scalec run" if given.command is compile.run else "scalec launch slurm"
+        given.parser.error(f"`{unknown[0]}` goes to train.py, after `--`: {how} PLAN -- {unknown[0]} …")
     if unknown:
         given.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if given.rest and given.command is not compile.run:
-        given.parser.error("only `scalec run` takes arguments after `--`")
+    if given.rest and not passes_on:
+        given.parser.error("only `scalec run` and `scalec launch` take arguments after `--`")
     return given

@@ -28,7 +28,7 @@ def compile_(options: Namespace) -> None:
     from ..reports.summary import launch
 
     plan = load(options.plan)
-    script = _write(plan, options)
+    script = written(plan, options)
     how = launch(plan.program)
     several = f"to train, run this on each of the {how.nodes:,} nodes ($HEAD is the address of one of them)"
     print(f"{'to train' if how.nodes == 1 else several}:\n\n  {how.command(script)}")
@@ -46,7 +46,7 @@ def run(options: Namespace) -> NoReturn:
         raise UsageError(f"this plan runs on {how.nodes} nodes: `scalec compile` prints the command for each")
     if find_spec("torch") is None:
         raise UsageError(f"torch is not installed for {sys.executable}; training needs it")
-    script = _write(plan, options)
+    script = written(plan, options)
     sys.stdout.flush()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // how.ranks_per_node)))
     torchrun = [sys.executable, "-m", "scalec.runtime.train.torchrun", *how.options()]
@@ -169,7 +169,7 @@ def _tell(found: "Diagnostic") -> None:
     sys.stderr.write(f"{render(found, colour=wants_colour(sys.stderr))}\n\n")
 
 
-def _write(plan: Plan, options: Namespace) -> Path:
+def written(plan: Plan, options: Namespace) -> Path:
     """Proves and writes the files, says so with a summary, and returns the path of the program."""
     from ..emit import emit
     from ..emit.user_ops import copies

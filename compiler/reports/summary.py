@@ -64,7 +64,7 @@ def ranks(program: Program) -> int:
 
 def headline(program: Program) -> str:
     """For instance `llama: 131,392 parameters on 4 ranks, dp 2 x tp 2`; with experts, how many compute for a token."""
-    where = f"{counted(ranks(program), 'rank')}, {_mesh(program)}" if ranks(program) > 1 else "one rank"
+    where = f"{counted(ranks(program), 'rank')}, {mesh_words(program)}" if ranks(program) > 1 else "one rank"
     return f"{program.name}: {parameters(program)}{',' * bool(program.choices)} on {where}"
 
 
@@ -99,7 +99,7 @@ def tokens(program: Program) -> str:
     return f"{program.train.global_batch * program.train.seq:,} tokens a step"
 
 
-def _mesh(program: Program) -> str:
+def mesh_words(program: Program) -> str:
     """The axes as the plan names them, those that were factored with their factors."""
     axes: list[str] = []
     for parent in dict.fromkeys(axis.parent for axis in program.axes):

@@ -116,14 +116,15 @@ def _path(text: str) -> Path:
 
 
 def torchrun(plan: Plan, *arguments: str) -> str:
-    """The command that starts the program on the plan's mesh, to be copied into a shell."""
+    """The command that starts the program on the plan's mesh, on each node; `$HEAD` is one of several."""
     plan, elastic = plan.largest or plan, loses_nodes(plan)
     nodes = [f"--nnodes={plan.nodes}"] if plan.nodes > 1 else ["--standalone"]
     if elastic:
         nodes = [f"--nnodes={plan.smaller[-1].nodes}:{plan.nodes}", f"--max-restarts={RESTARTS}"]
         arguments = ("--resume", "auto", *(each for each in arguments if each != "--resume"))
     launcher = ["python"] if plan.ranks == 1 else ["torchrun", *nodes, f"--nproc-per-node={plan.ranks // plan.nodes}"]
-    return f"{SEPARATE_STORES} " * elastic + shlex.join([*launcher, sys.argv[0], *arguments])
+    meeting = " --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500" if plan.nodes > 1 else ""
+    return f"{SEPARATE_STORES} " * elastic + f"{shlex.join(launcher)}{meeting} {shlex.join([sys.argv[0], *arguments])}"
 
 
 def loses_nodes(plan: Plan) -> bool:

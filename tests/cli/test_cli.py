@@ -307,7 +307,7 @@ def test_help_shows_an_example(scalec: Run, command: Command) -> None:
         (["chek", "tiny.scale"], "error: unknown command `chek`: did you mean `check`?\n"),
         (["check", "tiny.scale", "--out", "x"], "unrecognized arguments: --out x"),
         (["explain", "time", "tiny.scale", "--bogus"], "usage: scalec explain "),
-        (["compile", "tiny.scale", "--", "--steps"], "only `scalec run` takes arguments after `--`"),
+        (["compile", "tiny.scale", "--", "--steps"], "only `scalec run` and `scalec launch` take arguments after `--`"),
         (
             ["run", "tiny.scale", "--steps", "3", "--", "--lr", "1e-3"],
             "error: `--steps` goes to train.py, after `--`: scalec run PLAN -- --steps …\n",

@@ -65,7 +65,10 @@ def test_a_restart_that_could_not_go_on(
 def test_the_lines_that_start_it_are_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it runs; those of a plan for one node are as ever."""
     monkeypatch.setattr("sys.argv", ["train.py", "--resume", "auto", "--lr", "0.1"])
-    line = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2:8 --max-restarts=10 --nproc-per-node=2 train.py"
+    line = (
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2:8 --max-restarts=10 --nproc-per-node=2"
+        " --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py"
+    )
     for plan in (ELASTIC, ELASTIC.on(8), ELASTIC.on(5)):
         assert torchrun(plan) == f"{line} --resume auto"
         assert going_on(plan, 9) == f"{line} --resume auto --steps 9 --lr 0.1"

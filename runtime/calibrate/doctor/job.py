@@ -1,0 +1,178 @@
+"""The ranks of a job together, by its store: reports, the shared folder, ports, clocks, links."""
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from ...errors import RunError
+from ..clock import Clock
+from ..machine import device
+from .report import Needs, Report, local_report
+
+PATIENCE = timedelta(seconds=120)
+"""How long ranks wait for each other."""
+
+PARTING = timedelta(seconds=5)
+"""How long they wait where some have not come: for those that have, which time out at about the same moment."""
+
+ROUNDS = 5
+"""How often clocks and links are measured, beside a first time."""
+
+SENT = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Bytes of a message that measures a link."""
+
+_CONNECTING = 10.0  # seconds
+
+
+class Job:
+    """This rank's part of looking at a job; all ranks call the same in one order."""
+
+    def __init__(self, needs: Needs, folder: Path) -> None:
+        self.needs, self.folder = needs, folder
+        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.near = int(os.environ.get("LOCAL_WORLD_SIZE", self.world))
+        self._whole, self._store = True, self._joined()
+
+    def reports(self) -> list[Report]:
+        """The reports of all ranks, on rank 0; those of ranks that did not come are missing."""
+        token = self._told("token", lambda: f".doctor-{os.getpid()}-{time.time_ns()}")
+        own = local_report(self.needs, self.rank, self.near, self.folder, self.folder / token)
+        with _listening() as port:
+            self._store.set(f"at/{self.rank}", f"{_own_address()}:{port}")
+            here = self._all_come("began")
+            if here:
+                own = replace(own, port=port, unreachable=self._unreachable(), seen=_names(self.folder / token))
+                own = replace(own, clock=self._clock(), **self._links())
+            self._store.set(f"report/{self.rank}", own.text())
+            self._all_come("ended")
+        shutil.rmtree(self.folder / token, ignore_errors=True)
+        with suppress(OSError):
+            self.folder.rmdir()  # where it was not there before
+        if self.rank:
+            return []
+        came = [rank for rank in range(self.world) if self._store.check([f"report/{rank}"])]
+        return [Report.read(self._store.get(f"report/{rank}").decode()) for rank in came]
+
+    def status(self, status: int) -> int:
+        """Rank 0's status, on all ranks."""
+        return int(self._told("status", lambda: str(status)))
+
+    def leave(self) -> None:
+        """Waits for all, so that the store outlives them."""
+        self._all_come("left")
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _joined(self) -> Any:
+        if self.world == 1:
+            return cast(Any, dist).HashStore()
+        kept = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # else torchrun keeps one
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = cast(Any, dist).TCPStore(host, port, self.world, kept, PATIENCE, wait_for_workers=False)
+        return cast(Any, dist).PrefixStore("doctor", store)
+
+    def _told(self, key: str, word: Callable[[], str]) -> str:
+        if not self.rank:
+            self._store.set(key, word())
+        return self._store.get(key).decode()
+
+    def _all_come(self, name: str) -> bool:
+        """Waits for all ranks, only a little if some have not come before; whether they came."""
+        if self._store.add(f"{name}/count", 1) == self.world:
+            self._store.set(name, "all")
+        try:
+            self._store.wait([name], PATIENCE if self._whole else PARTING)
+        except dist.DistStoreError:
+            self._whole = False
+        return self._whole
+
+    def _unreachable(self) -> str:
+        """The address at which the same rank of the next node does not answer; "" if it does."""
+        address = self._store.get(f"at/{(self.rank + self.near) % self.world}").decode()
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), _CONNECTING).close()
+        except OSError as error:
+            return f"{address}: {error.strerror or error}"
+        return ""
+
+    def _clock(self) -> float:
+        """Seconds since the epoch minus those of rank 0, when both have just met: the median of some meetings."""
+        found = list[float]()
+        for number in range(ROUNDS):
+            self._all_come(f"clock/{number}")
+            now = time.time()
+            found.append(now - float(self._told(f"time/{number}", lambda now=now: repr(now))))
+        return median(found)
+
+    def _links(self) -> dict[str, Any]:
+        """Rates to the next rank of the node and to the same rank of the next node, or why there are none."""
+        if self.world == 1 or (self.needs.device == "cuda" and torch.cuda.device_count() < self.near):
+            return {}
+        rank, near, world = self.rank, self.near, self.world
+        first, place = rank - rank % near, rank % near
+        rings = {
+            "node": (near, first + (place + 1) % near, first + (place - 1) % near),
+            "network": (world // near, (rank + near) % world, (rank - near) % world),
+        }
+        try:
+            return {"rates": {name: self._rate(to, of) for name, (size, to, of) in rings.items() if size > 1}}
+        except (RunError, RuntimeError) as error:
+            return {"links": " ".join(str(error).split())[:300]}
+
+    def _rate(self, to: int, of: int) -> float:
+        """Bytes a second of a ring in which each rank sends at once."""
+        if not dist.is_initialized():
+            self._made = Clock(device(self.needs.device or "cpu"))
+            backend = "nccl" if self._made.device.type == "cuda" else "gloo"
+            store = cast(Any, dist).PrefixStore("links", self._store)
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world, timeout=PATIENCE)
+        clock, found = self._made, list[float]()
+        sent = torch.zeros(SENT[clock.device.type], dtype=torch.uint8, device=clock.device)
+        received = torch.empty_like(sent)
+        for _ in range(1 + ROUNDS):
+            clock.wait()
+            cast(Any, dist).barrier()
+            start = time.perf_counter()
+            pair = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, of)]
+            for work in dist.batch_isend_irecv(pair):
+                work.wait()
+            clock.wait()
+            found.append(time.perf_counter() - start)
+        return sent.numel() / median(found[1:])
+
+
+@contextmanager
+def _listening() -> Generator[int]:
+    """The port at which this rank answers, any that is free."""
+    both: Any = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
+    with socket.create_server(("", 0), **both) as server:
+        yield server.getsockname()[1]
+
+
+def _own_address() -> str:
+    """This machine's address in the network of the first node: its name alone may mean nothing to others."""
+    first = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    family, kind, *_, address = socket.getaddrinfo(first, 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # sends nothing
+        return probe.getsockname()[0]
+
+
+def _names(folder: Path) -> list[int]:
+    """The ranks whose files are in a folder."""
+    try:
+        return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+    except OSError:
+        return []

@@ -1,0 +1,172 @@
+"""The report of a rank: what it finds on its machine, and what a job needs there."""
+
+import json
+import os
+import platform
+import resource
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from ...data.files import find_files
+from ...errors import RunError, counted, reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """The needs of a job; without values, those of one rank of which nothing is known.
+
+    memory and host are bytes that a rank takes, of a GPU and of its host; `checkpoint` is those of a whole one.  Links
+    have a name, "node" or "network", and bytes a second, one way.
+    """
+
+    written_by: str = ""
+    name: str = ""
+    nodes: int = 1
+    least: int = 1
+    ranks: int = 1
+    ranks_per_node: int = 1
+    device: str = ""
+    gpu: str = ""
+    gpu_memory: int = 0
+    memory: int = 0
+    host: int = 0
+    checkpoint: int = 0
+    links: Sequence[Mapping[str, Any]] = ()
+    files: Sequence[str] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> "Needs":
+        """From the file that the compiler wrote."""
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A rank and its machine; `seen` are ranks whose file it found in the run's folder, `clock` is in seconds.
+
+    Rates are bytes a second that it sent to its neighbour, within its node and to the next one.
+    """
+
+    rank: int
+    near: int
+    """Ranks of its node."""
+    node: str
+    versions: Mapping[str, str]
+    gpus: Sequence[tuple[str, int, int]]
+    """Name, bytes and free bytes of each GPU."""
+    cpus: int
+    threads: str
+    open_files: int
+    shared_memory: int
+    free_memory: int
+    free_disk: int
+    folder: str = ""
+    """Why the run's folder cannot be written; "" if it can."""
+    data: str = ""
+    port: int = 0
+    seen: Sequence[int] = ()
+    unreachable: str = ""
+    clock: float = 0.0
+    rates: Mapping[str, float] = field(default_factory=dict[str, float])
+    links: str = ""
+    """Why links could not be measured."""
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> "Report":
+        """From JSON."""
+        return cls(**json.loads(text))
+
+
+def local_report(needs: Needs, rank: int, near: int, folder: Path, token: Path) -> Report:
+    """The findings of a rank on its own; it leaves a file of its number in the folder `token` of the run's folder."""
+    left = _left(token / str(rank))
+    return Report(
+        rank=rank,
+        near=near,
+        node=socket.gethostname(),
+        versions=_versions(),
+        gpus=_gpus() if needs.device != "cpu" else (),
+        cpus=len(os.sched_getaffinity(0)),
+        threads=os.environ.get("OMP_NUM_THREADS", ""),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        shared_memory=_free("/dev/shm"),
+        free_memory=_free_memory(),
+        free_disk=_free(folder),
+        folder=left,
+        data=_known_files(needs.files),
+    )
+
+
+def _versions() -> dict[str, str]:
+    """Versions by name, "" of what is not there."""
+    nccl = cast(Any, torch.cuda).nccl.version() if torch.cuda.is_available() else ()
+    names = {name: _version(name) for name in ("scalec", "torch", "triton")}
+    return {"python": platform.python_version(), **names, "NCCL": ".".join(map(str, nccl))}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _gpus() -> list[tuple[str, int, int]]:
+    found = list[tuple[str, int, int]]()
+    for number in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(number)
+        found.append((torch.cuda.get_device_name(number), total, free))
+    return found
+
+
+def _free(folder: str | Path) -> int:
+    """Bytes that are free on the disk of a folder, -1 if it is not there."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return -1
+
+
+def _free_memory() -> int:
+    """Bytes that the host has for more, or its control group, -1 if neither says it."""
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        found = int(lines["MemAvailable"].split()[0]) * 1024
+        group = Path("/sys/fs/cgroup/memory.max")
+        limit = group.read_text().strip() if group.is_file() else "max"
+        return found if limit == "max" else min(found, int(limit))
+    except (OSError, ValueError, KeyError):
+        return -1
+
+
+def _left(path: Path) -> str:
+    """Leaves a file; why that cannot be, "" if it can."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("scalec doctor", encoding="utf-8")
+    except OSError as error:
+        return reason(error)
+    return ""
+
+
+def _known_files(patterns: Sequence[str]) -> str:
+    """Number, bytes and a hash of the names and sizes of the data's files; or why there are none."""
+    try:
+        files = find_files((*patterns,))
+    except RunError as error:
+        return str(error)
+    sizes = [os.path.getsize(path) for path in files]
+    known = blake2b(repr([*zip(map(os.path.basename, files), sizes, strict=True)]).encode(), digest_size=6).hexdigest()
+    return f"{counted(len(files), 'file')} of {counted(sum(sizes), 'byte')}, {known}" if files else ""

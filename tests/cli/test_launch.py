@@ -1,0 +1,177 @@
+"""`scalec launch` and `scalec doctor`: the scripts that they write, and a job on a Slurm of one machine."""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.fake_slurm import sbatch
+from scalec.compiler.cli import main
+
+PLAN = """
+model bigram(tokens[batch, seq], labels[batch, seq]) {
+  dims { vocab = 256  hidden = 8 }
+  init ~ normal(0.02)
+  loss = cross_entropy(embedding(tokens, wte[vocab, hidden]) @ head[hidden -> vocab], labels)
+}
+train {
+  seq = 8  global_batch = 4  microbatch = 2  steps = 5
+  optimizer adamw { lr = 1e-2 }
+  data text { files = ["text/*.txt"] }
+}
+"""
+LARGE = "mesh { dp = 32 }  shard { batch over dp }  cluster { gpu = h100_sxm  nodes = 4 }"
+SMALL = "mesh { dp = 2 }  shard { batch over dp }  cluster { nodes = 2 }"
+ELASTIC = "mesh { dp = 8..32 }  shard { batch over dp }  cluster { gpu = h100_sxm  nodes = 4 }"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/a.txt").write_bytes(bytes(i * 7 % 97 for i in range(900)))
+    return tmp_path
+
+
+def _launched(scheduler: str, where: str, *words: str) -> str:
+    """The text of the script."""
+    plan = PLAN.replace("global_batch = 4", "global_batch = 64") if "32" in where else PLAN
+    Path("my plan.scale").write_text(plan + where)
+    assert main(["launch", scheduler, "my plan.scale", "-o", "out", "--no-verify", *words]) == 0
+    return Path("out", {"slurm": "job.sbatch", "k8s": "job.yaml"}[scheduler]).read_text()
+
+
+@pytest.mark.usefixtures("folder")
+def test_scripts(golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--sbatch=--partition=gpu", "--time", "8:00:00", "--", "--save-every", "200", "--out", "/runs/it's")
+    golden("launch/job.sbatch", slurm := _launched("slurm", LARGE, *options))
+    assert subprocess.run(["bash", "-n"], input=slurm, text=True, check=False).returncode == 0
+    golden("launch/job.yaml", _launched("k8s", LARGE, "--image", "registry.example/scalec:1"))
+    golden("launch/needs.json", Path("out/needs.json").read_text())
+    assert "to train:\n\n  kubectl apply -f out/job.yaml\n" in capsys.readouterr().out
+    golden("launch/elastic.sbatch", _launched("slurm", ELASTIC))
+
+
+def _yaml(text: str) -> Any:
+    return pytest.importorskip("yaml").safe_load(text)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_jobset_has_a_pod_for_each_node() -> None:
+    job = _yaml(_launched("k8s", LARGE, "--image", "me/scalec"))
+    (replicated,) = job["spec"]["replicatedJobs"]
+    spec = replicated["template"]["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (4, 4, "Indexed")
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+    assert spec["podFailurePolicy"]["rules"][0]["onExitCodes"]["containerName"] == container["name"]
+    script = container["command"][-1]
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    assert f"--master-addr={job['metadata']['name']}-{replicated['name']}-0-0.{job['metadata']['name']} " in script
+
+
+@pytest.mark.parametrize("name", ["x" * 90, "Ünï", "a.b_c", "-9-", "a\nrm b"])
+def test_any_plan_has_a_name_that_schedulers_take(name: str, folder: Path) -> None:
+    (folder / f"{name}.scale").write_text(PLAN + SMALL)
+    for words in (["slurm"], ["k8s", "--image", "me/it"]):
+        assert main(["launch", *words, f"./{name}.scale", "-o", "out", "--no-verify"]) == 0
+    label = _yaml((folder / "out/job.yaml").read_text())["metadata"]["name"]
+    assert re.fullmatch("[a-z]([a-z0-9-]*[a-z0-9])?", label)
+    assert len(f"{label}-node-0-255-abcde") <= 63
+    assert subprocess.run(["bash", "-n", "out/job.sbatch"], check=False).returncode == 0
+
+
+@pytest.mark.usefixtures("folder")
+def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("p.scale").write_text(PLAN + SMALL)
+    assert main(["launch", "k8s", "p.scale"]) == 2
+    assert "needs an image with scalec in it: --image IMAGE" in capsys.readouterr().err
+    Path("out").mkdir()
+    Path("out/job.sbatch").write_text("mine")
+    assert main(["launch", "slurm", "p.scale", "-o", "out", "--no-verify"]) == 2
+    assert "`out/job.sbatch` was not written by scalec" in capsys.readouterr().err
+
+
+STUB = """#!/usr/bin/env python3
+import os, signal, sys, time
+from pathlib import Path
+rank, names = os.environ["RANK"], ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+print(rank, *(os.environ[name] for name in names), *sys.argv[1:])
+if sys.argv[1] == "-m":
+    sys.exit(int(Path("sick").exists()))
+start = int(os.environ["SLURM_RESTART_COUNT"])
+planned = Path("statuses").read_text().split()
+Path(f"ready{rank}").touch()
+status, left = planned[0], planned[1:]
+while rank == "0" and len([*Path(".").glob("ready*")]) < 2:
+    time.sleep(0.01)
+if rank == "0":
+    [path.unlink() for path in Path(".").glob("ready*")]
+    Path("statuses").write_text(" ".join(left))
+    if status == "75":
+        Path("due").touch()
+while status == "75":
+    signal.pause()
+sys.exit(int(status) if rank == "0" else 0)
+"""
+
+
+def _job(folder: Path, statuses: str) -> list[tuple[int, str]]:
+    """The starts of a job whose ranks end with these statuses, one after another; 75 when they are signalled."""
+    _launched("slurm", SMALL, "--", "--lr", "0.1")
+    (folder / "statuses").write_text(statuses)
+    (stub := folder / "python").write_text(STUB)
+    stub.chmod(0o755)
+    return sbatch(folder / "out/job.sbatch", folder, PYTHON=str(stub))
+
+
+def test_a_job_saves_is_requeued_and_goes_on(folder: Path) -> None:
+    starts = _job(folder, "75 0")
+    assert [status for status, _ in starts] == [75, 0], starts
+    port = 20000 + os.getpid() % 10000
+    for _, told in starts:
+        for rank in "01":
+            environment = f"{rank} 2 0 1 localhost {port}"
+            assert f"{environment} -m scalec.runtime.calibrate.doctor out/needs.json --out 'runs/my plan'" not in told
+            assert f"{environment} -m scalec.runtime.calibrate.doctor out/needs.json --out runs/my plan\n" in told
+            assert f"{environment} out/train.py --resume auto --lr 0.1\n" in told
+    assert "start 0 of job" in starts[0][1]
+    assert "start 1 of job" in starts[1][1]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "ended"),
+    [("1 0", 0), ("1 1 1 0", 1), ("2 0", 2), ("0 1", 0)],
+    ids=["once", "thrice", "cannot", "done"],
+)
+def test_ranks_that_fail_are_started_anew_some_times(statuses: str, ended: int, folder: Path) -> None:
+    ((status, told),) = _job(folder, statuses)
+    assert status == ended
+    assert told.count("of 3 ended with status 1") == statuses.split("0", maxsplit=1)[0].count("1")
+
+
+def test_a_job_on_sick_machines_ends_before_it_trains(folder: Path) -> None:
+    (folder / "sick").touch()
+    ((status, told),) = _job(folder, "0")
+    assert status == 1
+    assert "train.py" not in told
+
+
+@pytest.mark.usefixtures("folder")
+def test_doctor_looks_at_this_machine_for_a_plan(capfd: pytest.CaptureFixture[str]) -> None:
+    """With a process for each rank of a node."""
+    Path("p.scale").write_text(PLAN + SMALL.replace("  cluster { nodes = 2 }", ""))
+    assert main(["doctor", "p.scale", "--json"]) == 0
+    said = json.loads(capfd.readouterr().out)
+    assert [rank["rank"] for rank in said["ranks"]] == [0, 1]
+    assert all(each["rates"]["node"] > 0 for each in said["ranks"])
+    assert "1 file of 900 bytes" in next(each["said"] for each in said["findings"] if each["about"] == "data")
