@@ -200,6 +200,8 @@ class _Run:
         if done == self.start.first + 1 and (of := self.plan.account):
             account = of.at(self.mesh.rank(of.axis) if of.axis else 0)
             self.log.memory(done, account, of, allocator.peak(self.mesh.device))
+        if self.start.claim:
+            self.start.claim.check(now=due(self.options.save_every))
         self.log.settle()  # the step before this one
         self.log.step(done, metrics, lr, due(self.options.log_every))
         if due(self.options.save_every) or (self.held and due(self.options.eval_every)):

@@ -13,6 +13,7 @@ from ..config.plan import Plan
 from ..data.corpus import opened, repeated, too_few
 from ..data.mixture import Mixture
 from ..errors import RunError
+from .claim import Claim
 from .identity import differences, identity
 from .launch import check_folder, is_first
 from .log_file import NAME, REPEATED, mend
@@ -33,14 +34,17 @@ class Start:
     resume: Path | None
     first: int
     notes: tuple[str, ...]
+    claim: Claim | None = None
+    """On the run's folder, of the first rank."""
 
 
 def start(plan: Plan, options: Options) -> Start:
     """The start of the run, equal on all ranks; moves an earlier run's files away.  RunError on all.  Collective."""
     start = together(lambda: _prepare(plan, options))
     agreed(f"step {start.first} of {dict(start.run)}")
+    claim = together(lambda: Claim(options.out) if is_first() else None)
     moved = together(lambda: _cleared(options.out, start) if is_first() else [])
-    return replace(start, notes=(*moved, *start.notes))
+    return replace(start, notes=(*moved, *start.notes), claim=claim)
 
 
 def _prepare(plan: Plan, options: Options) -> Start:

@@ -3,15 +3,17 @@ that nothing disturbs, to rounding, and what they communicate is their plan."""
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from helpers.forked_ranks import plain_groups
+from helpers.forked_ranks import HANGS, plain_groups
 from helpers.launched import run_file, text_files
-from helpers.nodes import nodes
+from helpers.nodes import HELD, nodes
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from scalec.compiler.proof.recorded import compare
@@ -88,6 +90,28 @@ def test_nodes_are_lost_and_come_back(state: str, tmp_path: Path) -> None:
     assert [*steps] == [*range(1, LONG + 1)]
     for want in _log(whole):
         assert steps[want["step"]] == pytest.approx(want, rel=1e-9)
+
+
+@pytest.mark.long
+def test_a_start_that_was_taken_over_ends(tmp_path: Path) -> None:
+    """Before it saves anything, and whatever it was held up by."""
+    folder = harness.written(plan_text(Case(microbatches=2)), tmp_path)
+    text_files(folder)
+    (folder / "held.py").write_text(HELD)
+    hold = folder / "hold-3"
+    hold.touch()
+    line = "held.py train.py --device=cpu --steps=6 --save-every=1 --log-every=1 --data text/a.txt --resume auto"
+    first = subprocess.Popen([sys.executable, *line.split()], cwd=folder, stderr=subprocess.PIPE, text=True)
+    while not (folder / RUN / "checkpoints" / "step-000003").exists():
+        assert first.poll() is None
+    second = run_file(folder, 1, line.removeprefix("held.py train.py").replace("steps=6", "steps=3"))
+    assert second == [(0, "")]
+    hold.unlink()
+    _, err = first.communicate(timeout=HANGS)
+    assert first.returncode == 1
+    assert "error: another start of this run has taken over runs/tiny" in err
+    left = {path.name for path in (folder / RUN / "checkpoints").iterdir()}
+    assert max(left) == "step-000003"
 
 
 def _run(folder: Path, world: int, places: int, more: str = "", record: str = "") -> None:

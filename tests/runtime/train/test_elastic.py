@@ -2,11 +2,13 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from helpers.bigram import PLAN
 from scalec.runtime import Plan, RunError, SmallerMesh
+from scalec.runtime.train.claim import Claim
 from scalec.runtime.train.elastic import fitted
 from scalec.runtime.train.launch import check
 from scalec.runtime.train.options import going_on, parse, torchrun
@@ -74,3 +76,13 @@ def test_the_lines_that_start_it_are_for_all_nodes(monkeypatch: pytest.MonkeyPat
         assert going_on(plan, 9) == f"{line} --resume auto --steps 9 --lr 0.1"
     alone = replace(PLAN, smaller=(SmallerMesh({"dp": 1}, 2),))
     assert going_on(alone.on(1), 9) == "torchrun --standalone --nproc-per-node=2 train.py --resume --steps 9 --lr 0.1"
+
+
+def test_the_last_start_has_the_folder(tmp_path: Path) -> None:
+    first = Claim(tmp_path)
+    first.check(now=True)
+    second = Claim(tmp_path)
+    second.check(now=True)
+    with pytest.raises(RunError, match=f"another start of this run has taken over {tmp_path}"):
+        first.check(now=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["claim"]
