@@ -12,6 +12,7 @@ from helpers.small_log import small_log
 from scalec.runtime.config.plan import Account
 from scalec.runtime.train import allocator, launch
 from scalec.runtime.train.allocator import Peak, expand_segments
+from scalec.runtime.train.options import parse
 
 GIB = 2**30
 ACCOUNT = Account("cuda", (50 * GIB,), reserve=3 * GIB)
@@ -53,9 +54,9 @@ def test_they_are_set_up_before_cuda_begins(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: order.append("device"))
     monkeypatch.setenv("WORLD_SIZE", "1")
     plan = replace(PLAN, mesh={"dp": 1})
-    launch.connect(plan, "cpu")
+    launch.connect(plan, parse(plan, ["--device", "cpu"]))
     assert order == []
-    launch.connect(plan, "cuda")
+    launch.connect(plan, parse(plan, ["--device", "cuda"]))
     assert order == ["segments", "device"]
 
 
