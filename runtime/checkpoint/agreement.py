@@ -24,15 +24,6 @@ def together(do: Callable[[], _T], name: str = "together", store: Any = None) ->
     return done[0]
 
 
-def agreed(line: str) -> None:
-    """RunError on all ranks unless each has the same short line.  All ranks call it."""
-    found = {ranks[0]: each for each, ranks in meet("agreed", line).items() if ranks}
-    if len(found) > 1:
-        first, other = sorted(found)[:2]
-        told = f"rank {other} has {found[other]}, and rank {first} {found[first]}: do all nodes see the same files?"
-        raise RunError(told)
-
-
 def anywhere(marks: list[bool]) -> list[bool]:
     """Which marks are set on some rank: as many on each.  All ranks call it."""
     found = meet("anywhere", "".join(map(str, map(int, marks))))

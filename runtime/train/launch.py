@@ -1,6 +1,8 @@
 """Sets up a started process: options, checks before ranks wait for each other, the process group and the mesh."""
 
+import ctypes
 import os
+import signal
 import sys
 from datetime import timedelta
 from io import TextIOWrapper
@@ -14,11 +16,13 @@ from ..comm.mesh import Mesh, Watch
 from ..config.environment import sanitizing
 from ..config.plan import Plan
 from ..errors import RunError, counted, named
+from .alike import alike, settings
 from .allocator import expand_segments
 from .options import Options, mesh_words, torchrun
 
 _MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables by which ranks find each other."""
+_PARENT_DEATH = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _RECORD = "TORCH_FR_BUFFER_SIZE"
 _BEYOND = 60.0  # seconds after the watchdog's limits, which tells more than a group does
 
@@ -28,6 +32,19 @@ def settle_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def end_with_launcher() -> None:
+    """Has Linux kill this rank when the torchrun that has started it ends in any way: nobody would end it, or see it.
+
+    What was saved is whole at any moment.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
+        return
+    launcher = os.getppid()
+    ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL)
+    if os.getppid() != launcher:
+        sys.exit(1)
 
 
 def check_options(plan: Plan, options: Options) -> None:
@@ -112,6 +129,7 @@ def connect(plan: Plan, options: Options) -> Mesh:
     if environment("WORLD_SIZE", 1) > 1:
         limit = timedelta(seconds=max(options.first_step_limit, options.step_limit or 0, options.save_limit) + _BEYOND)
         dist.init_process_group("cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo", timeout=limit)
+        alike(settings(plan, options))  # groups of another mesh would wait for each other
     return Mesh(plan.mesh, device, _watch(device))
 
 

@@ -18,7 +18,7 @@ from ..errors import RunError
 from ..state.engine import TrainState
 from . import allocator
 from .elastic import fitted, release
-from .launch import check, check_options, connect, is_first, settle_streams, warn
+from .launch import check, check_options, connect, end_with_launcher, is_first, settle_streams, warn
 from .log import Log
 from .options import Options, going_on, mesh_words, parse, torchrun
 from .shutdown import ending, refuse
@@ -41,6 +41,7 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
     Exit status 0, 1 where the run failed, 2 where it could not start, 75 where a signal has stopped it and it is saved.
     """
     settle_streams()
+    end_with_launcher()
     watchdog = None
     try:
         options = parse(plan)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..checkpoint import saver
-from ..checkpoint.agreement import agreed, together
+from ..checkpoint.agreement import together
 from ..checkpoint.hf_weights import Reader
 from ..checkpoint.index import Identity
 from ..checkpoint.reader import Saved
@@ -13,6 +13,7 @@ from ..config.plan import Plan
 from ..data.corpus import opened, repeated, too_few
 from ..data.mixture import Mixture
 from ..errors import RunError
+from .alike import alike
 from .claim import Claim
 from .identity import differences, identity
 from .launch import check_folder, is_first
@@ -21,6 +22,7 @@ from .options import Options
 
 _LEFT = (NAME, REPEATED, "checkpoints", "recorded")
 """Files that a run leaves in its folder."""
+_FILES = "do all nodes see the same files?"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Start:
 def start(plan: Plan, options: Options) -> Start:
     """The start of the run, equal on all ranks; moves an earlier run's files away.  RunError on all.  Collective."""
     start = together(lambda: _prepare(plan, options))
-    agreed(f"step {start.first} of {dict(start.run)}")
+    alike({"checkpoint": f"{start.resume}", **{name: f"{value}" for name, value in start.run.items()}}, _FILES)
     claim = together(lambda: Claim(options.out) if is_first() else None)
     moved = together(lambda: _cleared(options.out, start) if is_first() else [])
     return replace(start, notes=(*moved, *start.notes), claim=claim)

@@ -54,16 +54,19 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Generator[None]:
-        """Listens to signals while entered."""
-        before = {name: signal.signal(getattr(signal, name), self._signalled) for name in _SIGNALS}
+        """Listens to signals while entered, but not to those that a shell has it ignore."""
+        numbers = [
+            number for name in _SIGNALS if signal.getsignal(number := signal.Signals[name]) is not signal.SIG_IGN
+        ]
+        before = {number: signal.signal(number, self._signalled) for number in numbers}
         thread = threading.Thread(target=self._look, name="stop", daemon=True)
         thread.start()
         try:
             yield
         finally:
             self._ends.set()
-            for name, handler in before.items():
-                signal.signal(getattr(signal, name), handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def after(self, done: int) -> bool:
         """Whether the run ends after `done` steps; if not, the next has begun."""

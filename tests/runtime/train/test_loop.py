@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import socket
 import sys
@@ -21,6 +22,8 @@ from helpers.forked_ranks import HANGS
 from scalec.runtime import Account, Batch, Expected, Metrics, Plan, TrainState, train
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.data import corpus
+from scalec.runtime.train import launch, loop, options
+from scalec.runtime.train.options import Options
 
 ALONE = replace(PLAN, mesh={"dp": 1})
 
@@ -401,9 +404,24 @@ def test_ranks_that_see_other_files_refuse_alike(folder: Path, monkeypatch: pyte
     monkeypatch.setattr(corpus, "find_files", lambda _: [f"{os.environ['RANK']}/a.txt"])
     first, second = _run(folder, PLAN)
     assert (first.status, second.status) == (2, 2)
-    assert first.err.startswith("error: rank 1 has step 0 of {'seed': 0, ")
-    assert first.err.endswith("}: do all nodes see the same files?\n")
+    error, data, help = first.err.splitlines()
+    assert (error, help) == ("error: the ranks are not alike", "  do all nodes see the same files?")
+    assert re.fullmatch(r"  rank 0 has data 1 file of 360 bytes, \w+, rank 1 has 1 file of 360 bytes, \w+", data)
     assert second.err == ""
+
+
+def test_ranks_with_other_options_refuse_before_they_make_groups(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unlike(plan: Plan) -> Options:
+        mine = [] if os.environ["RANK"] == "0" else ["--seed", "1", "--lr", "0.2"]
+        return options.parse(plan, ["--device", "cpu", *mine])
+
+    monkeypatch.setattr(loop, "parse", unlike)
+    monkeypatch.setattr(launch, "Mesh", None)
+    first, second = _run(folder, PLAN)
+    assert (first.status, second.status) == (2, 2)
+    lines = ["rank 0 has --lr 0.1, rank 1 has 0.2", "rank 0 has --seed 0, rank 1 has 1"]
+    help = "start all with the same files, options and versions"
+    assert first.err.splitlines() == ["error: the ranks are not alike", *(f"  {each}" for each in (*lines, help))]
 
 
 def test_what_one_rank_cannot_read_ends_all_with_its_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

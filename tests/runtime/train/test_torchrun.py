@@ -1,9 +1,13 @@
 """The last line of a run that fails says why, below torchrun's report."""
 
+import os
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from socket import gethostname
+from time import monotonic, sleep
 
 import pytest
 
@@ -32,3 +36,32 @@ def test_the_last_line(program: str, tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == PROGRAMS[program]
     assert "train.py FAILED" in ended.stderr
+
+
+ORPHAN = """
+import os, time
+from pathlib import Path
+from scalec.runtime.train.launch import end_with_launcher
+end_with_launcher()
+Path(os.environ["RANK"] + ".tmp").write_text(str(os.getpid()))
+Path(os.environ["RANK"] + ".tmp").rename(os.environ["RANK"])
+time.sleep(600)
+"""
+
+
+def test_ranks_end_with_their_launcher(tmp_path: Path) -> None:
+    """Even where that is killed, and can end none."""
+    (tmp_path / "train.py").write_text(ORPHAN)
+    command = [sys.executable, "-m", "scalec.runtime.train.torchrun", "--standalone", "--nproc-per-node=2", "train.py"]
+    launcher = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    until = monotonic() + HANGS
+    while not all((tmp_path / rank).exists() for rank in "01"):
+        assert launcher.poll() is None
+        assert monotonic() < until
+        sleep(0.02)
+    ranks = [os.pidfd_open(int((tmp_path / rank).read_text())) for rank in "01"]
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait(HANGS)
+    for rank in ranks:
+        assert select.select([rank], [], [], 60)[0], "a rank has outlived its launcher"
+        os.close(rank)

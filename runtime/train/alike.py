@@ -1,0 +1,105 @@
+"""Agreement of ranks before the first step: a setting that differs is named, with the ranks that have each value.
+
+Where all agree, a rank asks the store as much whatever the number of ranks.
+"""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from ..comm.store import meet
+from ..config.plan import Plan
+from ..errors import RunError
+from .options import Options, mesh_words
+
+Settings = Mapping[str, str]
+"""Values by the words that name them in a line."""
+
+_COMPANIONS = ("schedule.csv", "tiles.json", "hf_names.json", "plan.json")
+_PACKAGES = ("scalec", "triton", "numpy")
+_NONE = "none"
+
+
+def settings(plan: Plan, options: Options) -> Settings:
+    """This rank's program, options and versions."""
+    return {
+        **dict(_files(Path(sys.argv[0]))),
+        "plan": f"{plan.name} on {mesh_words(plan) or 'one rank'}, batches of {plan.global_batch} x {plan.seq}",
+        **{f"--{each.name.replace('_', '-')}": _word(getattr(options, each.name)) for each in fields(options)},
+        **{name: value for name, value in sorted(os.environ.items()) if name.startswith("SCALEC_")},
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{name: _version(name) for name in _PACKAGES},
+        **_backend(options.device),
+    }
+
+
+def alike(mine: Settings, help: str = "start all with the same files, options and versions") -> None:
+    """RunError on all ranks, which names what differs, unless all have the same settings.  All ranks call it."""
+    found = meet("alike", json.dumps(mine))
+    if len(found) > 1:
+        told = differences([(ranks, json.loads(word)) for word, ranks in found.items()])
+        raise RunError("the ranks are not alike", *told, help)
+
+
+def differences(found: Sequence[tuple[Sequence[int], Settings]]) -> list[str]:
+    """A line for each setting that differs: its values, those of the fewest ranks first."""
+    lines = list[str]()
+    for name in dict.fromkeys(name for _, settings in found for name in settings):
+        values: dict[str, list[int]] = {}
+        for ranks, settings in found:
+            values.setdefault(settings.get(name, _NONE), []).extend(ranks)
+        if len(values) > 1:
+            (least, its), *others = sorted(values.items(), key=lambda each: (len(each[1]), min(each[1])))
+            lines.append(", ".join((_has(its, f"{name} {least}"), *(_has(ranks, value) for value, ranks in others))))
+    return lines
+
+
+def _has(ranks: Iterable[int], value: str) -> str:
+    """For instance `ranks 0-4, 6 have 2.13.0`."""
+    spans = [*_spans(sorted(ranks))]
+    alone = len(spans) == 1 and spans[0].isdecimal()
+    return f"rank {spans[0]} has {value}" if alone else f"ranks {', '.join(spans)} have {value}"
+
+
+def _spans(ranks: Sequence[int]) -> Iterator[str]:
+    for _, run in groupby(enumerate(ranks), key=lambda each: each[1] - each[0]):
+        own = [rank for _, rank in run]
+        yield f"{own[0]}" if len(own) == 1 else f"{own[0]}-{own[-1]}"
+
+
+def _files(program: Path) -> Iterator[tuple[str, str]]:
+    """Hashes of the program and of the files beside it that it reads, those that are there."""
+    for path in (program, *map(program.with_name, _COMPANIONS)):
+        if path.is_file():
+            yield path.name, f"sha256 {sha256(path.read_bytes()).hexdigest()[:12]}"
+
+
+def _word(value: object) -> str:
+    """An option's value in a line."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return _NONE
+
+
+def _backend(device: str) -> Settings:
+    """Versions of what computes and communicates on GPUs."""
+    if device != "cuda":
+        return {}
+    nccl: tuple[int, ...] = cast(Any, torch.cuda).nccl.version()
+    return {"CUDA": str(torch.version.cuda), "NCCL": ".".join(map(str, nccl))}
