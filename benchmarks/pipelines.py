@@ -137,7 +137,10 @@ def _ours(schedule: Schedule, mesh: Mesh, stage: Callable[[], nn.Module], batch:
     ordered = with_messages(schedule, Times.uniform(schedule.stages))
     rows = [",".join(map(str, row)) for row in ordered.rows]
     pipeline = Pipeline(
-        "pp", stage_to_rank=schedule.stage_to_rank, stage_inputs=(StageInput("x", (1, WIDTH), torch.float32),), schedule=rows
+        "pp",
+        stage_to_rank=schedule.stage_to_rank,
+        stage_inputs=(StageInput("x", (1, WIDTH), torch.float32),),
+        schedule=rows,
     )
     model = _Model(pipeline.stages(mesh), schedule.stages, stage)
     return partial(pipeline.run, model, batch, torch.tensor(1.0), mesh)

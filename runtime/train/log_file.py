@@ -39,7 +39,8 @@ def mend(folder: Path, first: int) -> None:
         return
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     kept = [*_up_to(first, lines)]
-    if gone := [line for line in lines if line.strip() and line not in {*kept}]:
+    stays = {*kept}
+    if gone := [line for line in lines if line.strip() and line not in stays]:
         with (folder / REPEATED).open("a", encoding="utf-8") as file:
             file.write("".join(line if line.endswith("\n") else line + "\n" for line in gone))
         made = path.with_suffix(".tmp")

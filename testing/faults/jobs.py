@@ -124,6 +124,10 @@ class Job:
         strikes = tuple(mark.read_text() for mark in _marks(self.folder) if mark not in self._before)
         return Outcome(statuses, self._read("out"), self._read("err"), strikes, took)
 
+    def has_ended(self, seconds: float = 0.0) -> bool:
+        """Whether all of it has, within these seconds each."""
+        return all(process.wait(seconds) is not None for process in self._started)
+
     def _read(self, stream: str) -> tuple[str, ...]:
         files = (self.folder / f"{stream}{number}" for number in range(len(self._started)))
         return tuple(file.read_text(errors="replace") if file.exists() else "" for file in files)

@@ -29,6 +29,7 @@ from ...comm.store import FAILED, job_store
 from ..options import Options
 from ..shutdown import keeps_store, tell_launcher
 from .limits import Kind, Limits, Pace
+from .patience import Patience
 from .position import counts, position, raised
 from .verdict import Position, Verdict, awaited, judge, named, read
 
@@ -73,12 +74,14 @@ class Watchdog:
         self._lost: BaseException | None = None  # of a call of the main thread to other ranks
         self._ending = threading.Event()
         self._neighbour = _Neighbour(store, rank)
+        self._patience = Patience(self._leave, self._ending, self._interval)
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
         """Begins to watch."""
         self._store.append(_RANKS, f"{self._rank} {self._host}\n")
         self._thread.start()
+        self._patience.start()
 
     def begin(self, kind: Kind, step: int) -> None:
         """The main thread goes on: to a step, or to what follows it.  Takes about 0.3 µs a group."""
@@ -121,7 +124,8 @@ class Watchdog:
                 self._pace.done(seen.kind, passed + gap)
                 seen, passed = self._mark, 0.0
             passed += gap
-            self._look(seen, passed)
+            with self._patience.request():
+                self._look(seen, passed)
 
     def _look(self, mark: _Mark, passed: float) -> None:
         limit, option = self._pace.limit(mark.kind, mark.is_first)
