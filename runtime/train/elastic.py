@@ -5,8 +5,11 @@ ends, or until their launcher, which notices that nodes go or come, starts all r
 """
 
 import os
+import signal
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NoReturn, cast
 
@@ -16,6 +19,7 @@ from ..config.plan import Plan
 from ..errors import RunError, counted
 from .launch import environment, warn
 from .options import SEPARATE_STORES, Options, loses_nodes, mesh_words
+from .stop import Stopped
 
 _POLL = 0.5  # seconds between two looks at the store
 _PARTING = 10.0  # seconds in which spare ranks can see that the run has ended
@@ -32,7 +36,7 @@ def fitted(plan: Plan, options: Options) -> tuple[Plan, int]:
     found = plan.on(world)
     if not plan.smaller or world < found.ranks:
         return plan, 0
-    if loses_nodes(plan) and "TORCHELASTIC_RUN_ID" in os.environ:
+    if loses_nodes(plan) and _under_torchrun():
         _check_restarts(options)
     spare = range(found.ranks, world)
     if environment("RANK", 0) in spare:
@@ -58,25 +62,46 @@ def _standing_by(spare: range) -> str:
     return f"ranks {spare.start} to {last} stand by" if len(spare) > 1 else f"rank {last} stands by"
 
 
-def release(spare: int) -> None:
-    """Has the spare ranks of a run that has ended end too.  Called by all other ranks; the first waits a little."""
-    if spare and environment("RANK", 0) == 0:
-        store, until = _job_store(), time.monotonic() + _PARTING
-        store.set(_ENDED, "")
-        while store.add(_LEFT, 0) < spare and time.monotonic() < until:
-            time.sleep(_POLL / 10)
+@contextmanager
+def releasing(spare: int) -> Generator[None]:
+    """Has the spare ranks of a run that ends well, or is stopped, end likewise; the first rank tells them."""
+    try:
+        yield
+    except Stopped as stopped:
+        _release(spare, stopped.status)
+        raise
+    _release(spare, 0)
+
+
+def _release(spare: int, status: int) -> None:
+    """Waits a little for spare ranks to end with this status: the store may be gone after that."""
+    if not spare or environment("RANK", 0) > 0:
+        return
+    store, until = _job_store(), time.monotonic() + _PARTING
+    store.set(_ENDED, str(status))
+    while store.add(_LEFT, 0) < spare and time.monotonic() < until:
+        time.sleep(_POLL / 10)
 
 
 def _stand_by() -> NoReturn:
-    """Waits until the run ends, and ends with it: with status 1, as its ranks do, where it fails."""
-    try:
+    """Waits until the run ends, and ends with it: with its status, or 1 where it fails.
+
+    A signal that stops the run reaches its ranks too.  This one is ended by none but torchrun's, which starts it anew.
+    """
+    for each in (signal.SIGUSR1, signal.SIGINT, *(() if _under_torchrun() else (signal.SIGTERM,))):
+        signal.signal(each, signal.SIG_IGN)
+    status = 1
+    with suppress(RuntimeError):  # the store is gone with the rank that kept it
         store = _job_store()
         while not store.check([_ENDED]):
             time.sleep(_POLL)
+        status = int(store.get(_ENDED))
         store.add(_LEFT, 1)
-    except RuntimeError:  # the store is gone with the rank that kept it
-        sys.exit(1)
-    sys.exit(0)
+    sys.exit(status)
+
+
+def _under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _job_store() -> Any:

@@ -17,7 +17,7 @@ from ..data.prefetch import ahead
 from ..errors import RunError
 from ..state.engine import TrainState
 from . import allocator
-from .elastic import fitted, release
+from .elastic import fitted, releasing
 from .launch import check, check_options, connect, end_with_launcher, is_first, settle_streams, warn
 from .log import Log
 from .options import Options, going_on, mesh_words, parse, torchrun
@@ -58,12 +58,11 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
         begin = start(plan, options)
     except (RunError, OSError) as error:
         refuse(error, watchdog)
-    with ending(watchdog):
+    with ending(watchdog), releasing(spare):
         if begin.first < options.steps:
             _Run(plan, options, mesh, begin, build, train_step, eval_step, watchdog).go()
         elif is_first():
             print(f"{begin.resume} has finished its {begin.first} steps already: there is nothing to do")
-        release(spare)
 
 
 class _Run:

@@ -3,6 +3,7 @@ that nothing disturbs, to rounding, and what they communicate is their plan."""
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from scalec.compiler.proof.recorded import compare
 from scalec.runtime.checkpoint.reader import Saved
+from scalec.runtime.train.stop import SAVED
+from scalec.testing.faults import Fault, Point, Program, Send, fork
 
 STEPS, HALF, LONG = 4, 2, 20
 RUN = Path("runs", "tiny")
@@ -90,6 +93,18 @@ def test_nodes_are_lost_and_come_back(state: str, tmp_path: Path) -> None:
     assert [*steps] == [*range(1, LONG + 1)]
     for want in _log(whole):
         assert steps[want["step"]] == pytest.approx(want, rel=1e-9)
+
+
+@pytest.mark.parametrize(("sent", "ends"), [(signal.SIGUSR1, (SAVED,) * 3), (signal.SIGKILL, (1, -9, 1))])
+def test_spare_ranks_end_as_the_run_does(sent: signal.Signals, ends: tuple[int, ...], tmp_path: Path) -> None:
+    """Where all ranks are signalled to stop, and where one is lost."""
+    case, _ = CASES["zero_1"]
+    folder = harness.written(plan_text(case).replace("dp = 4", "dp = 1..4"), tmp_path)
+    text_files(folder)
+    ranks = (0, 1, 2) if sent == signal.SIGUSR1 else (1,)
+    options = "--device=cpu --steps=100000 --save-every=50000 --data text/a.txt"
+    fault = Fault(Point("step", 3), Send(sent, ranks))
+    assert fork(Program(folder, 3, options), fault).wait(HANGS).statuses == ends
 
 
 @pytest.mark.long
