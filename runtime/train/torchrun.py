@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from typing import Any, cast
 
 from torch.distributed import run
@@ -30,9 +31,19 @@ def main() -> None:
     except ChildFailedError as error:
         if {failure.exitcode for failure in error.failures.values()} == {SAVED}:
             sys.exit(SAVED)
-        rank, failure = min(error.failures.items(), key=lambda each: (not _was_killed(each[1]), each[1].timestamp))
+        rank, failure = first(error.failures)
         print(f"{error}\nerror: {_reason(rank, failure)}", file=sys.stderr)
         sys.exit(1)
+
+
+def first(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+    """The rank whose failure explains the others: the first that has told why, or else one that was killed.
+
+    Ranks that lose a killed one name it; and one that a watchdog has ended, as it was stopped, explains nothing.
+    """
+    return min(
+        failures.items(), key=lambda each: (not _told(each[1]), not _was_killed(each[1]), int(each[1].timestamp))
+    )
 
 
 def _was_killed(failure: ProcessFailure) -> bool:
@@ -40,15 +51,20 @@ def _was_killed(failure: ProcessFailure) -> bool:
     return failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
 
 
-def _reason(rank: int, failure: ProcessFailure) -> str:
-    """The rank's own words (`shutdown.tell_launcher`), or else how it ended."""
+def _told(failure: ProcessFailure) -> str:
+    """The rank's own words (`shutdown.tell_launcher`); "" where it has left none."""
     match failure.error_file_data:
         case {"message": {"message": str(said)}}:
             return said
-        case _ if failure.exitcode < 0:
-            return f"rank {rank} was ended by {failure.signal_name()}"
         case _:
-            return f"rank {rank} ended with exit status {failure.exitcode}"
+            return ""
+
+
+def _reason(rank: int, failure: ProcessFailure) -> str:
+    """The rank's own words, or else how it ended."""
+    if failure.exitcode < 0:
+        return _told(failure) or f"rank {rank} was ended by {failure.signal_name()}"
+    return _told(failure) or f"rank {rank} ended with exit status {failure.exitcode}"
 
 
 if __name__ == "__main__":

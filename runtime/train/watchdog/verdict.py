@@ -38,20 +38,25 @@ class Position:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The ranks that the others wait for, and why, in words; without any, why nobody is to blame."""
+    """The ranks that the others wait for, and why, in words; without any, why nobody is to blame.
+
+    `silent` are ranks that have not answered.
+    """
 
     missing: tuple[int, ...]
     text: str
+    silent: tuple[int, ...] = ()
 
 
 def judge(mesh: Mapping[str, int], positions: Sequence[Position], hosts: Mapping[int, str]) -> Verdict:
     """The verdict.  `hosts` has those of all ranks that have begun."""
     found = {each.rank: each for each in positions}
+    silent = tuple(rank for rank in range(prod(mesh.values())) if rank not in found)
     for culprits in (_failed, _astray, _ended, _elsewhere, _behind):
         if why := dict(culprits(mesh, found)):
             text = "; ".join(f"{_named(rank, hosts)} {reason}" for rank, reason in [*why.items()][:_SHOWN])
             more = f"; and {len(why) - _SHOWN} more" if len(why) > _SHOWN else ""
-            return Verdict(tuple(why), text + more)
+            return Verdict(tuple(why), text + more, silent)
     return Verdict(
         (), "all ranks wait, and none is missing: look at the links, the network and the devices between them"
     )

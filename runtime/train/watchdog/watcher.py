@@ -12,6 +12,7 @@ is written while all goes well.
 import json
 import os
 import select
+import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -35,7 +36,8 @@ from .verdict import Position, Verdict, awaited, judge, named, read
 
 _READS = 4000  # of the store, in a second
 _ANSWER = 10.0  # seconds in which a rank answers an alarm
-_QUIET = 1.0  # seconds in which the launcher sees that the first rank to fail has ended
+_BEGINNING = 0.1  # seconds between looks for the neighbour's process
+_QUIET = 1.0  # seconds that one rank leaves the others, or the launcher, to be first
 _READ = 3.0  # seconds in which others read the verdict, where the store ends with this process
 _POSITIONS, _ANSWERS, _VERDICT, _RANKS, _LEFT = "positions", "answers", "verdict", "ranks", "ended"
 
@@ -110,6 +112,7 @@ class Watchdog:
     def lost(self, error: BaseException) -> NoReturn:
         """A call to other ranks has failed, so that one of them may have ended: the thread finds out, and ends all."""
         self._lost = error
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by which a launcher ends ranks when it sees that one has ended
         time.sleep(6 * _ANSWER)
         os._exit(1)
 
@@ -117,7 +120,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         seen, passed, last = self._mark, 0.0, time.monotonic()
-        while not self._ending.wait(self._interval):
+        while not self._ending.wait(self._interval if self._neighbour.is_known else _BEGINNING):
             now = time.monotonic()
             gap, last = min(now - last, 5 * self._interval), now  # a process that was stopped accuses nobody
             if self._mark is not seen:
@@ -161,6 +164,8 @@ class Watchdog:
         own = self._position()
         self._answer(own)
         verdict = self._judged() if first["rank"] == self._rank else self._awaited()
+        if self._neighbour.rank in verdict.silent:
+            self._neighbour.kill()
         self._leave(f"{_words(self._mesh, own, verdict)}\n  {_told(first)}; {verdict.text}")
 
     def _position(self) -> Position:
@@ -203,6 +208,7 @@ class Watchdog:
         if not quietly:
             with suppress(OSError):
                 os.write(2, f"error: {words}\n".encode())  # whatever the main thread has taken the lock of
+            time.sleep(_QUIET)  # others tell where they are before a launcher ends them
         if keeps_store():
             time.sleep(_READ)
         os._exit(1)
@@ -251,6 +257,11 @@ class _Neighbour:
         self._process: tuple[int, int] | None = None  # its id, and a descriptor of it
         store.set(f"pid/{rank}", str(os.getpid()))
 
+    @property
+    def is_known(self) -> bool:
+        """Whether nothing more will be found out of which process it is."""
+        return self._alone or self._process is not None
+
     def is_gone(self) -> bool:
         """Whether its process has ended before it had come to its end."""
         if self._process is None and not self._alone:
@@ -266,6 +277,12 @@ class _Neighbour:
         if self._process is not None and _is_stopped(self._process[0]):
             return [(self.rank, "does not answer: its process is stopped, as by SIGSTOP or a debugger")]
         return []
+
+    def kill(self) -> None:
+        """Ends a rank that cannot end itself: launchers wait long for one that is stopped or holds Python's lock."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process[1], signal.SIGKILL)
 
     def _find(self) -> None:
         if not self._store.check([f"pid/{self.rank}"]):

@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 from socket import gethostname
 from time import monotonic, sleep
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from helpers.forked_ranks import HANGS
+from scalec.runtime.train.torchrun import first
 
 ENDING = "from scalec.runtime.train.shutdown import ending\nfrom scalec.runtime.errors import RunError\nwith ending(): "
 KILLED = (
@@ -65,3 +68,18 @@ def test_ranks_end_with_their_launcher(tmp_path: Path) -> None:
     for rank in ranks:
         assert select.select([rank], [], [], 60)[0], "a rank has outlived its launcher"
         os.close(rank)
+
+
+def _failure(status: int, timestamp: int, told: str = "") -> Any:
+    said = {"message": {"message": told}} if told else {"message": "<NONE>"}
+    return SimpleNamespace(exitcode=status, timestamp=timestamp, error_file_data=said)
+
+
+def test_the_first_rank_that_tells_why_explains_the_others() -> None:
+    """Those that lose a killed rank name it; one that was stopped is killed last."""
+    failures = {0: _failure(-9, 99), 1: _failure(1, 101, "late"), 2: _failure(1, 100, "early"), 3: _failure(-15, 130)}
+    assert first(failures)[0] == 2
+
+
+def test_where_nobody_tells_why_a_killed_rank_explains_the_others() -> None:
+    assert first({0: _failure(1, 100), 1: _failure(-9, 101), 2: _failure(-15, 101)})[0] == 1
