@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import __version__
-from . import calibrate, compile, diff, doctor, explain, launch, loads, plan, schedule, verify
+from . import calibrate, compile, diff, doctor, explain, launch, loads, plan, run, schedule, verify
 from .fmt import fmt, import_
 
 
@@ -34,10 +34,13 @@ COMMANDS = (
     ),
     Command(
         "run",
-        compile.run,
-        "compile a plan and train it on this machine",
-        "Compiles a plan as `scalec compile` does, then starts it with torchrun, one process per rank of its mesh.\n"
-        "Arguments after `--` go to train.py; `-- --help` lists them.",
+        run.run,
+        "compile a plan and train it on this machine, or go on with its run",
+        "Compiles a plan as `scalec compile` does, or takes a compiled train.py, and starts it with torchrun, one\n"
+        "process per rank of its mesh.  The run goes on from its newest checkpoint, if there is one: the same line\n"
+        "starts it and takes it further, and ends at once where it has finished.\n"
+        "Arguments after `--` go to train.py; `-- --help` lists them.  Exit status 75 where SIGTERM or SIGUSR1 has\n"
+        "ended the run after a save, 130 where Ctrl-C has.",
         "scalec run plans/tiny_llama.scale -- --steps 100 --lr 1e-3",
     ),
     Command(
@@ -276,11 +279,19 @@ def _add_arguments(parser: ArgumentParser, command: str) -> None:
         help = "skip the proof, and say so in the written files"
         parser.add_argument("--no-verify", dest="verify", action="store_false", help=help)
     if command == "run":
-        parser.usage = "scalec run [-h] [-o DIR] [--no-verify] PLAN [-- ARGUMENT ...]"
+        _add_run_arguments(parser)
     if command == "ir":
         parser.add_argument("--after", metavar="PASS", help="the pass; an unknown name lists all passes")
         help = "print a graph in place of IR text: ops and regions are nodes, values with their types edges"
         parser.add_argument("--graph", choices=("dot", "graphml", "json"), help=help)
+
+
+def _add_run_arguments(parser: ArgumentParser) -> None:
+    parser.usage = "scalec run [-h] [-o DIR] [--no-verify] [--max-restarts N] [--anew] PLAN|train.py [-- ARGUMENT ...]"
+    help = "how often all ranks start anew, from the newest checkpoint, after one has failed (default: 0)"
+    parser.add_argument("--max-restarts", type=_count, default=0, metavar="N", help=help)
+    help = "begin, though there is a checkpoint: an earlier run's files are moved into a folder beside it"
+    parser.add_argument("--anew", action="store_true", help=help)
 
 
 def _add_launch_arguments(parser: ArgumentParser) -> None:
@@ -362,9 +373,9 @@ def options(words: list[str]) -> Namespace:
     if given.command is explain.explain and not given.plan and unknown and not unknown[0].startswith("-"):
         given.plan = Path(unknown.pop(0))  # argparse gives up on an optional argument at the first option
     given.rest = words[cut + 1 :]
-    passes_on = given.command in (compile.run, launch.launch)
+    passes_on = given.command in (run.run, launch.launch)
     if unknown and unknown[0].startswith("-") and passes_on:
-        how = "scalec run" if given.command is compile.run else "scalec launch slurm"
+        how = "scalec run" if given.command is run.run else "scalec launch slurm"
         given.parser.error(f"`{unknown[0]}` goes to train.py, after `--`: {how} PLAN -- {unknown[0]} …")
     if unknown:
         given.parser.error(f"unrecognized arguments: {' '.join(unknown)}")

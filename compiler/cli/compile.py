@@ -1,11 +1,11 @@
-"""The commands on one plan: `compile`, `run`, `ir`, `check`."""
+"""The commands on one plan: `compile`, `ir`, `check`."""
 
 import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 from .streams import PLAN_WRONG, UsageError, as_file
 
@@ -32,25 +32,6 @@ def compile_(options: Namespace) -> None:
     how = launch(plan.program)
     several = f"to train, run this on each of the {how.nodes:,} nodes ($HEAD is the address of one of them)"
     print(f"{'to train' if how.nodes == 1 else several}:\n\n  {how.command(script)}")
-
-
-def run(options: Namespace) -> NoReturn:
-    """`scalec run`."""
-    from importlib.util import find_spec
-
-    from ..reports.summary import launch
-
-    plan = load(options.plan)
-    how = launch(plan.program)
-    if how.nodes > 1:
-        raise UsageError(f"this plan runs on {how.nodes} nodes: `scalec compile` prints the command for each")
-    if find_spec("torch") is None:
-        raise UsageError(f"torch is not installed for {sys.executable}; training needs it")
-    script = written(plan, options)
-    sys.stdout.flush()
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // how.ranks_per_node)))
-    torchrun = [sys.executable, "-m", "scalec.runtime.train.torchrun", *how.options()]
-    os.execv(sys.executable, [*torchrun, str(script), *options.rest])
 
 
 def ir(options: Namespace) -> None:

@@ -32,12 +32,11 @@ def fitted(plan: Plan, options: Options) -> tuple[Plan, int]:
     Spare ranks do not return; the others find WORLD_SIZE as if there were none.  RunError where a restart would not go
     on.
     """
+    _check_restarts(plan, options)
     world = environment("WORLD_SIZE", 1)
     found = plan.on(world)
     if not plan.smaller or world < found.ranks:
         return plan, 0
-    if loses_nodes(plan) and _under_torchrun():
-        _check_restarts(options)
     spare = range(found.ranks, world)
     if environment("RANK", 0) in spare:
         _stand_by()
@@ -49,8 +48,11 @@ def fitted(plan: Plan, options: Options) -> tuple[Plan, int]:
     return found, len(spare)
 
 
-def _check_restarts(options: Options) -> None:
-    """RunError where torchrun's restarts would not go on with the run."""
+def _check_restarts(plan: Plan, options: Options) -> None:
+    """RunError where torchrun's restarts, if there may be any, would not go on with the run."""
+    restarts = loses_nodes(plan) or environment("TORCHELASTIC_MAX_RESTARTS", 0) > 0
+    if not (_under_torchrun() and restarts):
+        return
     if not options.resume:
         raise RunError("after a restart this run would begin anew: start it with --resume auto")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":

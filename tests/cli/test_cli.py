@@ -185,8 +185,46 @@ def test_run(scalec: Run, executed: list[Sequence[str]]) -> None:
     status, out, _ = scalec("run", "tiny.scale", "-o", "x", "--", "--steps", "3", "--", "y")
     assert status == 0
     torchrun = [sys.executable, "-m", "scalec.runtime.train.torchrun", "--standalone", "--nproc-per-node=4"]
-    assert executed == [[*torchrun, "x/train.py", "--steps", "3", "--", "y"]]
+    assert executed == [[*torchrun, "x/train.py", "--resume", "auto", "--steps", "3", "--", "y"]]
     assert out.endswith("wrote x/train.py and x/plan.json\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "restarts", "arguments"),
+    [
+        ("", [], "--resume auto"),
+        ("--max-restarts 3", ["--max-restarts=3"], "--resume auto"),
+        ("--anew", [], ""),
+        ("-- --resume-anyway", [], "--resume-anyway"),
+        ("-- --export=x", [], "--export=x"),
+    ],
+)
+def test_run_goes_on_with_a_compiled_program(
+    words: str, restarts: list[str], arguments: str, scalec: Run, executed: list[Sequence[str]]
+) -> None:
+    scalec("compile", "tiny.scale", "-o", "x")
+    status, out, _ = scalec("run", "x/train.py", *words.split())
+    assert (status, out) == (0, "")
+    torchrun = [sys.executable, "-m", "scalec.runtime.train.torchrun", "--standalone", "--nproc-per-node=4"]
+    assert executed == [[*torchrun, *restarts, "x/train.py", *arguments.split()]]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (
+            "tiny.scale --anew --max-restarts 2",
+            "each restart would begin anew: --anew and --max-restarts do not go together",
+        ),
+        ("y/train.py", "there is no `y/train.py`: `scalec compile` writes it"),
+        ("y.py", "`plan.json`, which `scalec compile` writes beside train.py, cannot be read"),
+    ],
+)
+def test_run_that_cannot_be(words: str, error: str, scalec: Run, executed: list[Sequence[str]]) -> None:
+    Path("y.py").touch()
+    status, _, err = scalec("run", *words.split())
+    assert (status, executed) == (2, [])
+    assert err == f"error: {error}\n"
 
 
 def test_run_on_several_machines(scalec: Run, executed: list[Sequence[str]]) -> None:

@@ -1,6 +1,7 @@
 """The mesh that an elastic run takes for the ranks that there are, and the lines that start it."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,27 @@ def test_a_restart_that_could_not_go_on(
     given = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": store}
     with pytest.raises(RunError, match=message):
         _fitted(monkeypatch, 16, options, **given)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "restarts", "options", "store", "message"),
+    [
+        ("1", "0", "", "True", ""),
+        ("1", "2", "", "True", "would begin anew"),
+        ("1", "2", "--resume auto", "True", ""),
+        ("2", "2", "--resume auto", "True", "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun"),
+        ("2", "2", "--resume auto", "False", ""),
+    ],
+)
+def test_restarts_of_a_plan_for_one_size(
+    nodes: str, restarts: str, options: str, store: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One torchrun keeps the keys of each start apart; several count their restarts each for itself."""
+    given = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": store, "TORCHELASTIC_MAX_RESTARTS": restarts}
+    for name, value in (given | {"GROUP_WORLD_SIZE": nodes}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunError, match=message) if message else nullcontext():
+        assert fitted(PLAN, parse(PLAN, options.split())) == (PLAN, 0)
 
 
 def test_the_lines_that_start_it_are_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

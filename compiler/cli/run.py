@@ -1,0 +1,65 @@
+"""The command `run`: one line that starts a plan's program on this machine, and goes on with its run."""
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from .streams import UsageError
+
+if TYPE_CHECKING:
+    from ..reports.summary import Launch
+
+_CHOSEN = {"--resume", "--resume-anyway", "--export"}
+"""Options of train.py that say themselves what to go on with."""
+
+
+def run(options: Namespace) -> NoReturn:
+    """`scalec run`."""
+    from importlib.util import find_spec
+
+    from ..reports.summary import launch
+    from .compile import load, written
+
+    words = _words(options.rest, options.anew, options.max_restarts)
+    plan = None if options.plan.suffix == ".py" else load(options.plan)
+    how = launch(plan.program) if plan else _compiled(options.plan)
+    if how.nodes > 1:
+        raise UsageError(f"this plan runs on {how.nodes} nodes: `scalec compile` prints the command for each")
+    if find_spec("torch") is None:
+        raise UsageError(f"torch is not installed for {sys.executable}; training needs it")
+    script: Path = written(plan, options) if plan else options.plan
+    sys.stdout.flush()
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // how.ranks_per_node)))
+    restarts = [f"--max-restarts={options.max_restarts}"] if options.max_restarts else []
+    torchrun = [sys.executable, "-m", "scalec.runtime.train.torchrun", *how.options(), *restarts]
+    os.execv(sys.executable, [*torchrun, str(script), *words])
+
+
+def _words(rest: Sequence[str], anew: bool, restarts: int) -> list[str]:
+    """The words for train.py, which goes on with its run unless it is told otherwise.  Raises UsageError."""
+    if anew and restarts:
+        raise UsageError("each restart would begin anew: --anew and --max-restarts do not go together")
+    chosen = anew or not _CHOSEN.isdisjoint(word.partition("=")[0] for word in rest)
+    return [*rest] if chosen else ["--resume", "auto", *rest]
+
+
+def _compiled(script: Path) -> "Launch":
+    """How a compiled program is started, by the plan.json beside it.  Raises UsageError."""
+    import json
+    from math import prod
+    from typing import Any
+
+    from ..reports.summary import Launch
+
+    account = script.with_name("plan.json")
+    if not script.is_file():
+        raise UsageError(f"there is no `{script}`: `scalec compile` writes it")
+    try:
+        said: dict[str, Any] = json.loads(account.read_bytes())
+        nodes = int(said["settings"]["cluster"]["nodes"])
+        return Launch(nodes, prod(said["mesh"].values()) // nodes, nodes)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UsageError(f"`{account}`, which `scalec compile` writes beside train.py, cannot be read") from None
