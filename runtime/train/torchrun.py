@@ -10,6 +10,7 @@ from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from .options import SEPARATE_STORES
 from .stop import INTERRUPTED, SAVED
 
 _SIGNALS = {"PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
@@ -25,7 +26,10 @@ def main() -> None:
     for name, value in _SIGNALS.items():
         os.environ.setdefault(name, value)
     try:
-        torchrun.run(torchrun.parse_args(sys.argv[1:]))
+        asked = torchrun.parse_args(sys.argv[1:])
+        if asked.max_restarts:
+            os.environ.setdefault(*SEPARATE_STORES.split("="))
+        torchrun.run(asked)
     except SignalException as error:
         sys.exit(INTERRUPTED if error.sigval == signal.SIGINT else SAVED)
     except ChildFailedError as error:

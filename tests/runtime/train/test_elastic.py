@@ -66,21 +66,19 @@ def test_a_restart_that_could_not_go_on(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "restarts", "options", "store", "message"),
+    ("restarts", "options", "store", "message"),
     [
-        ("1", "0", "", "True", ""),
-        ("1", "2", "", "True", "would begin anew"),
-        ("1", "2", "--resume auto", "True", ""),
-        ("2", "2", "--resume auto", "True", "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun"),
-        ("2", "2", "--resume auto", "False", ""),
+        ("0", "", "True", ""),
+        ("2", "", "False", "would begin anew"),
+        ("2", "--resume auto", "True", "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun"),
+        ("2", "--resume auto", "False", ""),
     ],
 )
 def test_restarts_of_a_plan_for_one_size(
-    nodes: str, restarts: str, options: str, store: str, message: str, monkeypatch: pytest.MonkeyPatch
+    restarts: str, options: str, store: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One torchrun keeps the keys of each start apart; several count their restarts each for itself."""
     given = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": store, "TORCHELASTIC_MAX_RESTARTS": restarts}
-    for name, value in (given | {"GROUP_WORLD_SIZE": nodes}).items():
+    for name, value in given.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RunError, match=message) if message else nullcontext():
         assert fitted(PLAN, parse(PLAN, options.split())) == (PLAN, 0)
