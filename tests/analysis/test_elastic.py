@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.small_plans import LLAMA, WITH_SEQ, Plan
@@ -13,6 +13,7 @@ from scalec.compiler.analysis.elastic import at_size, every_size, left_out, size
 from scalec.compiler.analysis.memory import account
 from scalec.compiler.emit import emit
 from scalec.compiler.emit.readback import check
+from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
@@ -20,6 +21,7 @@ from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
+from scalec.testing import plans
 
 SEEN = LLAMA.replace("attention(q, k, v, mask=causal)", "attention(q, k, v, mask=causal, documents=documents)")
 PLANS = {
@@ -145,3 +147,28 @@ def test_a_pipeline_has_no_range() -> None:
         compile_plan(Source("plan.scale", text))
     (found,) = caught.value.diagnostics
     assert (found.code, found.label) == ("E0520", "2 microbatches with 4, 4 with 2")
+
+
+@settings(max_examples=4, suppress_health_check=[HealthCheck.too_slow])
+@given(plans())
+def test_random_plans_have_their_program_at_each_size(text: str) -> None:
+    """The outermost axis of `batch` gets a range."""
+    begin = text.index("mesh")
+    rule = re.search(r"batch over (\w+)", text)
+    if not rule:
+        return
+    axis = rule[1]
+    size = re.search(rf"\b{axis} = (\d+)", text[begin:])
+    assert size
+
+    def sized(said: str) -> Source:
+        return Source("plan.scale", text[:begin] + text[begin:].replace(size[0], f"{axis} = {said}", 1))
+
+    try:
+        program = compile_plan(sized(f"1..{2 * int(size[1])}"))
+    except PlanError:
+        return  # for something else lies over the axis, or the batch has no such microbatches
+    for each in every_size(program):
+        check(train_py(program, sized("1")), each)
+        if (ranks := each.axis(axis).size) > 1:
+            assert _without_range(each) == compile_plan(sized(str(ranks)))
