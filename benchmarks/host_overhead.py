@@ -144,10 +144,10 @@ class NoCopies:
     def __init__(self, group: Any) -> None:
         self.allreduce = group.allreduce
 
-    def _allgather_base(self, _: Tensor, part: Tensor) -> Any:
+    def _allgather_base(self, _: Tensor, part: Tensor, *__: Any) -> Any:
         return self.allreduce([part])
 
-    def _reduce_scatter_base(self, part: Tensor, _: Tensor) -> Any:
+    def _reduce_scatter_base(self, part: Tensor, _: Tensor, *__: Any) -> Any:
         return self.allreduce([part])
 
 

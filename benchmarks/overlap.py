@@ -114,12 +114,12 @@ class Link:
         self.latency, self._bandwidth, self._at_once = latency, bandwidth, at_once
         self._free = 0.0  # when it is done with all that was begun
 
-    def _allgather_base(self, whole: Tensor, part: Tensor) -> "Work":
+    def _allgather_base(self, whole: Tensor, part: Tensor, *_: Any) -> "Work":
         for each in whole.chunk(RANKS):
             each.copy_(part)
         return self._begin("gather", whole, trips=1)
 
-    def _reduce_scatter_base(self, part: Tensor, whole: Tensor) -> "Work":
+    def _reduce_scatter_base(self, part: Tensor, whole: Tensor, *_: Any) -> "Work":
         return self._begin("reduce", whole, trips=1)
 
     def alltoall_base(self, out: Tensor, whole: Tensor, *_: Any) -> "Work":

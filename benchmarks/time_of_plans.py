@@ -121,12 +121,12 @@ class Link:
     def rank(self) -> int:
         return 0
 
-    def _allgather_base(self, whole: Tensor, part: Tensor) -> "Work":
+    def _allgather_base(self, whole: Tensor, part: Tensor, *_: Any) -> "Work":
         with self._clock.stopped():
             whole.view(self._ranks, -1).copy_(part.reshape(1, -1).clone())
         return self._begin("all_gather", whole.nbytes)
 
-    def _reduce_scatter_base(self, part: Tensor, whole: Tensor) -> "Work":
+    def _reduce_scatter_base(self, part: Tensor, whole: Tensor, *_: Any) -> "Work":
         with self._clock.stopped():
             if part.data_ptr() != whole.data_ptr():
                 part.view(-1).copy_(whole.view(-1)[: part.numel()])

@@ -146,8 +146,10 @@ def _function(of: Json) -> Callable[..., Any]:
 class _AloneMesh(Mesh):
     """A mesh whose first rank this is, without groups."""
 
-    def _device_mesh(self) -> None:
-        return None
+    def _place(self) -> dict[str, int]:
+        return dict.fromkeys(self.axes, 0)
+
+    def _made(self, key: tuple[str, ...]) -> None: ...
 
 
 def _operand(it: Json, device: torch.device) -> Any:

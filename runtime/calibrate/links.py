@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..comm import c10d
 from .calls import Row
 from .clock import REPEATS, Clock
 
@@ -132,25 +133,25 @@ def _floats(size: int, device: torch.device) -> Tensor:
 
 def _reduce(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
     x = _floats(size, device)
-    return lambda: group.allreduce([x]).wait()
+    return lambda: c10d.all_reduce(x, group)
 
 
 def _gather(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
     part = _floats(size // ranks, device)
     whole = part.new_empty(part.numel() * ranks)
-    return lambda: group._allgather_base(whole, part).wait()
+    return lambda: c10d.all_gather(whole, part, group)
 
 
 def _scatter(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
     part = _floats(size // ranks, device)
     whole = part.new_empty(part.numel() * ranks)
-    return lambda: group._reduce_scatter_base(part, whole).wait()
+    return lambda: c10d.reduce_scatter(part, whole, group)
 
 
 def _exchange(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
     x = _floats(size // 4 // ranks * ranks * 4, device)
     y = torch.empty_like(x)
-    return lambda: group.alltoall_base(y, x, [], []).wait()
+    return lambda: c10d.all_to_all(y, x, group)
 
 
 def _send(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:

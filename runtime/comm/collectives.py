@@ -21,21 +21,17 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.compiler import is_compiling
-from torch.distributed import AllreduceOptions, ReduceOp
 
 from ..autograd.recompute import Around
-from . import functional_collectives
+from . import c10d, functional_collectives
 from .mesh import Axis, End, Watch
 from .positions import chunks, from_ranks, to_ranks
 
-# The group's own methods: called once a layer and more, the functional ops of torch cost about twice the host time.
-# For the same reason shapes are lists, and options are made once.
+# Shapes are lists: these are called once a layer and more.
 
 _NO_GRADIENTS = (None,) * 4  # of the dims, and of whether they are zigzag
 _DUAL = {"I": "I", "R": "P", "S": "S", "P": "R"}  # the placement of a gradient
 _SAME = "IR"
-_MAXIMUM = AllreduceOptions()
-_MAXIMUM.reduceOp = ReduceOp.MAX  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _same(x: Tensor, axis: Axis) -> Tensor:
@@ -46,7 +42,7 @@ def _reduce(x: Tensor, axis: Axis) -> Tensor:
     if is_compiling():
         return functional_collectives.all_reduced(x, axis)
     out = x.clone(memory_format=torch.contiguous_format)
-    axis.group.allreduce([out]).wait()
+    c10d.all_reduce(out, axis.group)
     return out
 
 
@@ -54,7 +50,7 @@ def _maximum(x: Tensor, axis: Axis) -> Tensor:
     if is_compiling():
         return functional_collectives.all_reduced(x, axis, "max")
     out = x.clone(memory_format=torch.contiguous_format)
-    axis.group.allreduce([out], _MAXIMUM).wait()
+    c10d.maximum(out, axis.group)
     if axis.watch is not None:
         axis.watch.coerced(out, axis, axis.watch.here(), "result")
     return out
@@ -70,7 +66,7 @@ def _gather(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
     shape = list(x.shape)
     shape[0] *= axis.size
     out = x.new_empty(shape)
-    axis.group._allgather_base(out, x.contiguous()).wait()
+    c10d.all_gather(out, x.contiguous(), axis.group)
     return out
 
 
@@ -90,7 +86,7 @@ def _scatter(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
     shape = list(x.shape)
     shape[0] //= axis.size
     out = x.new_empty(shape)
-    axis.group._reduce_scatter_base(out, x.contiguous()).wait()
+    c10d.reduce_scatter(out, x.contiguous(), axis.group)
     return out
 
 
@@ -104,7 +100,7 @@ def _exchange(x: Tensor, axis: Axis, dim_from: int, dim_to: int, zigzag_from: bo
 
 def _alltoall(pieces: Tensor, axis: Axis) -> Tensor:
     out = torch.empty_like(pieces)
-    axis.group.alltoall_base(out, pieces, [], []).wait()
+    c10d.all_to_all(out, pieces, axis.group)
     return out
 
 
@@ -281,7 +277,7 @@ def rotate(x: Tensor, to: Tensor, axis: Axis, by: int) -> Any:
     def only(rank: int) -> list[int]:
         return [x.numel() if each == rank % axis.size else 0 for each in range(axis.size)]
 
-    return axis.group.alltoall_base(to, x, only(axis.rank - by), only(axis.rank + by))
+    return c10d.begin_all_to_all(to, x, axis.group, only(axis.rank - by), only(axis.rank + by))
 
 
 def all_reduce_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tensor:
@@ -309,14 +305,14 @@ def reduce_scatter_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> 
         return x
     own, sent = _own_part(x, axis), x.to(dtype or x.dtype)
     part = _own_part(sent, axis)
-    axis.group._reduce_scatter_base(part, sent).wait()
+    c10d.reduce_scatter(part, sent, axis.group)
     return own if sent is x else own.copy_(part)
 
 
 def all_gather_(x: Tensor, axis: Axis) -> Tensor:
     """Every rank's part of a flat buffer to all ranks of the axis, in place and outside autograd.  Returns x."""
     if axis.size > 1:
-        axis.group._allgather_base(x, _own_part(x, axis)).wait()
+        c10d.all_gather(x, _own_part(x, axis), axis.group)
         if axis.watch is not None:
             axis.watch.coerced(x, axis, axis.watch.here(), "result")
     return x

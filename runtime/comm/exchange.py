@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, cast, overload
 from torch import Tensor
 from torch.autograd import Function
 
+from . import c10d
 from .experts import Held
 
 Regroup = Callable[[Tensor, Tensor], Tensor]
@@ -81,7 +82,7 @@ class _Way:
             axis.watch.exchanged(to, of, axis, self._line)
         sent = rows if not back or held.returned is None else self._regroup(rows, held.returned)
         sent, came = sent.contiguous(), rows.new_empty((sum(of), *rows.shape[1:]))
-        self._under_way = axis.group.alltoall_base(came, sent, of, to), came, sent
+        self._under_way = c10d.begin_all_to_all(came, sent, axis.group, of, to), came, sent
 
     def end(self, back: bool) -> Tensor:
         """The rows that have come, in their order."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from ..autograd.recompute import decided
+from . import c10d
 from .mesh import Axis, Mesh
 
 
@@ -197,7 +198,7 @@ def _counted(order: Order, backend: Places) -> Held:
         alone.sizes = order.sizes
         return alone
     came = torch.empty_like(order.counts)
-    axis.group.alltoall_base(came, order.counts, [], []).wait()
+    c10d.all_to_all(came, order.counts, axis.group)
     order.sizes, arrived = cast(Any, torch.stack([order.counts, came])).tolist()
     sent, received = _by_peer(order.sizes, held), _by_peer(arrived, held)
     by_source = came.view(-1, held)

@@ -1,24 +1,35 @@
 """The mesh of ranks: named axes, their process groups, and this rank's coordinates."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
 from itertools import combinations
 from math import prod
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
+
+from . import c10d
+from .store import meet
 
 End = Literal["operand", "result", "operand gradient", "result gradient", "result in backward"]
+LIMIT = timedelta(minutes=30)
+"""The limit of a call, after which torch ends a rank, where a run does not say."""
+_Key = tuple[str, ...]
 Role = Literal["state", "working", "gradient"]  # of memory: masters and slots, the weights a model computes with, sums
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Axis:
-    """One mesh axis, or several as one, as this rank sees it; `group` is a ProcessGroup, None where `size` is 1."""
+    """One mesh axis, or several as one, as this rank sees it; it does not change.
+
+    `group` is a ProcessGroup, None where `size` is 1, or as long as groups are only asked for (`Mesh.asking`).
+    """
 
     name: str
     size: int
@@ -104,22 +115,57 @@ class Mesh:
     A mesh of one rank needs no process group; any other needs an initialised one of as many ranks.
     """
 
-    def __init__(self, axes: Mapping[str, int], device: torch.device | str = "cpu", watch: Watch | None = None) -> None:
+    def __init__(
+        self,
+        axes: Mapping[str, int],
+        device: torch.device | str = "cpu",
+        watch: Watch | None = None,
+        limit: timedelta = LIMIT,
+    ) -> None:
         self.axes = dict(axes)
+        self._limit = limit
         self.device = torch.device(device)
         self.watch = watch
-        self.device_mesh = self._device_mesh()
-        coordinate = self.device_mesh.get_coordinate() if self.device_mesh else [0] * len(self.axes)
-        assert coordinate is not None, f"mesh {self.axes}: this rank has no place on it"
-        self._coordinate = dict(zip(self.axes, coordinate, strict=True))
-        self._cache: dict[tuple[str, ...], Axis] = {}
+        self._coordinate = self._place()
+        self._cache: dict[_Key, Axis] = {}
+        self._asked: list[_Key] | None = None
+        for name in self.axes:
+            self._found(("axis", name))
         if watch is not None:
             self._make_all()
 
-    def _device_mesh(self) -> DeviceMesh | None:
+    def _place(self) -> dict[str, int]:
+        ranks = self.size(*self.axes)
+        world = dist.get_world_size() if dist.is_initialized() and ranks > 1 else 1
+        assert world == ranks, f"mesh {self.axes}: {ranks} ranks, but {world} in the process group"
+        index, found = dist.get_rank() if ranks > 1 else 0, dict[str, int]()
+        for name, size in [*self.axes.items()][::-1]:
+            index, found[name] = divmod(index, size)
+        return found
+
+    @cached_property
+    def device_mesh(self) -> DeviceMesh | None:
+        """Torch's own mesh of the same groups; None for one rank.  Collective on first use."""
         if self.size(*self.axes) == 1:
             return None
-        return init_device_mesh(self.device.type, tuple(self.axes.values()), mesh_dim_names=tuple(self.axes))
+        groups = [self.axis(name).group or self._group(f"{name} alone", [name]) for name in self.axes]
+        ranks = torch.arange(self.size(*self.axes)).view(*self.axes.values())
+        return DeviceMesh.from_group(groups, self.device.type, ranks, mesh_dim_names=tuple(self.axes))
+
+    @contextmanager
+    def asking(self) -> Generator[None]:
+        """Groups that are asked for inside, of any rank, are made at the end, on all ranks in one order.
+
+        Ranks of different stages ask for different ones, and a communicator is split by all ranks or none.
+        """
+        self._asked = []
+        yield
+        asked, self._asked = self._asked, None
+        if self.size(*self.axes) == 1:
+            return
+        words = meet("groups", "\n".join(map(",".join, asked)))
+        for key in sorted({line for word in words for line in word.splitlines()}):
+            self._made(tuple(key.split(",")))
 
     def _make_all(self) -> None:
         """All groups of axes.
@@ -145,66 +191,91 @@ class Mesh:
     def axis(self, *names: str) -> Axis:
         """The named axes as one, in mesh order.  Collective on first use: all ranks ask in the same order."""
         names = tuple(name for name in self.axes if name in names)
-        if names not in self._cache:
-            wide = [name for name in names if self.axes[name] > 1]
-            group = self._group(wide)
-            self._cache[names] = Axis("*".join(wide or names), self.size(*names), self.rank(*names), group, self.watch)
-        return self._cache[names]
-
-    def _group(self, names: list[str]) -> ProcessGroup | None:
-        if not names or self.device_mesh is None:
-            return None
-        if len(names) == 1:
-            return self.device_mesh.get_group(names[0])
-        if self.size(*names) == self.size(*self.axes):
-            return dist.group.WORLD
-        return cast(Any, dist).new_group(self._peers(names), use_local_synchronization=True)
+        return self._found(("axis", *names))
 
     def messages(self, name: str) -> Axis:
         """An axis with a group of its own, for what its ranks send to each other.  Collective on first use.
 
         Ranks send unequally often, by which what counts a group's collectives would take them to be out of step.
         """
-        key = name, "messages"
-        if key not in self._cache:
-            axis = self.axis(name)
-            group = self._group_of(name, range(axis.size)) if axis.size > 1 else None
-            self._cache[key] = Axis(name, axis.size, axis.rank, group, self.watch)
-        return self._cache[key]
+        return self._found(("messages", name))
 
     def among(self, name: str, *ranks: int) -> Axis:
         """Some ranks of an axis as one; to others, an axis of themselves alone.  Collective on first use."""
-        key = name, *map(str, ranks)
+        return self._found(("among", name, *map(str, ranks)))
+
+    def _found(self, key: _Key) -> Axis:
+        """The axis of a key: its kind and names, and ranks of some."""
         if key not in self._cache:
-            mine = self.rank(name)
-            chosen = ranks if mine in ranks else (mine,)
-            group = self._group_of(name, chosen)  # alone too: torch names groups by how many a rank has made
-            some = f"{name}[{', '.join(map(str, chosen))}]"
-            self._cache[key] = Axis(some, len(chosen), chosen.index(mine), group, self.watch)
+            self._cache[key] = self._described(key)
+            if self._asked is None:
+                self._made(key)
+            else:
+                self._asked.append(key)
         return self._cache[key]
 
-    def _group_of(self, name: str, ranks: Sequence[int]) -> ProcessGroup:
-        """The group of those ranks of an axis, in which all of them take part."""
-        peers = self._peers([name])
-        return cast(Any, dist).new_group([peers[rank] for rank in ranks], use_local_synchronization=True)
+    def _described(self, key: _Key) -> Axis:
+        """An axis, as yet without a group."""
+        kind, *names = key
+        if kind == "among":
+            name, *ranks = names
+            mine, chosen = self.rank(name), [*map(int, ranks)]
+            chosen = chosen if mine in chosen else [mine]
+            return Axis(f"{name}[{', '.join(map(str, chosen))}]", len(chosen), chosen.index(mine), None, self.watch)
+        wide = [name for name in names if self.axes[name] > 1]
+        return Axis("*".join(wide or names), self.size(*names), self.rank(*names), None, self.watch)
+
+    def _made(self, key: _Key) -> None:
+        """Has an axis its group; axes of one rank have none, and those beside others change nothing."""
+        axis, (kind, *names) = self._cache.setdefault(key, self._described(key)), key
+        if kind == "among":
+            axis.group = self._group(axis.name, names[:1], [*map(int, names[1:])])
+            return
+        wide = [name for name in names if self.axes[name] > 1]
+        if not wide:
+            return
+        if kind == "messages":
+            axis.group = self._group(f"{axis.name} messages", wide)
+        elif axis.size == self.size(*self.axes):
+            axis.group = dist.group.WORLD
+        else:
+            axis.group = self._group(axis.name, wide) if wide == names else self.axis(*wide).group
+
+    def _group(self, said: str, names: Sequence[str], chosen: Sequence[int] | None = None) -> Any:
+        """The group of this rank along some axes; of one, the `chosen` of its ranks, and each other rank by itself."""
+        rows = self._rows(names)
+        if chosen is not None:
+            rows = [part for row in rows for part in _parts(row, chosen)]
+        return c10d.group_of(rows, said, self._limit)
+
+    def _rows(self, names: Sequence[str]) -> list[list[int]]:
+        """The global ranks that differ on the named axes only, row-major, for all places on the others."""
+        places, steps = self._offsets({*self.axes}.difference(names)), self._offsets(names)
+        return [[place + step for step in steps] for place in places]
+
+    def _offsets(self, names: Collection[str]) -> list[int]:
+        """The global ranks at 0 on all axes but the named ones, row-major over these."""
+        found, each = [0], self.size(*self.axes)
+        for name, size in self.axes.items():
+            each //= size
+            steps = range(size) if name in names else [0]
+            found = [rank + each * step for rank in found for step in steps]
+        return found
 
     def groups(self) -> dict[str, Any]:
         """The process groups of this rank so far, by name: `dp`, `dp*tp`, `pp messages`, `pp[0, 3]`."""
         made = [*self._cache.items()]  # at once: another thread may ask
         return {
-            f"{axis.name} messages" if key[-1] == "messages" else axis.name: axis.group
-            for key, axis in made
-            if axis.size > 1
+            f"{axis.name} messages" if kind == "messages" else axis.name: axis.group
+            for (kind, *_), axis in made
+            if axis.size > 1 and axis.group is not None
         }
 
     def without(self, names: Collection[str]) -> Axis:
         """All axes but the named ones, as one.  Collective on first use."""
         return self.axis(*(name for name in self.axes if name not in names))
 
-    def _peers(self, names: list[str]) -> list[int]:
-        """Global ranks that differ from this one on the named axes only, row-major over them."""
-        peers = [0]
-        for name, size in self.axes.items():
-            steps = range(size) if name in names else [self._coordinate[name]]
-            peers = [peer * size + step for peer in peers for step in steps]
-        return peers
+
+def _parts(row: Sequence[int], chosen: Sequence[int]) -> list[list[int]]:
+    """The chosen places of a row as one, and the others by themselves."""
+    return [[row[at] for at in chosen], *([rank] for at, rank in enumerate(row) if at not in chosen)]

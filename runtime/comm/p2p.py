@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
+from . import c10d
 from .mesh import Axis, Crossing, Watch
 
 Values = tuple[Tensor, ...]
@@ -110,16 +111,16 @@ class Exchange:
 
     def __init__(self, axis: Axis, messages: Sequence[Message], device: torch.device) -> None:
         self._group, self._messages, self._device = axis.group, messages, device
-        self._as_one = axis.group._get_backend(device).supports_coalescing
+        self._as_one = c10d.takes_groups(axis.group, device)
 
     def begin(self, _: object) -> None:
         """Begins all; nothing is waited for, but sends of the kinds that are sent."""
         values = [message.ready() for message in self._messages]
-        if self._as_one:
-            self._group._start_coalescing(self._device)
-        works = [message.begin(memory) for message, memory in zip(self._messages, values, strict=True)]
-        if self._as_one:
-            works = [(self._group._end_coalescing(self._device),)] * len(works)
+
+        def begin() -> list[tuple[Any, ...]]:
+            return [message.begin(memory) for message, memory in zip(self._messages, values, strict=True)]
+
+        works = [(c10d.as_one(begin, self._group, self._device),)] * len(values) if self._as_one else begin()
         for message, memory, begun in zip(self._messages, values, works, strict=True):
             message.under_way.put(memory, begun)
 

@@ -11,9 +11,9 @@ from time import monotonic, sleep
 from typing import Any, cast
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from ..errors import RunError
+from . import c10d
 
 FAILED = "failed"
 """The key of the first cause for which the job ends, as the watchdog has it."""
@@ -32,7 +32,7 @@ def job_store() -> _Store:
     """
     if not dist.is_initialized():
         return None
-    return cast(Any, dist).PrefixStore("scalec", cast(Any, distributed_c10d)._get_default_store())
+    return cast(Any, dist).PrefixStore("scalec", c10d.default_store())
 
 
 def meet(name: str, word: str, store: _Store = None) -> Mapping[str, list[int]]:

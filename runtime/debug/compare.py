@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
+from ..comm import c10d
 from ..comm.mesh import Axis
 
 BLOCK = 1 << 18  # words; two products of 8 bytes per word are in memory at the same time
@@ -142,7 +143,7 @@ class Comparison:
 def _gathered(x: Tensor, axis: Axis) -> Tensor:
     """[ranks, …]: x of each rank of the axis."""
     out = x.new_empty((axis.size, *x.shape))
-    axis.group._allgather_base(out.view(-1), x.contiguous().view(-1)).wait()
+    c10d.all_gather(out.view(-1), x.contiguous().view(-1), axis.group)
     return out
 
 

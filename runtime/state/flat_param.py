@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from ..comm import c10d
 from ..comm.mesh import Axis, Copies, End, Mesh, Role
 from ..ops.fused_linear import join
 from .buckets import Bucket
@@ -119,7 +120,7 @@ class FlatParam:
         """Begins to gather the weights."""
         if self.is_freed:
             reserve(self.buffers.unsharded)
-        work = axis.group._allgather_base(self.buffers.unsharded, self.buffers.shard)
+        work = c10d.begin_all_gather(self.buffers.unsharded, self.buffers.shard, axis.group)
         self._gather = work, axis, line, end
 
     def wait_for_unshard(self) -> None:

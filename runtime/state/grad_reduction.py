@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ..comm import c10d
 from ..comm.mesh import Axis
 
 Accumulate = Callable[[Tensor, Tensor], object]
@@ -56,11 +57,11 @@ class Reductions:
         part, work = sent[own], None
         with self._beside():
             if scatter is not None and scatter.size > 1:
-                work = scatter.group._reduce_scatter_base(part, sent)
+                work = c10d.begin_reduce_scatter(part, sent, scatter.group)
             if add is not None and add.size > 1:
                 if work is not None:
                     _scattered(work)
-                work = add.group.allreduce([part])
+                work = c10d.begin_all_reduce(part, add.group)
         self._under_way.append(_Reduction(part, keep, work, add, line))
 
     def make_room(self) -> None:

@@ -10,8 +10,8 @@ from math import prod
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
+from ..comm import c10d
 from ..comm.mesh import Mesh, Watch
 from ..config.environment import sanitizing
 from ..config.plan import Plan
@@ -67,11 +67,25 @@ def check(plan: Plan, options: Options) -> None:
         least = f", or at least {plan.smaller[-1].ranks}" if plan.smaller else ""
         raise RunError(f"{asked} {counted(ranks, 'rank')}{least}, not {world}; start it with: {torchrun(plan)}")
     _check_rank(plan, world)
-    local, gpus = max(environment("LOCAL_WORLD_SIZE", 1), environment("LOCAL_RANK", 0) + 1), torch.cuda.device_count()
-    if options.device == "cuda" and gpus < local:
+    local, of = environment("LOCAL_RANK", 0), environment("LOCAL_WORLD_SIZE", 1)
+    if options.device == "cuda":
+        gpu(local, of)
+
+
+def gpu(local: int, of: int) -> int:
+    """The index of the GPU of a rank of a node, of several: its own, or the only one that its launcher shows it.
+
+    Slurm's --gpus-per-task=1, Kubernetes and a CUDA_VISIBLE_DEVICES for each rank show one.  If it is the node's only
+    GPU, NCCL refuses two ranks on it.  RunError where there are too few.
+    """
+    gpus, ranks = torch.cuda.device_count(), max(of, local + 1)
+    if gpus == 1:
+        return 0
+    if gpus < ranks:
         raise RunError(
-            f"{counted(local, 'rank')} on this node, but {counted(gpus, 'GPU')}; with --device cpu it runs without"
+            f"{counted(ranks, 'rank')} on this node, but {counted(gpus, 'GPU')}; with --device cpu it runs without"
         )
+    return local
 
 
 def _check_rank(plan: Plan, world: int) -> None:
@@ -118,19 +132,22 @@ def warn(line: str) -> None:
 def connect(plan: Plan, options: Options) -> Mesh:
     """Chooses the device, joins the process group if there are several ranks, and makes the mesh."""
     device_type = options.device
-    local = environment("LOCAL_RANK", 0)
-    device = torch.device(device_type, local) if device_type == "cuda" else torch.device(device_type)
+    device = torch.device(device_type, _gpu()) if device_type == "cuda" else torch.device(device_type)
     if device_type == "cuda":
         expand_segments(os.environ)
         os.environ.setdefault(_RECORD, "2000")  # calls of which torch knows whether a GPU has done them (`watchdog`)
         torch.cuda.set_device(device)
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // environment("LOCAL_WORLD_SIZE", 1)))
+    limit = timedelta(seconds=max(options.first_step_limit, options.step_limit or 0, options.save_limit) + _BEYOND)
     if environment("WORLD_SIZE", 1) > 1:
-        limit = timedelta(seconds=max(options.first_step_limit, options.step_limit or 0, options.save_limit) + _BEYOND)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo", timeout=limit)
+        c10d.join(device, limit)
         alike(settings(plan, options))  # groups of another mesh would wait for each other
-    return Mesh(plan.mesh, device, _watch(device))
+    return Mesh(plan.mesh, device, _watch(device), limit)
+
+
+def _gpu() -> int:
+    return gpu(environment("LOCAL_RANK", 0), environment("LOCAL_WORLD_SIZE", 1))
 
 
 def _watch(device: torch.device) -> Watch | None:

@@ -83,7 +83,8 @@ class _Run:
         self.watchdog = watchdog
         self.train_step, self.eval_step = train_step, eval_step
         self.mesh = mesh
-        self.model, self.state = build(self.mesh)
+        with mesh.asking():
+            self.model, self.state = build(mesh)
         self.loader = self._loader(start.training)
         self.held = self._loader(start.validation) if start.validation else None
         self.speed = self._speed()

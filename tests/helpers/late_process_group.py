@@ -89,17 +89,17 @@ class LateGroup:
     def __init__(self, group: Any, link: Link) -> None:
         self._group, self._link = group, link
 
-    def _allgather_base(self, output: Tensor, part: Tensor) -> _Late:
+    def _allgather_base(self, output: Tensor, part: Tensor, *_: Any) -> _Late:
         return self._begun("gather", output, part, self._group._allgather_base)
 
-    def _reduce_scatter_base(self, output: Tensor, whole: Tensor) -> _Late:
+    def _reduce_scatter_base(self, output: Tensor, whole: Tensor, *_: Any) -> _Late:
         return self._begun("scatter", output, whole, self._group._reduce_scatter_base)
 
-    def allreduce(self, tensors: list[Tensor]) -> _Late:
+    def allreduce(self, tensors: list[Tensor], *_: Any) -> _Late:
         (x,) = tensors
         return self._begun("sum", x, x, lambda output, sent: self._group.allreduce([output.copy_(sent)]))
 
-    def alltoall_base(self, output: Tensor, sent: Tensor, received: list[int], parts: list[int]) -> _Late:
+    def alltoall_base(self, output: Tensor, sent: Tensor, received: list[int], parts: list[int], *_: Any) -> _Late:
         return self._begun("exchange", output, sent, lambda *ends: self._group.alltoall_base(*ends, received, parts))
 
     def _get_backend(self, device: torch.device) -> Any:

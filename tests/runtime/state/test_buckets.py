@@ -43,11 +43,13 @@ class _Seen(Mesh):
     """A mesh as one of its ranks sees it, without the others."""
 
     def __init__(self, ranks: int, rank: int) -> None:
-        super().__init__({"dp": 1})
-        self.axes, self._coordinate = {"dp": ranks}, {"dp": rank}
+        self._seen = {"dp": rank}
+        super().__init__({"dp": ranks})
 
-    def _group(self, names: list[str]) -> None:
-        return None
+    def _place(self) -> dict[str, int]:
+        return self._seen
+
+    def _made(self, key: tuple[str, ...]) -> None: ...
 
 
 @given(

@@ -52,6 +52,7 @@ def test_they_are_set_up_before_cuda_begins(monkeypatch: pytest.MonkeyPatch) -> 
     order: list[str] = []
     monkeypatch.setattr(launch, "expand_segments", lambda _: order.append("segments"))
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: order.append("device"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("WORLD_SIZE", "1")
     plan = replace(PLAN, mesh={"dp": 1})
     launch.connect(plan, parse(plan, ["--device", "cpu"]))

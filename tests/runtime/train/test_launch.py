@@ -4,9 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.bigram import PLAN, build, eval_step, train_step
 from scalec.runtime import train
+from scalec.runtime.errors import RunError
+from scalec.runtime.train.launch import gpu
 
 ALONE = replace(PLAN, mesh={"dp": 1})
 TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -82,3 +85,21 @@ def test_folders_that_cannot_be(
     options: str, line: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _refused(capsys, monkeypatch, options) == f"error: {line}\n"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local", "of", "index"),
+    [(8, 3, 8, 3), (1, 0, 1, 0), (1, 3, 8, 0), (8, 2, 4, 2)],
+)
+def test_a_rank_has_its_own_gpu_or_the_only_one_that_it_sees(
+    gpus: int, local: int, of: int, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert gpu(local, of) == index
+
+
+@pytest.mark.parametrize("gpus", [0, 2, 7])
+def test_too_few_gpus(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(RunError, match=r"8 ranks on this node, but . GPU"):
+        gpu(0, 8)

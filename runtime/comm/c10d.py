@@ -1,0 +1,123 @@
+"""Methods of torch.distributed that its documentation does not promise: they are called here alone.
+
+Non-goals: autograd, shapes (`collectives`).  A collective is waited for, or one that begins gives the work to wait for.
+"""
+
+# Each is the group's own method: called once a layer and more, torch's functions take about twice the host time.  For
+# the same reason options are made once.
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ReduceOp, distributed_c10d
+
+Group = Any
+"""A ProcessGroup; torch's stubs of its methods are partial."""
+Work = Any
+
+
+def _waited(kind: str, op: Any = None) -> Any:
+    """Options of a collective that is waited for: NCCL does it on the current stream, and gloo does not ask."""
+    options = getattr(distributed_c10d, f"{kind}Options")()
+    options.asyncOp = False
+    if op is not None:
+        options.reduceOp = op
+    return options
+
+
+_SUM, _MAXIMUM = _waited("Allreduce"), _waited("Allreduce", ReduceOp.MAX)
+_GATHER, _SCATTER, _EXCHANGE = _waited("Allgather"), _waited("ReduceScatter"), _waited("AllToAll")
+
+
+def _done(work: Work | None) -> None:
+    """NCCL gives no work for what is on the current stream."""
+    if work is not None:
+        work.wait()
+
+
+def all_reduce(x: Tensor, group: Group) -> None:
+    """Sum in place."""
+    _done(group.allreduce([x], _SUM))
+
+
+def maximum(x: Tensor, group: Group) -> None:
+    """Maximum in place."""
+    _done(group.allreduce([x], _MAXIMUM))
+
+
+def begin_all_reduce(x: Tensor, group: Group) -> Work:
+    return group.allreduce([x])
+
+
+def all_gather(whole: Tensor, part: Tensor, group: Group) -> None:
+    """[ranks · n, …] of each rank's [n, …]; both contiguous, and so below."""
+    _done(group._allgather_base(whole, part, _GATHER))
+
+
+def begin_all_gather(whole: Tensor, part: Tensor, group: Group) -> Work:
+    return group._allgather_base(whole, part)
+
+
+def reduce_scatter(part: Tensor, whole: Tensor, group: Group) -> None:
+    """[n, …], this rank's part of the sum of [ranks · n, …]."""
+    _done(group._reduce_scatter_base(part, whole, _SCATTER))
+
+
+def begin_reduce_scatter(part: Tensor, whole: Tensor, group: Group) -> Work:
+    return group._reduce_scatter_base(part, whole)
+
+
+def all_to_all(came: Tensor, sent: Tensor, group: Group) -> None:
+    """Equal parts of the first dim to each rank, and from it."""
+    _done(group.alltoall_base(came, sent, [], [], _EXCHANGE))
+
+
+def begin_all_to_all(
+    came: Tensor, sent: Tensor, group: Group, received: Sequence[int] = (), parts: Sequence[int] = ()
+) -> Work:
+    """Parts of the first dim, of sizes by the other rank: those that are `received`, and those that are sent."""
+    return group.alltoall_base(came, sent, [*received], [*parts])
+
+
+def takes_groups(group: Group, device: torch.device) -> bool:
+    """Whether messages can begin as one: NCCL's can, gloo's go on by themselves."""
+    return bool(group._get_backend(device).supports_coalescing)
+
+
+def as_one(begin: Callable[[], object], group: Group, device: torch.device) -> Work:
+    """Has the messages that `begin` begins be one, in a communicator of all ranks of the group."""
+    group._start_coalescing(device)
+    begin()
+    return group._end_coalescing(device)
+
+
+def default_store() -> Any:
+    """The store by which the ranks of the job have found each other."""
+    return cast(Any, distributed_c10d)._get_default_store()
+
+
+def join(device: torch.device, limit: timedelta) -> None:
+    """Joins the job's process group: on CUDA of NCCL alone, bound to the device, from which other groups are split.
+
+    `limit` is that of a call, at which torch ends a rank.
+    """
+    if device.type == "cuda":
+        dist.init_process_group("nccl", timeout=limit, device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=limit)
+
+
+def group_of(rows: Sequence[Sequence[int]], name: str, limit: timedelta) -> Group:
+    """The group of this rank's row, of rows that have each rank of the job once.  All ranks call it in one order.
+
+    One split of the job's communicator makes all rows of it.  A backend that cannot split makes this rank's row alone.
+    """
+    job, torch_dist = cast(Any, dist.group.WORLD), cast(Any, dist)
+    if job.bound_device_id is not None:
+        return torch_dist.split_group(job, [*map(list, rows)], timeout=limit, group_desc=name)
+    own = next(row for row in rows if dist.get_rank() in row)
+    return torch_dist.new_group([*own], timeout=limit, use_local_synchronization=True, group_desc=name)
