@@ -237,6 +237,11 @@ def is_special(it: Local) -> bool:
     return "softcap" in dict(it.op.attrs) or 0 < window_of(it.op) < it.program.size(SEQUENCE) or len(it.types) > 3
 
 
+def _in_one_order(it: Local) -> bool:
+    """Whether it is no backward of torch's on GPUs, whose blocks of keys add to queries' gradients as they come."""
+    return it.kernels and is_special(it)
+
+
 def scores_of_some(it: Local, back: bool, size: int) -> int:
     """The workspace where scores are computed for some queries at a time, with the results of the queries before.
 
@@ -426,5 +431,6 @@ ATTENTION = OpDef(
     saves=_attention_saves,
     workspace=_attention_workspace,
     work=attention_work,
+    deterministic=_in_one_order,
     user_visible=True,
 )

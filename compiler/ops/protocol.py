@@ -140,6 +140,11 @@ Unsharded = Callable[[Sequence[Type], Op], Mapping[int, frozenset[str]]]
 Allows = Callable[[Sequence[Type], Op, Sequence[Placement]], bool]
 
 
+def always(it: Local) -> bool:
+    """True of any operands."""
+    return True
+
+
 def no_dims(types: Sequence[Type], op: Op) -> frozenset[str]:
     """None of them."""
     return frozenset()
@@ -192,6 +197,7 @@ class OpDef:
     work            what a rank computes, by default its operands read and its results written
     decides         whether its results are decisions, or come of one: backward reads and never recomputes them
     decision        what of a decision is kept where the layer is recomputed
+    deterministic   whether its function and its gradients have the same bits each time on a GPU
     user_visible    whether a plan may call it by its name
     plan_name       the name by which a plan calls it, where that is not its own
     """
@@ -228,6 +234,7 @@ class OpDef:
     work: WorkOf = moved
     decides: bool = False
     decision: Saves = results
+    deterministic: Callable[[Local], bool] = always
     user_visible: bool = False
     plan_name: str = Factory(lambda self: self.name, takes_self=True)
 
