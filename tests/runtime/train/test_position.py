@@ -74,6 +74,7 @@ def _two_calls_ahead() -> tuple[dict[str, int], dict[str, int]]:
     dp, x = mesh.axis("dp"), torch.ones(4)
     for _ in range(3):
         dp.group.allreduce([x]).wait()
+    _settled(mesh)
     if dist.get_rank() == 1:
         job_store().wait(["looked"])
     works = [dp.group.allreduce([torch.ones(4)]) for _ in range(2)]
@@ -81,9 +82,14 @@ def _two_calls_ahead() -> tuple[dict[str, int], dict[str, int]]:
     job_store().set("looked", "")
     for work in works:
         work.wait()
-    while _pending(mesh.groups()):  # recorded a little after a call is done
-        time.sleep(0.01)
+    _settled(mesh)
     return found, {}
+
+
+def _settled(mesh: Mesh) -> None:
+    """Torch records a little after a call is done that it is."""
+    while _pending(mesh.groups()):
+        time.sleep(0.01)
 
 
 @pytest.fixture
