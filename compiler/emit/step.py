@@ -18,7 +18,7 @@ from .step_parts import Function, Ranks, Squares, runs, stage_reductions, unshar
 
 LOCALS = {
     *("num_tokens", "inv_num_tokens", "loss", "loss_sum", "tokens", "labels", "documents", "draws", "gradients"),
-    *("grad_norm", "weights", "flat_params", "scale", "router_loss", "router_loss_sum", "load", "load_sum"),
+    *("grad_norm", "finite", "weights", "flat_params", "scale", "router_loss", "router_loss_sum", "load", "load_sum"),
 }
 """The names that the lines below give their values."""
 
@@ -282,7 +282,12 @@ class _Step:
         self.text[op.outputs[0].name] = f"{self.text[op.inputs[0]] or 1} / scale"
 
     def _if_finite(self, op: Op) -> None:
-        self.text[op.outputs[0].name] = "num_tokens == 0, overflow=~grad_norm.isfinite()"
+        """With a loss scale a norm that is not finite is an overflow, of which the state makes something else."""
+        if self._scale:
+            self.text[op.outputs[0].name] = "num_tokens == 0, overflow=~grad_norm.isfinite(), finite=loss.isfinite()"
+            return
+        self.train.lines.append("finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing")
+        self.text[op.outputs[0].name] = "num_tokens == 0, finite=finite"
 
     def _balanced(self, op: Op) -> None:
         """All biases of a route's routers, by its load."""
@@ -292,8 +297,7 @@ class _Step:
 
     def _skip(self, count: str) -> str:
         """When a step changes nothing."""
-        said = self.text[count]
-        return f"skip={'num_tokens == 0' if said == 'num_tokens' else said}"
+        return f"skip={self.text[count]}"
 
     def _update(self, op: Op) -> None:
         """All buckets' updates are one call, which scales too."""

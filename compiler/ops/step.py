@@ -105,9 +105,9 @@ def _loss_scale(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
 
 
 def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """The count: all ranks hold the same, and the same norm."""
-    if types[0].places or types[1].places:
-        raise TypingError("if_finite takes a count and a norm that are reduced")
+    """The count: all ranks hold the same, and the same norm and loss."""
+    if any(type.places for type in types):
+        raise TypingError("if_finite takes a count, a norm and a loss that are reduced")
     return [types[0]]
 
 
@@ -313,8 +313,9 @@ UNSCALED = OpDef("unscaled", "x / loss_scale.", same, operands=takes("x", "loss_
 
 IF_FINITE = OpDef(
     "if_finite",
-    "The count, or 0 where the norm is not finite: some gradient is more than float16 holds.",
-    operands=takes("count", "norm"),
+    "The count, or 0 where the norm or the loss is not finite, and from then on until the run goes on by rule; "
+    "with a loss scale a norm that is not finite is that of this step alone.",
+    operands=takes("count", "norm", "loss"),
     typing=_counted,
 )
 

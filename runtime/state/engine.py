@@ -17,6 +17,7 @@ from .buckets import Bucket, Holders
 from .flat_param import FlatParam
 from .flat_param_group import FlatParamGroup, FlatParams
 from .grad_reduction import Accumulate
+from .held import Held
 from .loss_scale import LossScale
 from .optimizers import Optimizer
 from .parameters import Spec, Weight
@@ -56,6 +57,8 @@ class TrainState:
         self._parts = [part for memory in self._memories for part in memory.parts()]
         self._step = torch.zeros((), device=mesh.device)  # float32, as the fused kernels count
         self._biases = Biases(model)
+        self.held = Held(mesh.device)
+        """Whether updates change nothing since a step whose values were not finite."""
         self._stages = next((memory.bucket.stages for memory in self._memories), "")
         self._loss_scale = LossScale(mesh.device) if dtype == torch.float16 else None
         if mesh.watch is not None:
@@ -139,12 +142,21 @@ class TrainState:
         for memory in self._memories:
             memory.zero()
 
-    def update(self, lr: float, skip: Tensor, scale: Tensor | None = None, overflow: Tensor | None = None) -> None:
+    def update(
+        self,
+        lr: float,
+        skip: Tensor,
+        finite: Tensor | None = None,
+        scale: Tensor | None = None,
+        overflow: Tensor | None = None,
+    ) -> None:
         """One optimizer step on the gradients, times `scale` (0-dim) if given, then zeroes them.
 
-        Where `skip` (0-dim bool) holds nothing else changes: no decay, no momentum, no step count.  Where `overflow`
+        Where `skip` (0-dim bool) holds nothing else changes: no decay, no momentum, no step count.  Where `finite`
+        (likewise) is given and does not hold, nothing changes from then on, as `held` says.  Where `overflow`
         (likewise, of gradients with a loss scale) holds the loss scale is halved, and nothing else changes.
         """
+        skip = skip if finite is None else skip | self.held.after(finite | skip)
         if self.mesh.watch is not None:
             self.mesh.watch.updating()
         if overflow is not None:
@@ -159,11 +171,20 @@ class TrainState:
         if self.mesh.watch is not None:
             self.mesh.watch.updated()
 
-    def balance(self, biases: str, load: Tensor, rate: float, skip: Tensor, overflow: Tensor | None = None) -> None:
+    def balance(
+        self,
+        biases: str,
+        load: Tensor,
+        rate: float,
+        skip: Tensor,
+        finite: Tensor,
+        overflow: Tensor | None = None,
+    ) -> None:
         """Moves the biases of a name pattern by `rate`, to where the step's `load` [layers, experts] is below its mean.
 
-        Nothing where `skip` or `overflow` (0-dim bool) holds.
+        To be called after the step's update.  Nothing where this has changed nothing.
         """
+        skip = skip | ~finite | self.held.holds()
         self._biases.balance(biases, load, rate, skip if overflow is None else skip | overflow)
 
     def _bias_axes(self, name: str) -> tuple[str, ...]:

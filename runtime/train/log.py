@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ..config.plan import Account, Metrics
-from ..errors import RunError
 from .allocator import Peak, line
 from .log_file import NAME, LogFile
 from .speed import Speed
@@ -98,7 +97,7 @@ class Log:
         self._marked, self._marked_step = time.monotonic(), step
 
     def step(self, step: int, metrics: Metrics, lr: float, due: bool = True) -> None:
-        """One step, which may not have finished, and whether its line is due.  RunError as `settle`, if it has."""
+        """One step, which may not have finished, and whether its line is due."""
         if self._folder is None:
             return
         self._empty = (metrics.tokens == 0) + self._empty
@@ -109,7 +108,7 @@ class Log:
             self.settle()
 
     def settle(self) -> None:
-        """Writes the step that is due, if one is.  RunError if its loss or gradient norm is not finite."""
+        """Writes the step that is due, if one is."""
         if self._due is None:
             return
         due, self._due = self._due, None
@@ -121,9 +120,7 @@ class Log:
     ) -> None:
         loss, tokens, scale = metrics["loss"], int(metrics["tokens"]), metrics.get("loss_scale")
         norm = metrics.get("norm", 0.0)
-        skipped = not isfinite(norm) and scale is not None and scale >= 1  # below 1 no scale would have helped
-        if tokens and not (isfinite(loss) and (isfinite(norm) or skipped)):
-            raise RunError(f"step {step}: loss {loss}, gradient norm {norm}; try a lower --lr")
+        skipped = bool(tokens) and not (isfinite(loss) and isfinite(norm))
         seconds, warm = (time.monotonic() - self._marked) / (step - self._marked_step), self._marked_step >= self._warm
         self.mark(step)
         self._say_empty(step, int(metrics["empty"]))
@@ -134,8 +131,9 @@ class Log:
             f"{_spread(load)}{'' if dropped is None else f'  dropped {dropped:.1%}'}"
             f"  {self._speed.words(seconds)}  {self._left(step)} left"
         )
-        known = {"loss": loss} if tokens else {}
-        known |= {"norm": norm} if tokens and not skipped else {}  # JSON has no infinity
+        known = {"loss": loss} if tokens and isfinite(loss) else {}  # JSON has no infinity
+        known |= {"norm": norm} if tokens and not skipped else {}
+        known |= {"skipped": True} if skipped else {}
         known |= {} if scale is None else {"loss_scale": scale}
         known |= {"router_loss": metrics["router_loss"]} if "router_loss" in metrics else {}
         known |= {"expert_load": load} if load else {}

@@ -18,6 +18,7 @@ from ..errors import RunError
 from ..state.engine import TrainState
 from . import allocator
 from .elastic import fitted, releasing
+from .finite import Bad, Finite
 from .launch import check, check_options, connect, end_with_launcher, is_first, settle_streams, warn
 from .log import Log
 from .options import Options, going_on, mesh_words, parse, torchrun
@@ -89,6 +90,7 @@ class _Run:
         self.held = self._loader(start.validation) if start.validation else None
         self.speed = self._speed()
         self.log = self._log()
+        self.finite = Finite(self.state)
         self.saved = checkpoints(options)
         self.stop = Stop(start.first)
 
@@ -203,10 +205,12 @@ class _Run:
             self.log.memory(done, account, of, allocator.peak(self.mesh.device))
         if self.start.claim:
             self.start.claim.check(now=due(self.options.save_every))
+        self._skipped(self.finite.after(done, metrics))
         self.log.settle()  # the step before this one
         self.log.step(done, metrics, lr, due(self.options.log_every))
         if due(self.options.save_every) or (self.held and due(self.options.eval_every)):
-            self.log.settle()  # before weights that may not be finite are saved
+            self._skipped(self.finite.settle())  # what is saved is of steps that are known to be finite
+            self.log.settle()
         if self.held and due(self.options.eval_every) and not stops:
             self._doing("validation", done)
             self.log.validation(done, self._validate(self.held))
@@ -216,6 +220,11 @@ class _Run:
             self.saved = saver.save(checkpoints(self.options), done, self.state, run=self.start.run)
             self.log.mark(done)
         return stops
+
+    def _skipped(self, bad: Bad | None) -> None:
+        """Says so of a step that has updated nothing because its values were not finite."""
+        if bad is not None:
+            self.log.say(f"{bad}: skipped")
 
     @torch.no_grad()
     def _validate(self, held: Loader) -> Metrics:

@@ -192,8 +192,9 @@ SAME = {
     "a base as a float": ("theta=500000", "theta=500000.0"),
     "keywords in another order": ("betas=(0.9, 0.95), eps=1e-08", "eps=1e-08, betas=(0.9, 0.95)"),
     "a name for the update's arguments": (
-        "state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)",
-        "scale = clip_scale(grad_norm, 1.0)\n    skip = num_tokens == 0\n    state.update(lr, skip=skip, scale=scale)",
+        "state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0, finite=finite)",
+        "scale = clip_scale(grad_norm, 1.0)\n    skip = num_tokens == 0\n"
+        "    state.update(lr, skip=skip, finite=finite, scale=scale)",
     ),
     "the mesh where it is asked": (
         "mesh = state.mesh\n    dp = mesh.axis('dp')\n    dp_tp",

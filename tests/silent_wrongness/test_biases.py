@@ -5,7 +5,7 @@ import pytest
 from helpers.planted_defects import Defect
 
 ADDED = "load.2: i64[all_layers, scored]{dp: P, ep: P} = add_load(load.1, ids)"
-MOVED = 'state.balance("layers.*.router_bias", load, rate=0.5, skip=num_tokens == 0)'
+MOVED = 'state.balance("layers.*.router_bias", load, rate=0.5, skip=num_tokens == 0, finite=finite)'
 OF_LOAD = {"load 0", "updated router_bias"}
 
 

@@ -154,7 +154,7 @@ class Step(Microbatches):
             case "sum_squares":
                 return self._squares(op)
             case "if_finite":
-                return ""
+                return "" if self._scale else "a2.isfinite() & a1.isfinite()"
             case _:
                 raise AssertionError(f"emit: nothing does {op.kind} at the scope of the step")
 
@@ -242,11 +242,16 @@ class Step(Microbatches):
 
     def _skipped(self, counted: str) -> tuple[str, dict[str, object]]:
         """When a step changes nothing, and the names in that."""
-        finite = next((each for each in self._ops if each.kind == "if_finite"), None)
-        if finite is None:
-            return "skip=count == 0", {"count": self._values[counted]}
-        count, norm = (self._values[name] for name in finite.inputs)
-        return "skip=count == 0, overflow=~norm.isfinite()", {"count": count, "norm": norm}
+        finite = next(each for each in self._ops if counted in [made.name for made in each.outputs])
+        assert finite.kind == "if_finite", "emit: an update that does not look whether values are finite"
+        count, norm, loss = (self._values[name] for name in finite.inputs)
+        if self._scale:
+            return "skip=count == 0, overflow=~norm.isfinite(), finite=loss.isfinite()", {
+                "count": count,
+                "norm": norm,
+                "loss": loss,
+            }
+        return "skip=count == 0, finite=finite", {"count": count, "finite": self._values[counted]}
 
 
 def _balances(event: Event) -> bool:

@@ -51,7 +51,7 @@ class TrainingStep(OpBuilder):
         (loss, *others), grads = self._microbatches(inputs, self._scaled(inv_num_tokens))
         mean = self.write("mul", [self.reduced(loss), inv_num_tokens], loss)
         others = [self.reduced(name) for name in others]
-        norm, updated = self._update(grads, count, others[self.program.losses - 1 :])
+        norm, updated = self._update(grads, count, mean, others[self.program.losses - 1 :])
         ends = tuple(Yield(name, Leave.LAST) for name in (mean, norm, count, *others, *updated))
         args = tuple(Arg(value, value.name, Enter.EACH) for value in inputs)
         return Region("step", tuple(self.body), args, ends, span=self.span)
@@ -90,7 +90,7 @@ class TrainingStep(OpBuilder):
             return self._loss_scale
         return self.append(Op("one", (), (self.value("one", Type(self.types[loss].dtype, ())),), span=self.span))
 
-    def _update(self, grads: list[str], count: str, loads: list[str]) -> tuple[str, list[str]]:
+    def _update(self, grads: list[str], count: str, loss: str, loads: list[str]) -> tuple[str, list[str]]:
         """Writes norm, clipping and update; returns the norm, and the new parameters and buffers."""
         params = self.program.params
         final = [self._final(*each) for each in zip(self._leaves, grads, params, strict=True)]
@@ -99,7 +99,7 @@ class TrainingStep(OpBuilder):
         scale = self.write("clip_scale", [norm], "scale", max=clip)
         if self._loss_scale:
             scale = self.write("unscaled", [scale, self._loss_scale], scale)
-            count = self.write("if_finite", [count, norm], count)
+        count = self.write("if_finite", [count, norm, loss], count)
         updated = [self._updated(*each, scale, count) for each in zip(params, final, strict=True)]
         return norm, [*updated, *(self._balanced(it, loads[it.route], count) for it in self.program.buffers)]
 

@@ -290,7 +290,8 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
         all_reduce_(sum_squares(*gradients["matrices"], *gradients["layers.matrices"]), pp_dp_cp_tp)
         + all_reduce_(sum_squares(*gradients["params"]), pp_dp_cp)
     ).sqrt()
-    state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0)
+    finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing
+    state.update(lr, scale=clip_scale(grad_norm, 1.0), skip=num_tokens == 0, finite=finite)
     return Metrics(loss=loss, norm=grad_norm, tokens=num_tokens, router_loss=router_loss, loads=(load,))
 
 

@@ -1,0 +1,32 @@
+"""Updates are held from a step on whose values are not finite: the state remains that of before it.
+
+A rank's host learns of such a step some steps later, without waiting for the device; until then nothing may change.
+"""
+
+import torch
+from torch import Tensor
+
+
+class Held:
+    """Counts such steps in a row on the device, where no host sync decides; all ranks hold the same."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._row = torch.zeros((), dtype=torch.int64, device=device)
+        self._most = 0
+
+    def allow(self, most: int) -> None:
+        """So many in a row are skipped, each by itself, and only more hold what follows."""
+        self._most = most
+
+    def after(self, finite: Tensor) -> Tensor:
+        """Whether a step changes nothing (0-dim bool), given whether it is finite (likewise)."""
+        self._row = torch.where(finite & ~self.holds(), 0, self._row + 1)
+        return self._row > 0
+
+    def row(self) -> Tensor:
+        """How many steps in a row were not finite (0-dim int64); once updates are held, all after them count."""
+        return self._row
+
+    def holds(self) -> Tensor:
+        """Whether nothing changes any more."""
+        return self._row > self._most

@@ -1,0 +1,96 @@
+"""Each rank's look at whether a step's loss and gradient norm were finite, without waiting for the device.
+
+The step itself has changed nothing then, by the `finite` of its update, nor has any step after it.  A rank reads a
+step's metrics when the next step has been handed to the device; on the CPU, where they are there, at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config.plan import Metrics
+from ..errors import RunError
+from ..state.engine import TrainState
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A step whose values were not finite: the first in a row of `row`."""
+
+    step: int
+    loss: float
+    norm: float
+    row: int
+
+    def __str__(self) -> str:
+        return f"step {self.step}: loss {self.loss}, gradient norm {self.norm}"
+
+
+@dataclass(frozen=True)
+class _Due:
+    """A step's loss, norm, tokens, loss scale and steps in a row that were not finite, on their way to the host."""
+
+    step: int
+    values: Tensor
+    copied: torch.cuda.Event | None
+
+    def read(self) -> list[float]:
+        if self.copied is not None:
+            self.copied.synchronize()
+        values: Any = self.values
+        return values.tolist()
+
+
+class Finite:
+    """Looks every `every` steps, with `skips` in a row that may be skipped; `located` says more of a step's values.
+
+    All ranks read the same, and so do the same after the same step.
+    """
+
+    def __init__(
+        self, state: TrainState, every: int = 1, skips: int = 0, located: Callable[[int], str] = lambda _: ""
+    ) -> None:
+        self._held, self._every, self._skips, self._located = state.held, every, skips, located
+        self._held.allow(skips)
+        self._due: _Due | None = None
+
+    def after(self, step: int, metrics: Metrics) -> Bad | None:
+        """A step that has been handed to the device.  As `settle`, for the step before it, or on the CPU for itself."""
+        found = self.settle()
+        if step % self._every == 0:
+            self._due = self._begun(step, metrics)
+            if self._due.copied is None:
+                found = self.settle()
+        return found
+
+    def settle(self) -> Bad | None:
+        """The step that was read, if it has been skipped.  RunError on all ranks alike if no more may be skipped."""
+        if self._due is None:
+            return None
+        due, self._due = self._due, None
+        loss, norm, tokens, scale, row = due.read()
+        bad = Bad(due.step - max(0, int(row) - 1 - self._skips), loss, norm, int(row))
+        finite = isfinite(loss) and (isfinite(norm) or scale >= 1)  # a scale below 1 would not have helped
+        if row > self._skips or (tokens and not finite and not row):
+            raise RunError(f"{bad}; {self._why(bad)}")
+        return bad if row else None
+
+    def _why(self, bad: Bad) -> str:
+        skipped = f"{self._skips} in a row were skipped; " if self._skips else ""
+        return skipped + (self._located(bad.step) or "no parameter has been updated by it; try a lower --lr")
+
+    def _begun(self, step: int, metrics: Metrics) -> _Due:
+        """Begins to copy; scale 0 is none."""
+        loss, zero = metrics.loss, torch.zeros_like(metrics.loss)
+        norm = zero if metrics.norm is None else metrics.norm
+        scale = zero if metrics.loss_scale is None else metrics.loss_scale
+        values = torch.stack([each.double() for each in (loss, norm, metrics.tokens, scale, self._held.row())])
+        if not loss.is_cuda:
+            return _Due(step, values, None)
+        values, copied = values.to("cpu", non_blocking=True), torch.cuda.Event()
+        copied.record()
+        return _Due(step, values, copied)
