@@ -32,15 +32,20 @@ class Ahead(Generic[_T]):
 def ahead(make: Callable[[int], _T], end: int, device: torch.device) -> Generator[Ahead[_T]]:
     """An `Ahead` with a thread of its own, which has this device as its current one if it is a GPU.
 
-    On leaving, the thread ends when it has made what it is at; nobody waits for it, as a file may not answer.
+    It computes alone, so that the step has the other threads of torch.  On leaving, it ends when it has made what it is
+    at; nobody waits for it, as a file may not answer.
     """
-    pool = ThreadPoolExecutor(1, "batches", _use, (device,))
+    threads, pool = torch.get_num_threads(), ThreadPoolExecutor(1, "batches")
     try:
+        pool.submit(_settle, device).result()
+        torch.set_num_threads(threads)  # of threads yet to come, which would take the number of the last that set one
         yield Ahead(make, end, pool)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _use(device: torch.device) -> None:
+def _settle(device: torch.device) -> None:
+    torch.get_num_threads()  # else this thread takes the number of others when it first computes
+    torch.set_num_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # or pinned memory would take a context on GPU 0 too

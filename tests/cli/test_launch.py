@@ -4,14 +4,18 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from helpers.fake_slurm import sbatch
+from helpers.launched import run_file
 from scalec.compiler.cli import main
+from scalec.runtime.checkpoint.reader import Saved
 
 PLAN = """
 model bigram(tokens[batch, seq], labels[batch, seq]) {
@@ -105,7 +109,7 @@ import os, signal, sys, time
 from pathlib import Path
 rank, names = os.environ["RANK"], ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
-print(rank, *(os.environ[name] for name in names), *sys.argv[1:])
+os.write(1, (" ".join([rank, *(os.environ[name] for name in names), *sys.argv[1:]]) + "\\n").encode())
 if sys.argv[1] == "-m":
     sys.exit(int(Path("sick").exists()))
 start = int(os.environ["SLURM_RESTART_COUNT"])
@@ -120,7 +124,7 @@ if rank == "0":
     if status == "75":
         Path("due").touch()
 while status == "75":
-    signal.pause()
+    time.sleep(0.01)
 sys.exit(int(status) if rank == "0" else 0)
 """
 
@@ -134,9 +138,11 @@ def _job(folder: Path, statuses: str) -> list[tuple[int, str]]:
     return sbatch(folder / "out/job.sbatch", folder, PYTHON=str(stub))
 
 
-def test_a_job_saves_is_requeued_and_goes_on(folder: Path) -> None:
-    starts = _job(folder, "75 0")
-    assert [status for status, _ in starts] == [75, 0], starts
+@pytest.mark.parametrize("first", [75, 138])
+def test_a_job_saves_is_requeued_and_goes_on(first: int, folder: Path) -> None:
+    """One that is signalled before it listens, status 138, has nothing to save."""
+    starts = _job(folder, f"{first} 0")
+    assert [status for status, _ in starts] == [first, 0], starts
     port = 20000 + os.getpid() % 10000
     for _, told in starts:
         for rank in "01":
@@ -164,6 +170,41 @@ def test_a_job_on_sick_machines_ends_before_it_trains(folder: Path) -> None:
     ((status, told),) = _job(folder, "0")
     assert status == 1
     assert "train.py" not in told
+
+
+SLOW = f"""#!{sys.executable}
+import os, runpy, sys, time
+from pathlib import Path
+from scalec.runtime import Loader
+prepared = Loader.prepared
+def slowly(self, step):
+    if os.environ["SLURM_RESTART_COUNT"] == "0":
+        Path("due").touch() if step == 3 and os.environ["RANK"] == "0" else time.sleep(0.3)
+    return prepared(self, step)
+Loader.prepared = slowly
+sys.argv = sys.argv[1:]
+if sys.argv[0] == "-m":
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+else:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.long
+def test_a_real_job_saves_is_requeued_and_ends_as_one_that_was_not_disturbed(folder: Path) -> None:
+    """With `scalec doctor` and the compiled program; the first start is slow, and is signalled in its fourth step."""
+    _launched("slurm", SMALL, "--", "--steps", "40", "--out", "run")
+    (python := folder / "python").write_text(SLOW)
+    python.chmod(0o755)
+    starts = sbatch(folder / "out/job.sbatch", folder, PYTHON=str(python), OMP_NUM_THREADS="1")
+    assert [status for status, _ in starts] == [75, 0], starts
+    assert all("fail" not in told and "2 ranks on 1 node" in told for _, told in starts)
+    assert "stopped by SIGUSR1: saved run/checkpoints/step-" in starts[0][1]
+    assert "resuming from run/checkpoints/step-" in starts[1][1]
+    assert run_file(folder / "out", 2, "--steps 40 --out ../whole --data ../text/*.txt") == [(0, "")] * 2
+    ends = (Saved(folder / f"{run}/checkpoints/step-000040").whole(["wte", "head"]) for run in ("run", "whole"))
+    assert all(map(torch.equal, *(end.values() for end in ends)))
 
 
 @pytest.mark.usefixtures("folder")

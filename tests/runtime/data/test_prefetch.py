@@ -1,6 +1,7 @@
 """The thread that makes the next batch: what it is at, whose its errors are, and how it ends."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -24,6 +25,17 @@ def test_the_next_is_made_while_a_step_runs_and_none_beyond_the_end() -> None:
             assert batch(number) == 10 * number
             assert number == 4 or began[number + 1].wait(LIMIT)  # nobody has asked for it
     assert made == [2, 3, 4]
+
+
+def test_the_thread_computes_alone_and_leaves_others_their_threads() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with ahead(lambda _: torch.get_num_threads(), 2, CPU) as found:
+            other = ThreadPoolExecutor(1)
+            assert (found(0), torch.get_num_threads(), other.submit(torch.get_num_threads).result()) == (1, 3, 3)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_an_error_is_told_in_the_step_that_needs_the_batch() -> None:
