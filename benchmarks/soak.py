@@ -163,7 +163,7 @@ def _planned(steps: int, faults: int, save_every: int, seed: int) -> list[Fault]
     for number in range(faults):
         fault = drawn(seed + number, RANKS, range(number * span + 1, (number + 1) * span + 1), save_every)
         if number % 6 == 5:
-            damage = (Corrupt, Truncate)[number // 6 % 2](f"{CHECKPOINTS}/step-*[0-9]/rank-0000{number % RANKS}*")
+            damage = (Corrupt, Truncate)[number // 6 % 2](f"{CHECKPOINTS}/step-??????/rank-0000{number % RANKS}*")
             planned.append(Fault(Point("step", fault.at.step), damage))
         planned.append(fault)
     return planned
@@ -179,7 +179,7 @@ def _kind(strike: str) -> str:
 
 def _saved(folder: Path) -> int:
     """The step of the newest checkpoint."""
-    return max((int(path.name[5:]) for path in (folder / CHECKPOINTS).glob("step-*[0-9]")), default=0)
+    return max((int(path.name[5:]) for path in (folder / CHECKPOINTS).glob("step-??????")), default=0)
 
 
 def _reached(out: str) -> int:

@@ -4,6 +4,7 @@ torchrun may start ranks anew while others, which it has lost sight of, train on
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
@@ -26,9 +27,16 @@ class Claim:
         draft.replace(self._file)
 
     def check(self, now: bool = False) -> None:
-        """RunError where a later start has it.  Looks once a second, some 20 µs, or `now`."""
+        """RunError where a later start has it.  Looks once a second, some 20 µs, or `now`.
+
+        A file that cannot be read says nothing: where the folder is gone, so say the saves.
+        """
         if not now and monotonic() - self._seen < _EVERY:
             return
         self._seen = monotonic()
-        if (word := self._file.read_text()) != self._word:
+        with suppress(OSError):
+            self._compare(self._file.read_text())
+
+    def _compare(self, word: str) -> None:
+        if word != self._word:
             raise RunError(f"another start of this run has taken over {self._file.parent} ({word}): this one ends")

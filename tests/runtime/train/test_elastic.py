@@ -106,3 +106,5 @@ def test_the_last_start_has_the_folder(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=f"another start of this run has taken over {tmp_path}"):
         first.check(now=True)
     assert [path.name for path in tmp_path.iterdir()] == ["claim"]
+    (tmp_path / "claim").unlink()  # as where the folder is gone: no later start has it
+    second.check(now=True)
