@@ -130,6 +130,14 @@ def test_a_slow_rank_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_job_that_was_stopped_as_a_whole_goes_on(tmp_path: Path) -> None:
+    """For longer than the limit of a step, as a scheduler suspends one."""
+    _written(DATA, tmp_path)
+    ended = _run(DATA, tmp_path, Point("step", 3, rank=1), stop(30, 0, 1), "--step-limit=20")
+    assert (ended.statuses, ended.err) == ((0, 0), ("", ""))
+
+
+@pytest.mark.long
 def test_a_rank_that_does_not_come_to_a_save(tmp_path: Path) -> None:
     _written(DATA, tmp_path)
     ended = _run(DATA, tmp_path, Point("prepare", 4, rank=1), SLEEP, "--save-limit=5")

@@ -23,7 +23,7 @@ from torch import Tensor
 from ...comm.mesh import Axis, Mesh
 from ...errors import counted
 from .call_order import Call, planned
-from .verdict import Position, members
+from .verdict import MESSAGES, Position, members
 
 _RUNTIME = __name__.rsplit(".", 3)[0] + "."
 _WAITING = tuple(_RUNTIME + name for name in ("comm.", "checkpoint.agreement"))
@@ -49,7 +49,8 @@ def position(
     """This rank's; `before` are the counts at the beginning of what it does, `lost` the frames in which it failed."""
     frames, groups, all_ = lost or _frames(), mesh.groups(), counts(mesh)
     now = {name: all_[group] for name, group in groups.items()}
-    made = {name: number - before.get(groups[name], 0) for name, number in now.items()}
+    counted_here = (name for name in groups if mesh.device.type == "cpu" or not name.endswith(MESSAGES))
+    made = {name: now[name] - before.get(groups[name], 0) for name in counted_here}  # NCCL counts no messages
     waits, waiting = _waits(mesh, frames)
     order = _order(mesh, evaluates)
     pending = {name: first - before.get(groups[name], 0) for name, first in _pending(groups).items()}

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+MESSAGES = " messages"
+"""The end of the names of groups in which stages send to each other: their ranks do not all make the same calls."""
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -80,9 +83,9 @@ def _ended(mesh: Mapping[str, int], found: Mapping[int, Position]) -> _Whys:
 
 
 def _astray(mesh: Mapping[str, int], found: Mapping[int, Position]) -> _Whys:
-    """Ranks that have made calls in another order than the plan's."""
+    """Ranks that have made calls in another order than the plan's; if all have, that is of another program."""
     for rank, each in found.items():
-        if each.astray:
+        if each.astray and not all(other.astray for other in found.values()):
             yield rank, f"has left the plan's order in {each.doing}: {each.astray}; it is at {each.code}"
 
 
@@ -108,7 +111,7 @@ def _waits(mesh: Mapping[str, int], found: Mapping[int, Position]) -> dict[int, 
     groups: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for rank, each in found.items():
         for group, count in each.counts.items():
-            if not group.endswith(_MESSAGES):
+            if not group.endswith(MESSAGES):
                 groups.setdefault((group, _first(mesh, group, rank)), []).append((count, rank))
     waits = {rank: [*each.peers] for rank, each in found.items()}
     for (group, _), counts in groups.items():
@@ -123,7 +126,7 @@ def awaited(mesh: Mapping[str, int], one: Position, found: Mapping[int, Position
     """The ranks that a rank waits for: those of its groups that have made fewer calls, or do not answer."""
     behind = set(one.peers)
     for group, count in one.counts.items():
-        if one.waits not in ("", group) or group.endswith(_MESSAGES):
+        if one.waits not in ("", group) or group.endswith(MESSAGES):
             continue
         for rank in members(mesh, group, one.rank):
             if rank not in found or found[rank].counts.get(group, 0) < count:
@@ -143,12 +146,9 @@ def _circle(waits: Mapping[int, Sequence[int]]) -> set[int]:
     return set()
 
 
-_MESSAGES = " messages"
-
-
 def members(mesh: Mapping[str, int], group: str, rank: int) -> tuple[int, ...]:
     """The ranks of the group of this name that `rank` is in, as `Mesh.groups` names it."""
-    _, _, among = group.removesuffix(_MESSAGES).partition("[")
+    _, _, among = group.removesuffix(MESSAGES).partition("[")
     ranks, inside = [_first(mesh, group, rank)], prod(mesh.values())
     for name, size in mesh.items():
         inside //= size
@@ -167,7 +167,7 @@ def _first(mesh: Mapping[str, int], group: str, rank: int) -> int:
 
 
 def _axes(group: str) -> list[str]:
-    return group.removesuffix(_MESSAGES).partition("[")[0].split("*")
+    return group.removesuffix(MESSAGES).partition("[")[0].split("*")
 
 
 def _named(rank: int, hosts: Mapping[int, str]) -> str:

@@ -86,7 +86,7 @@ class Watchdog:
         self._patience.start()
 
     def begin(self, kind: Kind, step: int) -> None:
-        """The main thread goes on: to a step, or to what follows it.  Takes about 0.3 µs a group."""
+        """The main thread goes on: to a step, or to what follows it.  Takes about 0.7 µs a group."""
         self._mark = _Mark(kind, step, kind not in self._begun, counts(self._mesh))
         self._begun.add(kind)
 
@@ -122,7 +122,7 @@ class Watchdog:
         seen, passed, last = self._mark, 0.0, time.monotonic()
         while not self._ending.wait(self._interval if self._neighbour.is_known else _BEGINNING):
             now = time.monotonic()
-            gap, last = min(now - last, 5 * self._interval), now  # a process that was stopped accuses nobody
+            gap, last = min(now - last, 2 * self._interval), now  # a process that was stopped accuses nobody
             if self._mark is not seen:
                 self._pace.done(seen.kind, passed + gap)
                 seen, passed = self._mark, 0.0

@@ -106,6 +106,11 @@ def test_what_a_rank_says_goes_before_what_is_found() -> None:
     assert "rank 1 has left the plan's order" in judge(mesh, [Position(0, "h", "step 1"), astray], {}).text
 
 
+def test_an_order_that_no_rank_keeps_is_that_of_another_program() -> None:
+    positions = [Position(rank, "h", "step 1", astray="it has made 2 calls", waiting=rank == 0) for rank in range(2)]
+    assert "rank 1 did not come" in judge({"a": 2}, positions, {}).text
+
+
 def test_all_that_wait_together_blame_the_links() -> None:
     positions = [Position(rank, "h", "step 1", {"a": 3}, "a", waiting=True) for rank in range(2)]
     verdict = judge({"a": 2}, positions, {})
