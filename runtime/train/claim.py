@@ -21,9 +21,9 @@ class Claim:
 
     def __init__(self, folder: Path) -> None:
         """Takes it from any earlier start.  OSError."""
-        self._file, self._word, self._seen = folder / CLAIM, os.urandom(8).hex(), monotonic()
-        draft = self._file.with_suffix(f".{self._word}")
-        draft.write_text(self._word)
+        self._file, self.word, self._seen = folder / CLAIM, os.urandom(8).hex(), monotonic()
+        draft = self._file.with_suffix(f".{self.word}")
+        draft.write_text(self.word)
         draft.replace(self._file)
 
     def check(self, now: bool = False) -> None:
@@ -38,5 +38,5 @@ class Claim:
             self._compare(self._file.read_text())
 
     def _compare(self, word: str) -> None:
-        if word != self._word:
+        if word != self.word:
             raise RunError(f"another start of this run has taken over {self._file.parent} ({word}): this one ends")

@@ -16,9 +16,10 @@ from ..errors import RunError
 from .alike import alike
 from .claim import Claim
 from .identity import differences, identity
-from .launch import check_folder, is_first
+from .launch import is_first
 from .log_file import NAME, REPEATED, mend
 from .options import Options
+from .run_folder import Lock, take
 
 _LEFT = (NAME, REPEATED, "checkpoints", "recorded")
 """Files that a run leaves in its folder."""
@@ -38,15 +39,17 @@ class Start:
     notes: tuple[str, ...]
     claim: Claim | None = None
     """On the run's folder, of the first rank."""
+    lock: Lock | None = None
 
 
 def start(plan: Plan, options: Options) -> Start:
     """The start of the run, equal on all ranks; moves an earlier run's files away.  RunError on all.  Collective."""
+    lock, claim = take(options.out, plan)
     start = together(lambda: _prepare(plan, options))
     alike({"checkpoint": f"{start.resume}", **{name: f"{value}" for name, value in start.run.items()}}, _FILES)
-    claim = together(lambda: Claim(options.out) if is_first() else None)
     moved = together(lambda: _cleared(options.out, start) if is_first() else [])
-    return replace(start, notes=(*moved, *start.notes), claim=claim)
+    warnings = [lock.warning] if lock and lock.warning else []
+    return replace(start, notes=(*warnings, *moved, *start.notes), lock=lock, claim=claim)
 
 
 def _prepare(plan: Plan, options: Options) -> Start:
@@ -60,7 +63,6 @@ def _prepare(plan: Plan, options: Options) -> Start:
         raise RunError(f"{resume} has finished its {first} steps already: ask for more with --steps {2 * first}")
     if (asked := profiling()) and asked.first > options.steps - first > 0:
         raise RunError(f"SCALEC_PROFILE asks for step {asked.first} of this run, which has {options.steps - first}")
-    check_folder(options.out)
     run = identity(plan, options.seed, training)
     notes = _changes(resume, run, options.resume_anyway) if resume else []
     reader = Reader(options.init, plan.names) if options.init and plan.names and not resume else None

@@ -19,6 +19,7 @@ from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from scalec.compiler.proof.recorded import compare
 from scalec.runtime.checkpoint.reader import Saved
+from scalec.runtime.train import run_folder
 from scalec.runtime.train.stop import SAVED
 from scalec.testing.faults import Fault, Point, Program, Send, fork
 
@@ -108,8 +109,10 @@ def test_spare_ranks_end_as_the_run_does(sent: signal.Signals, ends: tuple[int, 
 
 
 @pytest.mark.long
-def test_a_start_that_was_taken_over_ends(tmp_path: Path) -> None:
+def test_a_start_that_was_taken_over_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it saves anything, and whatever it was held up by."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    monkeypatch.setattr(run_folder, "_PATIENCE", 0.5)
     folder = harness.written(plan_text(Case(microbatches=2)), tmp_path)
     text_files(folder)
     (folder / "held.py").write_text(HELD)

@@ -24,6 +24,7 @@ from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.data import corpus
 from scalec.runtime.train import launch, loop, options
 from scalec.runtime.train.options import Options
+from scalec.runtime.train.run_folder import Lock
 
 ALONE = replace(PLAN, mesh={"dp": 1})
 
@@ -394,6 +395,21 @@ def test_a_run_goes_on_with_another_mesh_microbatch_learning_rate_and_length(fol
     _saved(folder)
     ended = _run(folder, replace(PLAN, microbatches=2), "--resume --steps 5 --lr 0.01")
     assert [each.status for each in ended] == [0, 0], ended[0].err
+
+
+def test_a_second_run_in_a_folder_changes_nothing_there(folder: Path) -> None:
+    path = _saved(folder, ALONE)
+    held = Lock(folder / "runs/bigram", "")
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file() and file.parent.name != "text"}
+    (second,) = _run(folder, ALONE)
+    assert second.status == 2
+    assert second.err.startswith("error: another run has the folder runs/bigram: process ")
+    for file, content in before.items():
+        assert file.name in ("out0", "err0") or file.read_bytes() == content
+    assert path.exists()
+    del held
+    (third,) = _run(folder, ALONE)
+    assert third.status == 0
 
 
 def test_ranks_that_see_other_files_refuse_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
