@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -80,7 +80,6 @@ class Tally:
     statuses: Counter[int] = field(default_factory=Counter[int])
     repeated: int = 0
     """Steps that were trained more than once, as they came after the newest checkpoint."""
-    longest_end: float = 0.0
     defects: list[str] = field(default_factory=list[str])
 
 
@@ -97,7 +96,7 @@ def main() -> int:
         tally, growth = soak(Path(folder), asked.steps, asked.faults, asked.save_every, asked.seed)
     print("\n".join(lines(tally, growth)))
     if asked.json:
-        asked.json.write_text(json.dumps({"tally": asdict(tally), "growth": asdict(growth)}, indent=1) + "\n")
+        asked.json.write_text(json.dumps(vars(tally) | vars(growth), indent=1) + "\n")
     return int(bool(tally.defects))
 
 
