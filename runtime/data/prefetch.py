@@ -20,7 +20,7 @@ class Ahead(Generic[_T]):
         self._make, self._end, self._pool = make, end, pool
         self._next: dict[int, Future[_T]] = {}
 
-    def __call__(self, number: int) -> _T:
+    def get_batch(self, number: int) -> _T:
         """The result for a number.  Raises what `make` has raised for it."""
         made = (self._next.pop(number, None) or self._pool.submit(self._make, number)).result()
         if number + 1 < self._end:

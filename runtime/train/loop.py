@@ -128,7 +128,7 @@ class _Run:
             for step in range(self.start.first, self.options.steps):
                 self._doing("step", step + 1)
                 lr = self.plan.schedule.lr(step, self.options.steps, self.options.lr)
-                batch = prepared(step).to(self.mesh.device)
+                batch = prepared.get_batch(step).to(self.mesh.device)
                 metrics = self.train_step(self.model, self.state, batch, lr)
                 if self._after(step + 1, metrics, lr):
                     self._stopped(step + 1)

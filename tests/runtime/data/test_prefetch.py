@@ -22,7 +22,7 @@ def test_the_next_is_made_while_a_step_runs_and_none_beyond_the_end() -> None:
 
     with ahead(make, 5, CPU) as batch:
         for number in range(2, 5):
-            assert batch(number) == 10 * number
+            assert batch.get_batch(number) == 10 * number
             assert number == 4 or began[number + 1].wait(LIMIT)  # nobody has asked for it
     assert made == [2, 3, 4]
 
@@ -33,7 +33,11 @@ def test_the_thread_computes_alone_and_leaves_others_their_threads() -> None:
     try:
         with ahead(lambda _: torch.get_num_threads(), 2, CPU) as found:
             other = ThreadPoolExecutor(1)
-            assert (found(0), torch.get_num_threads(), other.submit(torch.get_num_threads).result()) == (1, 3, 3)
+            assert (found.get_batch(0), torch.get_num_threads(), other.submit(torch.get_num_threads).result()) == (
+                1,
+                3,
+                3,
+            )
     finally:
         torch.set_num_threads(before)
 
@@ -45,9 +49,9 @@ def test_an_error_is_told_in_the_step_that_needs_the_batch() -> None:
         return number
 
     with ahead(make, 3, CPU) as batch:
-        assert batch(0) == 0
+        assert batch.get_batch(0) == 0
         with pytest.raises(OSError, match="the disk is gone"):
-            batch(1)
+            batch.get_batch(1)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -62,7 +66,7 @@ def test_whatever_ends_a_run_does_not_wait_for_a_file_that_does_not_answer(error
 
     def run() -> None:
         with ahead(make, 9, CPU) as batch:
-            batch(0)
+            batch.get_batch(0)
             assert began.wait(LIMIT)
             raise error
 
