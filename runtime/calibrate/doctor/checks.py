@@ -26,6 +26,9 @@ OWN_FILES = 256
 SHARED = 1 << 30
 """Bytes of /dev/shm, by which NCCL's ranks of a node may talk; containers often have 64 MiB."""
 
+OWN = 1 << 30
+"""Bytes of a GPU that its rank itself may have while it looks: CUDA's context, which is part of a step's memory too."""
+
 GIB = 2**30
 
 
@@ -89,38 +92,37 @@ def _clocks(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Fin
 def _gpus(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
     if needs.device == "cpu":
         return
-    bad = False
-    for node, its in _nodes(reports).items():
-        found, wanted = its[0].gpus, max(len(its), needs.ranks_per_node) if needs.device else 0
-        if len(found) < wanted:
-            bad = True
-            help = "name another node, or give `nodes` and `gpus_per_node` in the plan's `cluster`"
-            yield Finding(FAIL, "GPUs", f"{node} has {counted(len(found), 'GPU')}, the plan takes {wanted}", help)
-            continue
-        for number, (name, total, free) in enumerate(found[:wanted]):
-            if wrong := _wrong_gpu(needs, name, total, free):
-                bad = True
-                yield Finding(wrong[0], "GPUs", f"GPU {number} of {node}: {wrong[1]}", wrong[2])
-    if not bad:
-        names = sorted({name for report in reports for name, _, _ in report.gpus})
+    wrong = [each for node, its in _nodes(reports).items() for each in _wrong_gpus(needs, node, its)]
+    yield from wrong
+    if not wrong:
+        names = sorted({name for report in reports for _, name, _, _ in report.gpus})
         need = f", with room for the plan's {needs.memory / GIB:.1f} GiB" if needs.memory and names else ""
         yield Finding(OK, "GPUs", (", ".join(names) or "none here") + need)
 
 
-def _wrong_gpu(needs: Needs, name: str, total: int, free: int) -> tuple[str, str, str] | None:
-    """Level, words and help where a GPU is not the plan's, or has not the memory."""
+def _wrong_gpus(needs: Needs, node: str, its: Sequence[Report]) -> Iterator[Finding]:
+    found, wanted = its[0].gpu_count, max(len(its), needs.ranks_per_node) if needs.device else 0
+    if found < wanted:
+        help = "name another node, or give `nodes` and `gpus_per_node` in the plan's `cluster`"
+        yield Finding(FAIL, "GPUs", f"{node} has {counted(found, 'GPU')}, the plan takes {wanted}", help)
+        return
+    for number, name, total, free in (gpu for report in its for gpu in report.gpus):
+        if wrong := _wrong_gpu(needs, name, total, free):
+            said, help = wrong
+            yield Finding(FAIL, "GPUs", f"GPU {number} of {node}: {said}", help)
+
+
+def _wrong_gpu(needs: Needs, name: str, total: int, free: int) -> tuple[str, str] | None:
+    """Words and help where a GPU is not the plan's, or has not the memory."""
     if needs.gpu and needs.gpu_memory and _model(needs.gpu) not in "".join(name.casefold().split()):
-        return (
-            FAIL,
-            f"{name}, the plan is for {needs.gpu}",
-            "name its GPU in the plan's `cluster`, and compile it again",
-        )
+        help = "name its GPU in the plan's `cluster`, and compile it again"
+        return f"{name}, the plan is for {needs.gpu}", help
     if total < needs.memory:
         said = f"{total / GIB:.1f} GiB of memory, a step takes {needs.memory / GIB:.1f}"
-        return FAIL, said, "`scalec explain memory PLAN` says what would make it fit"
-    if free < needs.memory:
+        return said, "`scalec explain memory PLAN` says what would make it fit"
+    if free + OWN < needs.memory:
         said = f"{free / GIB:.1f} GiB of memory free, a step takes {needs.memory / GIB:.1f}"
-        return FAIL, said, "another process has the rest: nvidia-smi names it"
+        return said, "another process has the rest: nvidia-smi names it"
     return None
 
 

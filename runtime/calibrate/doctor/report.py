@@ -60,8 +60,10 @@ class Report:
     """Ranks of its node."""
     node: str
     versions: Mapping[str, str]
-    gpus: Sequence[tuple[str, int, int]]
-    """Name, bytes and free bytes of each GPU."""
+    gpu_count: int
+    """GPUs that it sees."""
+    gpus: Sequence[tuple[int, str, int, int]]
+    """Number, name, bytes and free bytes of the one that it takes; of all, where it is the only rank."""
     cpus: int
     threads: str
     open_files: int
@@ -97,6 +99,7 @@ def local_report(needs: Needs, rank: int, near: int, folder: Path, token: Path) 
         near=near,
         node=socket.gethostname(),
         versions=_versions(),
+        gpu_count=torch.cuda.device_count() if needs.device != "cpu" else 0,
         gpus=_gpus() if needs.device != "cpu" else (),
         cpus=len(os.sched_getaffinity(0)),
         threads=os.environ.get("OMP_NUM_THREADS", ""),
@@ -123,11 +126,13 @@ def _version(package: str) -> str:
         return ""
 
 
-def _gpus() -> list[tuple[str, int, int]]:
-    found = list[tuple[str, int, int]]()
-    for number in range(torch.cuda.device_count()):
+def _gpus() -> list[tuple[int, str, int, int]]:
+    """No others than its own: to look at a GPU takes half a GiB of it."""
+    seen, local = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", -1))
+    found = list[tuple[int, str, int, int]]()
+    for number in range(seen) if local < 0 else {min(local, seen - 1)} - {-1}:
         free, total = torch.cuda.mem_get_info(number)
-        found.append((torch.cuda.get_device_name(number), total, free))
+        found.append((number, torch.cuda.get_device_name(number), total, free))
     return found
 
 

@@ -39,7 +39,8 @@ def _report(rank: int) -> Report:
         near=NEAR,
         node=f"node{rank // NEAR}",
         versions=VERSIONS,
-        gpus=[("NVIDIA H100 80GB HBM3", 79 * GIB, 79 * GIB)] * NEAR,
+        gpu_count=NEAR,
+        gpus=[(rank % NEAR, H100, 79 * GIB, 79 * GIB)],
         cpus=128,
         threads="8",
         open_files=65536,
@@ -54,6 +55,7 @@ def _report(rank: int) -> Report:
     )
 
 
+H100 = "NVIDIA H100 80GB HBM3"
 REPORTS = [_report(rank) for rank in range(WORLD)]
 
 
@@ -77,21 +79,20 @@ def test_a_healthy_cluster_is_all_ok() -> None:
     assert "at most 0.00 s apart" in told
 
 
-H100 = "NVIDIA H100 80GB HBM3"
 ONE: list[tuple[dict[str, Any], str, str, str]] = [
     ({"versions": {**VERSIONS, "torch": "2.12.1"}}, FAIL, "versions", "torch is 2.13.0 on ranks `0`, `1`, `2` and"),
     ({"versions": {**VERSIONS, "python": "3.12.1"}}, WARN, "versions", "python is 3.11.7 on ranks"),
     ({"clock": 3.5}, WARN, "clocks", "at most 3.50 s apart, on node2"),
     ({"clock": -20.0}, FAIL, "clocks", "at most 20.00 s apart, on node2"),
-    ({"gpus": [(H100, 79 * GIB, 79 * GIB)] * 7}, FAIL, "GPUs", "node2 has 7 GPUs, the plan takes 8"),
+    ({"gpu_count": 7}, FAIL, "GPUs", "node2 has 7 GPUs, the plan takes 8"),
     (
-        {"gpus": [("NVIDIA A100-SXM4-80GB", 79 * GIB, 79 * GIB)] * 8},
+        {"gpus": [(0, "NVIDIA A100-SXM4-80GB", 79 * GIB, 79 * GIB)]},
         FAIL,
         "GPUs",
         "GPU 0 of node2: NVIDIA A100-SXM4-80GB, the plan is for h100_sxm",
     ),
     (
-        {"gpus": [*[(H100, 79 * GIB, 79 * GIB)] * 7, (H100, 79 * GIB, 9 * GIB)]},
+        {"gpus": [(7, H100, 79 * GIB, 9 * GIB)]},
         FAIL,
         "GPUs",
         "GPU 7 of node2: 9.0 GiB of memory free, a step takes 60.0",
@@ -140,7 +141,7 @@ def test_a_plan_that_needs_more_memory_than_a_gpu_has() -> None:
 
 @pytest.mark.parametrize(("gpu", "name"), [("rtx_4090", "NVIDIA GeForce RTX 4090"), ("l40s", "NVIDIA L40S")])
 def test_gpus_are_known_by_the_names_that_plans_have(gpu: str, name: str) -> None:
-    reports = [replace(report, gpus=[(name, 79 * GIB, 79 * GIB)] * NEAR) for report in REPORTS]
+    reports = [replace(report, gpus=[(0, name, 79 * GIB, 79 * GIB)]) for report in REPORTS]
     assert _found(reports, replace(NEEDS, gpu=gpu)) == []
 
 
