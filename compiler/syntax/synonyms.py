@@ -64,7 +64,7 @@ _ELSEWHERE = {
     "num_model_chunks virtual_pp",
     "this is an option of train.py: `train.py --help`": "output_dir save_steps save_every save_interval "
     "checkpoint_every logging_steps log_every log_interval log_freq eval_steps eval_interval eval_every resume "
-    "resume_from_checkpoint",
+    "resume_from_checkpoint keep keep_every save_total_limit save_top_k keep_last",
     "dropout is an op of the model: `dropout(x, 0.1)`": "dropout hidden_dropout attention_dropout dropout_rate",
 }  # fmt: skip
 """Where a plan says what others have settings for."""

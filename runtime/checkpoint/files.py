@@ -3,7 +3,8 @@
 import os
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -81,8 +82,8 @@ class Disk:
 
 
 def put(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> None:
-    """Writes a new file that is on the disk when this returns."""
-    with path.open("wb") as file:
+    """Writes a new file that is on the disk when this returns.  OSError."""
+    with _naming(path), path.open("wb") as file:
         for chunk in chunks:
             disk.write(file, chunk)
         file.flush()
@@ -90,9 +91,20 @@ def put(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> None:
 
 
 def settle(folder: Path, disk: Disk) -> None:
-    """Has the names in a folder on the disk: new files, renamed and removed ones."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Has the names in a folder on the disk: new files, renamed and removed ones.  OSError."""
+    with _naming(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            disk.sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    """Has an error name the file: of a write or a sync it does not."""
     try:
-        disk.sync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

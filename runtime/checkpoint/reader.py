@@ -53,6 +53,11 @@ class Saved:
             joined[extent.within(whole(entry.shape))] = values
         return joined
 
+    def check_files(self, part: int, parts: int) -> None:
+        """RunError unless these files, each `parts`th one from `part` on, are what was written."""
+        for name in sorted(self._index.files)[part::parts]:
+            tensor_file.read(self.path / name, self._index.files[name])
+
     def check(self, boxes: Sequence[Box]) -> None:
         """RunError unless each box is of a tensor that is here, of its element type, in a shape like its, and whole."""
         keys = list(dict.fromkeys(box.key for box in boxes))

@@ -11,12 +11,14 @@ which the next save removes, and all whole ones as they were.
 """
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
 
-from ..errors import RunError, named
+from ..errors import RunError, named, reason
 from ..state import loss_scale
 from ..state.engine import TrainState
 from ..state.shards import Box, whole
@@ -26,9 +28,20 @@ from .files import Disk, put, settle
 from .index import Identity
 from .reader import INDEX, Saved, folder_name
 
-KEEP = 2
 ADAPTED = (loss_scale.VALUE, loss_scale.STEPS)
 """State that a run can find anew, as when a plan of another precision continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Which checkpoints outlive the next ones: the `newest`, and of every so many steps; `every` 0 is none of these."""
+
+    newest: int = 2
+    every: int = 0
+
+    def gone(self, paths: Sequence[Path]) -> list[Path]:
+        """The paths to remove of all, oldest first."""
+        return [path for path in paths[: -self.newest] if not self.every or finished_steps(path) % self.every]
 
 
 def save(folder: Path, step: int, state: TrainState, disk: Disk | None = None, run: Identity | None = None) -> Path:
@@ -38,11 +51,45 @@ def save(folder: Path, step: int, state: TrainState, disk: Disk | None = None, r
 
     RunError, on all ranks, where the disk of one refuses, or this step was saved before.
     """
-    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    saving = _Saving(folder / folder_name(step), step, state, rank, world, disk or Disk(), run or {})
+    disk = disk or Disk()
+    made = write(folder, step, own_boxes(state), run or {}, disk)
+    together(lambda: prune(folder, Keep(), disk))
+    return made
+
+
+def own_boxes(state: TrainState) -> dict[str, Box]:
+    """The boxes that this rank writes, by their names in its file."""
+    return {_tensor_name(box): box for box in state.boxes() if box.own and box.tensor.numel()}
+
+
+def write(
+    folder: Path,
+    step: int,
+    own: Mapping[str, Box],
+    run: Identity,
+    disk: Disk,
+    agree: Callable[[Callable[[], None]], None] = together,
+    allowed: Callable[[], None] = lambda: None,
+) -> Path:
+    """Writes `folder`/step-NNNNNN of all ranks' own boxes; `agree` is their `together`.  Collective.
+
+    RunError on all ranks, with the number of the first of several that failed; also where rank 0 is not `allowed`.
+    """
+    rank, world = _place()
+    saving = _Saving(folder / folder_name(step), step, own, rank, world, disk, run, allowed)
     for stage in (saving.prepare, saving.write, saving.publish):
-        together(stage)
+        agree(partial(saving.told, stage))
     return saving.made
+
+
+def prune(folder: Path, keep: Keep, disk: Disk) -> None:
+    """Has rank 0 remove old checkpoints.  RunError or OSError."""
+    if _place()[0] > 0:
+        return
+    for old in keep.gone(checkpoints(folder)):
+        gone = old.with_suffix(".tmp")  # first, so that none is ever there in part
+        disk.rename(old, gone)
+        disk.remove(gone)
 
 
 def load(path: Path, state: TrainState) -> None:
@@ -62,8 +109,8 @@ def load(path: Path, state: TrainState) -> None:
 
 
 def newest(folder: Path) -> Path | None:
-    """The last whole checkpoint in a folder."""
-    return next(reversed(_all(folder)), None)
+    """The last checkpoint in a folder."""
+    return next(reversed(checkpoints(folder)), None)
 
 
 def finished_steps(path: Path) -> int:
@@ -71,8 +118,8 @@ def finished_steps(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _all(folder: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, oldest first."""
     return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=finished_steps)
 
 
@@ -91,11 +138,19 @@ class _Saving:
 
     made: Path
     step: int
-    state: TrainState
+    own: Mapping[str, Box]
     rank: int
     world: int
     disk: Disk
     run: Identity
+    allowed: Callable[[], None]
+
+    def told(self, stage: Callable[[], None]) -> None:
+        """A stage, whose failure says which of several ranks met it."""
+        try:
+            stage()
+        except (RunError, OSError) as error:
+            raise RunError(f"rank {self.rank}: {reason(error)}" if self.world > 1 else reason(error)) from None
 
     @property
     def part(self) -> Path:
@@ -106,6 +161,7 @@ class _Saving:
         """An empty folder, and none that a crash left."""
         if self.rank > 0:
             return
+        self.allowed()
         if self.made.exists():
             raise RunError(f"{self.made} is there already: a checkpoint is never written over")
         for left in self.made.parent.glob("step-*.tmp"):
@@ -115,29 +171,29 @@ class _Saving:
     def write(self) -> None:
         """This rank's boxes, and what they are."""
         name = _rank_name(self.rank)
-        own = {_tensor_name(box): box for box in self.state.boxes() if box.own and box.tensor.numel()}
         mine = index.Index(self.step, {}, {})
-        if own:
-            tensors = {tensor: box.tensor for tensor, box in own.items()}
+        if self.own:
+            tensors = {tensor: box.tensor for tensor, box in self.own.items()}
             stamp = tensor_file.write(self.part / f"{name}.safetensors", tensors, self.disk)
-            mine = index.of(self.step, f"{name}.safetensors", own, stamp)
+            mine = index.of(self.step, f"{name}.safetensors", self.own, stamp)
         put(self.part / f"{name}.json", [index.text(mine)], self.disk)
         settle(self.part, self.disk)
 
     def publish(self) -> None:
-        """One index for all; the folder's name; then the old ones go."""
+        """One index for all; the folder's name."""
         if self.rank > 0:
             return
+        self.allowed()
         put(self.part / INDEX, [index.text(replace(self._merged(), run=self.run))], self.disk)
         for rank in range(self.world):
             (self.part / f"{_rank_name(rank)}.json").unlink()
         settle(self.part, self.disk)
         self.disk.rename(self.part, self.made)
-        settle(self.made.parent, self.disk)
-        for old in _all(self.made.parent)[:-KEEP]:
-            gone = old.with_suffix(".tmp")  # first, so that none is ever there in part
-            self.disk.rename(old, gone)
-            self.disk.remove(gone)
+        try:
+            settle(self.made.parent, self.disk)
+        except OSError:
+            self.made.rename(self.part)  # so that it does not count, and can be tried anew
+            raise
 
     def _merged(self) -> index.Index:
         """All ranks' parts as one.  RunError where one is not to be seen from here."""
@@ -151,6 +207,11 @@ class _Saving:
             if (self.part / name).stat().st_size != stamp.size:
                 raise RunError(f"{self.part / name} does not have the {stamp.size} bytes that were written")
         return merged
+
+
+def _place() -> tuple[int, int]:
+    """This rank, and the number of ranks."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def _rank_name(rank: int) -> str:

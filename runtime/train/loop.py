@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ..checkpoint import saver
+from ..checkpoint.background import Saver
 from ..comm.mesh import Mesh
 from ..config.environment import Profiled, profiling, recording, sanitizing, unknown
 from ..config.plan import Metrics, Plan
@@ -91,7 +92,8 @@ class _Run:
         self.speed = self._speed()
         self.log = self._log()
         self.finite = Finite(self.state)
-        self.saved = checkpoints(options)
+        keep = saver.Keep(options.keep, options.keep_every)
+        self.saver = Saver(checkpoints(options), self.state, start.run, keep, start.check_claim)
         self.stop = Stop(start.first)
 
     def _loader(self, data: Mixture) -> Loader:
@@ -122,6 +124,7 @@ class _Run:
             if recording():
                 observers.enter_context(self._recorder())
             self._begin()
+            observers.enter_context(self.saver)
             allocator.forget(self.mesh.device)
             prepared = observers.enter_context(ahead(self.loader.prepared, self.options.steps, self.mesh.device))
             observers.enter_context(self.stop.listening())
@@ -132,14 +135,16 @@ class _Run:
                 metrics = self.train_step(self.model, self.state, batch, lr)
                 if self._after(step + 1, metrics, lr):
                     self._stopped(step + 1)
+            self._finish_save(self.options.steps)
             self._doing("end", self.options.steps)
-        self.log.summary(self.saved, going_on(self.plan, 2 * self.options.steps), torchrun(self.plan, "--help"))
+        self.log.summary(self.saver.newest, going_on(self.plan, 2 * self.options.steps), torchrun(self.plan, "--help"))
 
     def _stopped(self, done: int) -> NoReturn:
         """Ends a run that a signal has stopped after `done` steps, and that is saved."""
+        self._finish_save(done)
         self._doing("end", done)
         further = going_on(self.plan, self.options.steps)
-        self.log.say(f"stopped by {self.stop.signal}: saved {self.saved}\n  to go on    {further}")
+        self.log.say(f"stopped by {self.stop.signal}: saved {self.saver.newest}\n  to go on    {further}")
         raise Stopped(self.stop.status)
 
     def _doing(self, kind: Kind, step: int) -> None:
@@ -217,14 +222,28 @@ class _Run:
             self.log.mark(done)
         if due(self.options.save_every):
             self._doing("save", done)
-            self.saved = saver.save(checkpoints(self.options), done, self.state, run=self.start.run)
+            self.saver.begin(done)
             self.log.mark(done)
+        self._tell_saves()
         return stops
 
     def _skipped(self, bad: Bad | None) -> None:
         """Says so of a step that has updated nothing because its values were not finite."""
         if bad is not None:
             self.log.say(f"{bad}: skipped")
+
+    def _tell_saves(self) -> None:
+        """Lines about saves that met trouble.  RunError where a state was not finite."""
+        for line in self.saver.news():
+            self.log.say(line)
+        self.saver.check()
+
+    def _finish_save(self, done: int) -> None:
+        """Waits until the last save, after `done` steps, is on the disk.  RunError if it has failed."""
+        self._doing("save", done)
+        self.saver.wait()
+        self._tell_saves()
+        self.saver.require()
 
     @torch.no_grad()
     def _validate(self, held: Loader) -> Metrics:

@@ -43,6 +43,8 @@ class Options:
     log_every: int
     eval_every: int
     save_every: int
+    keep: int
+    keep_every: int
     device: str
     first_step_limit: float
     step_limit: float | None
@@ -74,6 +76,9 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--log-every", type=_positive, default=10, metavar="N", help="steps between lines (default %(default)s)")
     add("--eval-every", type=_positive, default=100, metavar="N", help="steps between validation (default %(default)s)")
     add("--save-every", type=_positive, default=500, metavar="N", help="steps between saves (default %(default)s)")
+    add("--keep", type=_positive, default=2, metavar="N", help="newest checkpoints to keep (default %(default)s)")
+    help = "keep each checkpoint of a step that N divides, too"
+    add("--keep-every", type=_positive, default=0, metavar="N", help=help)
     add("--device", choices=("cpu", "cuda"), default=device, help="default here: %(default)s")
     help = "all ranks end where one comes no further for so long, until the first step is done (default %(default)s)"
     add("--first-step-limit", type=_seconds, default=1800.0, metavar="SECONDS", help=help)

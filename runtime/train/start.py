@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..checkpoint import saver
 from ..checkpoint.agreement import together
+from ..checkpoint.fallback import newest_whole, set_aside
 from ..checkpoint.hf_weights import Reader
 from ..checkpoint.index import Identity
 from ..checkpoint.reader import Saved
@@ -41,21 +42,26 @@ class Start:
     """On the run's folder, of the first rank."""
     lock: Lock | None = None
 
+    def check_claim(self) -> None:
+        """RunError where a later start has the folder."""
+        if self.claim is not None:
+            self.claim.check(now=True)
+
 
 def start(plan: Plan, options: Options) -> Start:
     """The start of the run, equal on all ranks; moves an earlier run's files away.  RunError on all.  Collective."""
     lock, claim = take(options.out, plan)
-    start = together(lambda: _prepare(plan, options))
+    resume, damaged = newest_whole(checkpoints(options)) if options.resume else (None, [])
+    start = together(lambda: _prepare(plan, options, resume))
     alike({"checkpoint": f"{start.resume}", **{name: f"{value}" for name, value in start.run.items()}}, _FILES)
     moved = together(lambda: _cleared(options.out, start) if is_first() else [])
     warnings = [lock.warning] if lock and lock.warning else []
-    return replace(start, notes=(*warnings, *moved, *start.notes), lock=lock, claim=claim)
+    return replace(start, notes=(*warnings, *damaged, *moved, *start.notes), lock=lock, claim=claim)
 
 
-def _prepare(plan: Plan, options: Options) -> Start:
+def _prepare(plan: Plan, options: Options, resume: Path | None) -> Start:
     """Opens the data and the weights, and finds the checkpoint.  RunError if any is not there or not enough."""
     training, held = opened(plan.data, options.data, plan.seq)
-    resume = saver.newest(checkpoints(options)) if options.resume else None
     if options.resume == "newest" and resume is None:
         raise RunError(f"nothing to resume: no checkpoint in {checkpoints(options)}")
     first = saver.finished_steps(resume) if resume else 0
@@ -84,10 +90,12 @@ def _changes(resume: Path, run: Identity, anyway: bool) -> list[str]:
 
 
 def export_newest(plan: Plan, options: Options, folder: Path) -> None:
-    """Writes the newest checkpoint as files of weights.  RunError."""
+    """Writes the newest checkpoint that is whole as files of weights.  RunError."""
     from ..checkpoint.export import export  # most runs do without
 
-    saved = saver.newest(checkpoints(options))
+    saved, damaged = newest_whole(checkpoints(options))
+    for note in damaged:
+        print(note)
     if saved is None:
         raise RunError(f"nothing to export: no checkpoint in {checkpoints(options)}")
     assert plan.names, "loop: check_options lets an export without names pass"
@@ -105,7 +113,7 @@ def _cleared(folder: Path, start: Start) -> list[str]:
     if start.resume is None:
         return _set_aside(folder)
     mend(folder, start.first)
-    return []
+    return set_aside(folder / "checkpoints", start.first)
 
 
 def _set_aside(folder: Path) -> list[str]:

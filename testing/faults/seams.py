@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ... import runtime
-from ...runtime.checkpoint import saver
+from ...runtime.checkpoint.background import Saver
 from ...runtime.checkpoint.files import Disk
 from ...runtime.data.loader import Batch, Loader
 from ...runtime.data.prefetch import Ahead
@@ -108,7 +108,11 @@ class Points:
             setattr(group, name, self._before(lambda _: ("collective", None), getattr(group, name)))
 
     def _watch_saves(self) -> None:
-        cast(Any, saver).save = self._before(lambda arguments: ("prepare", arguments[1]), saver.save)
+        def prepared(arguments: Sequence[Any]) -> tuple[Event, int | None]:
+            arguments[0].wait()  # for the save before
+            return "prepare", arguments[1]
+
+        cast(Any, Saver).begin = self._before(prepared, Saver.begin)
 
     def _watch_disk(self) -> None:
         def written(arguments: Sequence[Any]) -> tuple[Event, int | None]:

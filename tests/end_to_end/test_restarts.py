@@ -1,6 +1,7 @@
 """Runs under torchrun that are killed, stopped by signals and started by the same line, lose nothing."""
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -46,7 +47,9 @@ def test_a_killed_rank_is_one_restart(program: Program) -> None:
     ended = torchrun(program, Fault(Point("step", 7, 1), kill())).wait()
     assert ended.statuses == (0,), ended.err
     assert len(ended.strikes) == 1
-    assert f"resuming from {RUN}/checkpoints/step-000006" in ended.out[0]
+    begun = re.search(rf"resuming from {RUN}/checkpoints/step-00000(.)", ended.out[0])
+    assert begun
+    assert begun[1] in "46"  # the save after step 6 may have been under way
     assert _steps(program) == [*range(1, 13)]
     assert torch.equal(_weights(program), wanted)
 

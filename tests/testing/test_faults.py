@@ -84,11 +84,11 @@ def test_a_rank_is_killed_at_each_event(program: Program, event: Event) -> None:
     assert ended.statuses[at.rank] == -signal.SIGKILL
     assert [strike.split(":")[0] for strike in ended.strikes] == [f"rank {at.rank} in step {at.step or 0}"]
     saved = sorted(path.name for path in (program.folder / CHECKPOINTS).glob("step-*"))
+    if event in ("data", "step", "collective"):  # beside which the save of step 2 may be under way
+        assert [name.removesuffix(".tmp") for name in saved] in ([], ["step-000002"])
+        return
     assert saved == {
         "start": [],
-        "data": ["step-000002"],
-        "step": ["step-000002"],
-        "collective": ["step-000002"],
         "prepare": ["step-000002"],
         "remove": ["step-000002", "step-000004", "step-000006"],
     }.get(event, ["step-000002", "step-000004.tmp"])
@@ -129,7 +129,9 @@ def test_stopped_and_slow_ranks_go_on(program: Program) -> None:
 def test_exceptions_and_values_fail_as_such(program: Program) -> None:
     program = _one(program)
     assert "planted" in _after(program, Raise(RuntimeError, ("planted",)), Point("data", 3)).err[0]
-    assert "No space left on device" in _after(program, disk_full(), Point("write", 4)).err[0]
+    full = _after(program, disk_full(), Point("write", 4))
+    assert full.succeeded
+    assert "cannot save step 4: runs/tiny/checkpoints/step-000004.tmp/rank-00000.safetensors: No space" in full.out[0]
     assert "nan" in _after(program, Poison(), Point("step", 3)).err[0]
     assert _after(program, Send(signal.SIGKILL), Point("step", 3)).statuses == (-signal.SIGKILL,)
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from helpers.bigram import PLAN, build, eval_step, failing_step, signalling_step, train_step
 from helpers.forked_ranks import HANGS
 from scalec.runtime import Account, Batch, Expected, Metrics, Plan, TrainState, train
+from scalec.runtime.checkpoint import background
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.data import corpus
 from scalec.runtime.train import launch, loop, options
@@ -186,6 +187,45 @@ def test_a_signal_to_one_rank_saves_all_and_the_same_line_goes_on(folder: Path, 
     shutil.copytree(folder / "text", tmp_path / "other/text")
     _run(tmp_path / "other", PLAN, further)
     assert torch.equal(_weights(folder, step + 2), _weights(tmp_path / "other", step + 2))
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_kept_under_another_name(folder: Path) -> None:
+    line = "--resume auto --save-every 1 --keep 3 --log-every 1 --data text/*.txt --steps"
+    _run(folder, PLAN, f"{line} 3")
+    saved = folder / "runs/bigram/checkpoints"
+    before = _weights(folder, 3)
+    (saved / "step-000003" / "rank-00000.safetensors").write_bytes(b"nothing")
+    first, second = _run(folder, PLAN, f"{line} 4")
+    assert (first.status, second.status) == (0, 0), first.err + second.err
+    damaged = "runs/bigram/checkpoints/step-000003"
+    assert f"{damaged} is damaged: {damaged}/rank-00000.safetensors has 7 bytes, but " in first.out
+    assert f"{damaged} is not used: it is now step-000003.aside-1\n" in first.out
+    assert "resuming from runs/bigram/checkpoints/step-000002" in first.out
+    assert torch.equal(before, _weights(folder, 3))
+    assert {path.name for path in saved.iterdir()} == {"step-000003.aside-1", *(f"step-00000{n}" for n in (2, 3, 4))}
+
+
+def test_a_run_goes_on_without_a_folder_for_checkpoints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last save fails, and so does the run, which has trained to the end and says so."""
+    monkeypatch.setattr(background, "PAUSES", (0.0, 0.0))
+    (folder / "runs/bigram").mkdir(parents=True)
+    line = "--save-every 1 --log-every 1 --data text/*.txt --steps 2"
+    monkeypatch.setattr(Path, "mkdir", _no_checkpoints(Path.mkdir))
+    first, second = _run(folder, PLAN, line)
+    assert (first.status, second.status) == (1, 1)
+    assert "step 2/2  loss" in first.out
+    assert first.out.count("cannot save step 1: rank 0: Permission denied; trying again in 0 s\n") == 2
+    assert "cannot save step 2: rank 0: Permission denied; given up until the next save is due\n" in first.out
+    assert first.err + second.err == "error: the last save has failed, and there is no checkpoint\n"
+
+
+def _no_checkpoints(mkdir: Callable[..., None]) -> Callable[..., None]:
+    def refusing(path: Path, *args: object, **options: object) -> None:
+        if path.suffix == ".tmp":
+            raise OSError(13, "Permission denied")
+        mkdir(path, *args, **options)
+
+    return refusing
 
 
 def test_a_resumed_run_is_bitwise_the_uninterrupted_one(folder: Path, tmp_path: Path) -> None:

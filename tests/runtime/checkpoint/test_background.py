@@ -1,0 +1,144 @@
+"""Saves beside training: what is saved is the state when the save began, and a disk that refuses costs no run."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import Any, BinaryIO
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.forked_ranks import run_ranks
+from helpers.small_state import made
+from scalec.runtime import TrainState
+from scalec.runtime.checkpoint import background, saver
+from scalec.runtime.checkpoint.background import Saver
+from scalec.runtime.checkpoint.fallback import newest_whole
+from scalec.runtime.checkpoint.files import Disk
+from scalec.runtime.checkpoint.saver import Keep
+from scalec.runtime.errors import RunError
+
+TP = {"tp": 2}
+TRIES = len(background.PAUSES) + 1
+
+
+@given(st.sets(st.integers(1, 60), min_size=1), st.integers(1, 4), st.integers(0, 7))
+def test_the_newest_are_kept_and_those_of_each_kth_step(steps: set[int], newest: int, every: int) -> None:
+    paths = [Path(f"step-{step:06d}") for step in sorted(steps)]
+    left = [path for path in paths if path not in Keep(newest, every).gone(paths)]
+    assert left[-newest:] == paths[-newest:]
+    assert [*map(saver.finished_steps, left[:-newest])] == [
+        step for step in sorted(steps)[:-newest] if every and step % every == 0
+    ]
+
+
+class _Held(Disk):
+    """Writes nothing before it may."""
+
+    def __init__(self) -> None:
+        self.may, self.calls = Event(), 0
+
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
+        self.calls += 1
+        self.may.wait()
+        super().write(file, data)
+
+
+def test_training_goes_on_while_the_copy_is_written(tmp_path: Path) -> None:
+    state, disk = made({}, seed=1), _Held()
+    before = {key: value.clone() for key, value in state.state_dict().items()}
+    beside = Saver(tmp_path, state, {"seed": 1}, Keep(), disk=disk)
+    beside.begin(3)
+    state.initialise(2)
+    assert saver.newest(tmp_path) is None
+    disk.may.set()
+    beside.wait()
+    assert (beside.newest, beside.news()) == (tmp_path / "step-000003", [])
+    loaded = made({}, seed=5)
+    saver.load(beside.newest, loaded)
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in before.items())
+
+
+class _Full(Disk):
+    """Refuses its first calls."""
+
+    def __init__(self, refusals: int) -> None:
+        self.left = refusals
+
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
+        if self.left:
+            self.left -= 1
+            raise OSError(28, "No space left on device", file.name)
+        super().write(file, data)
+
+
+def _fails(do: Callable[[], object]) -> str:
+    try:
+        do()
+    except RunError as error:
+        return str(error)
+    return ""
+
+
+def _saved(folder: Path, refusals: int) -> tuple[list[str], str, list[str]]:
+    """Two saves, the first on a disk that is full on rank 1."""
+    background.PAUSES = (0.0, 0.0)  # in a forked process
+    disk = _Full(refusals if dist.get_rank() == 1 else 0)
+    beside = Saver(folder, made(TP, seed=1), {}, Keep(), disk=disk)
+    beside.begin(1)
+    beside.wait()
+    lines, failed = beside.news(), _fails(beside.require)
+    beside.begin(2)
+    beside.wait()
+    beside.require()
+    return lines, failed, sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(("refusals", "left"), [(1, ["step-000001", "step-000002"]), (TRIES, ["step-000002"])])
+def test_a_full_disk_is_told_with_its_rank_and_tried_anew(tmp_path: Path, refusals: int, left: list[str]) -> None:
+    found = run_ranks(2, _saved, tmp_path, refusals)
+    lines, failed, names = found[0]
+    assert found[1] == found[0]
+    assert names == left
+    assert failed == ("the last save has failed, and there is no checkpoint" if refusals == TRIES else "")
+    why = f"cannot save step 1: rank 1: {tmp_path}/step-000001.tmp/rank-00001.safetensors: No space left on device"
+    assert lines == [f"{why}; {then}" for then in ["trying again in 0 s"] * min(refusals, 2)] + [
+        f"{why}; given up until the next save is due"
+    ] * bool(failed)
+
+
+def _damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def _whole(folder: Path) -> Any:
+    return _fails(lambda: newest_whole(folder)) or newest_whole(folder)
+
+
+def _three(folder: Path) -> None:
+    state: TrainState = made(TP, seed=1)
+    for step in (1, 2, 3):
+        saver.write(folder, step, saver.own_boxes(state), {}, Disk())
+
+
+def test_a_run_falls_back_to_the_newest_that_is_whole(tmp_path: Path) -> None:
+    """Damage that only one rank has read is known to both."""
+    run_ranks(2, _three, tmp_path)
+    assert run_ranks(2, _whole, tmp_path) == [(tmp_path / "step-000003", [])] * 2
+    _damage(tmp_path / "step-000003" / "rank-00001.safetensors")
+    shutil.rmtree(tmp_path / "step-000002" / "rank-00000.safetensors", ignore_errors=True)
+    (tmp_path / "step-000002" / "index.json").write_text("{")
+    notes = [
+        f"{tmp_path}/step-000003 is damaged: {tmp_path}/step-000003/rank-00001.safetensors is not what was written:"
+        " its hash differs",
+        f"{tmp_path}/step-000002 is damaged: {tmp_path}/step-000002/index.json is damaged, or no index of a checkpoint",
+    ]
+    assert run_ranks(2, _whole, tmp_path) == [(tmp_path / "step-000001", notes)] * 2
+    (tmp_path / "step-000001" / "rank-00000.safetensors").unlink()
+    assert run_ranks(2, _whole, tmp_path)[1].startswith(f"no checkpoint in {tmp_path} is whole\n  ")
