@@ -18,8 +18,8 @@ from .violations import Problem, circular, lacking, misplaced
 def rendezvous(schedule: Schedule) -> list[Problem]:
     """Problems of the messages of a schedule whose cells and order are right.
 
-    Messages with no computing between them in a row are one batch: all are posted at once, and the row goes on when all
-    are matched.
+    Messages of two ranks that are neighbours in both rows are one batch: all are posted at once, and the row goes on
+    when all are matched.
     """
     ways = _ways(cell_table(schedule))
     if found := [*_superfluous(ways), *_lacking(ways)]:
@@ -140,12 +140,30 @@ def _deadlocks(ways: _Ways) -> list[Problem]:
 
 
 def _batches(ways: _Ways) -> list[Iterator[list[int]]]:
-    """For each rank the values of messages with no computing between them."""
+    """For each rank the values of messages that begin as one."""
     found: list[list[list[int]]] = [[] for _ in ways.cells.schedule.rows]
     numbers = np.flatnonzero(ways.known)
-    ranks: list[int] = ways.cells.rank[numbers].tolist()
-    values: list[int] = ways.moves[numbers].tolist()
-    starts = np.flatnonzero((np.diff(numbers, prepend=-2) > 1) | (np.diff(ranks, prepend=0) > 0)).tolist()
+    rank, moved = ways.cells.rank[numbers], ways.moves[numbers]
+    ranks: list[int] = rank.tolist()
+    values: list[int] = moved.tolist()
+    starts = np.flatnonzero(~_joins(ways, numbers, rank, moved)).tolist()
     for start, end in pairwise([*starts, len(values)]):
         found[ranks[start]].append(values[start:end])
     return [*map(iter, found)]
+
+
+def _joins(ways: _Ways, numbers: Numbers, rank: Numbers, moved: Numbers) -> NDArray[np.bool_]:
+    """Which messages begin with the one before: those that are neighbours in the rows of both their ranks.
+
+    As the runtime has it (`pipeline.message_groups`): a backend may take a group for one, which is done when all of it
+    is, so that it must be the same at both ends.
+    """
+    source, target = ways.cells.rank[ways.sent[moved]], ways.cells.rank[ways.received[moved]]
+    peer = source + target - rank
+    beside = (np.diff(numbers, prepend=-2) == 1) & (np.diff(rank, prepend=-1) == 0) & (np.diff(peer, prepend=-1) == 0)
+    before = np.roll(moved, 1)
+    pairs = (np.minimum(moved, before) * len(ways.moves) + np.maximum(moved, before))[beside]
+    _, which, ends = np.unique(pairs, return_inverse=True, return_counts=True)
+    joins = np.zeros(len(numbers), dtype=bool)
+    joins[beside] = ends[which] == 2
+    return joins

@@ -103,7 +103,7 @@ def received(slot: Slot, axis: Axis, peer: int, carried: Sequence[StageInput], d
 
 
 class Exchange:
-    """Messages without computing between them, begun as one, so that those of two directions do not wait in line.
+    """Messages that begin as one, on both their ranks, so that those of two directions do not wait in line.
 
     Where the backend can, even a single one is: NCCL has another communicator for messages that are not, and in that
     the other end would wait in vain.

@@ -11,12 +11,9 @@ Non-goals: whether rows are right, and cannot deadlock (the compiler has checked
 stage (`stage_buckets`).
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -27,11 +24,10 @@ from ..comm.p2p import Exchange, Message, Slot, StageInput, received, sent, watc
 from ..data.loader import Batch
 from ..state.buckets import Holders
 from ..state.flat_param_group import NOTHING, FlatParams
+from .message_groups import Action, grouped, joined, read
 from .stage_buckets import Chunks
 from .stage_step import Cell, LastCell, Pass
 
-_ACTION = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
-_FORWARD = {"F", "SEND_F", "RECV_F"}
 _BEGIN, _END = "begin", "end"  # of a stage
 _Call = Callable[[Pass], None]
 
@@ -106,8 +102,7 @@ class Pipeline:
     def _row(self, mesh: Mesh) -> "_Row":
         if self._bound is None or self._bound[0] is not mesh:
             axis = mesh.messages(self._axis)
-            row = self._schedule[axis.rank]
-            self._bound = mesh, _Row(row, self._stage_to_rank, self._stage_inputs, axis, mesh.device)
+            self._bound = mesh, _Row(self._schedule, self._stage_to_rank, self._stage_inputs, axis, mesh.device)
         return self._bound[1]
 
 
@@ -118,18 +113,7 @@ def _undropped(batch: Batch) -> list[tuple[Any, ...]]:
     return [(*inputs[:-1], None) for inputs in batch.microbatches()]
 
 
-@dataclass(frozen=True, slots=True)
-class _Action:
-    stage: int
-    work: str
-    microbatch: int
-
-    @property
-    def is_message(self) -> bool:
-        return "_" in self.work
-
-
-def _with_stages(actions: Sequence[_Action]) -> Iterator[_Action]:
+def _with_stages(actions: Sequence[Action]) -> Iterator[Action]:
     """The actions, and where stages begin and end: before the first of each, and before what is computed next.
 
     A last action's result is sent before its stage's end begins a reduction.
@@ -138,17 +122,10 @@ def _with_stages(actions: Sequence[_Action]) -> Iterator[_Action]:
     begins = {actions[i].stage: i for i in reversed(at)}
     ends = {actions[i].stage: after for i, after in zip(at, [*at[1:], len(actions)], strict=True)}
     for i, action in enumerate([*actions, None]):
-        yield from (_Action(stage, _END, 0) for stage, end in ends.items() if end == i)
+        yield from (Action(stage, _END, 0) for stage, end in ends.items() if end == i)
         if action:
-            yield from (_Action(stage, _BEGIN, 0) for stage, begin in begins.items() if begin == i)
+            yield from (Action(stage, _BEGIN, 0) for stage, begin in begins.items() if begin == i)
             yield action
-
-
-def _read(row: str) -> Iterator[_Action]:
-    for word in row.split(","):
-        match = _ACTION.fullmatch(word)
-        assert match, f"pipeline: `{word}` is no action"
-        yield _Action(int(match[1]), match[2], int(match[3]))
 
 
 def _at_begin(stage: int, now: Pass) -> None:
@@ -168,7 +145,7 @@ class _Row:
 
     def __init__(
         self,
-        row: str,
+        rows: Sequence[str],
         stage_to_rank: Sequence[int],
         stage_inputs: Sequence[StageInput],
         axis: Axis,
@@ -182,11 +159,13 @@ class _Row:
         self._entering = defaultdict[tuple[int, int], Slot](Slot)
         self._returning = defaultdict[tuple[int, int], Slot](Slot)
         self._under_way = defaultdict[tuple[int, str], Slot](Slot)  # by the sending stage and direction
-        actions = [*_read(row)]
+        whole = [read(row) for row in rows]
+        passing = [[each for each in row if each.is_forward] for row in whole]
+        actions = whole[axis.rank]
         self._cells = {(each.stage, each.microbatch): self._cell(each) for each in actions if each.work == "F"}
         self._microbatches = len({microbatch for _, microbatch in self._cells})
-        self.all = self._calls([*_with_stages(actions)])
-        self.forwards = self._calls([*_with_stages([each for each in actions if each.work in _FORWARD])])
+        self.all = self._calls(whole)
+        self.forwards = self._calls(passing)
 
     def go(self, calls: Sequence[_Call], now: Pass) -> None:
         """Does them."""
@@ -196,7 +175,7 @@ class _Row:
         for slot in self._under_way.values():
             slot.take()
 
-    def _cell(self, action: _Action) -> Cell:
+    def _cell(self, action: Action) -> Cell:
         here, after = (action.stage, action.microbatch), (action.stage + 1, action.microbatch)
         kind = LastCell if after[0] == len(self._stage_to_rank) else Cell
         entering, returning = self._entering, self._returning
@@ -204,22 +183,22 @@ class _Row:
         crossing = self._crossing[action.stage], self._crossing[action.stage + 1]
         return kind(*here, *crossing, self._axis.watch, **slots)
 
-    def _calls(self, actions: Sequence[_Action]) -> tuple[_Call, ...]:
+    def _calls(self, rows: Sequence[Sequence[Action]]) -> tuple[_Call, ...]:
         calls: list[_Call] = []
-        for are_messages, together in groupby(actions, lambda action: action.is_message):
-            if are_messages:
-                calls.append(Exchange(self._axis, [*map(self._message, together)], self._device).begin)
+        for group in grouped([*_with_stages(rows[self._axis.rank])], joined(rows, self._stage_to_rank)):
+            if group[0].is_message:
+                calls.append(Exchange(self._axis, [*map(self._message, group)], self._device).begin)
             else:
-                calls += map(self._call, together)
+                calls += map(self._call, group)
         return tuple(calls)
 
-    def _call(self, action: _Action) -> _Call:
+    def _call(self, action: Action) -> _Call:
         if action.work in (_BEGIN, _END):
             return partial(_at_begin if action.work == _BEGIN else _at_end, action.stage)
         cell = self._cells[action.stage, action.microbatch]
         return {"F": cell.forward, "B": cell.backward, "I": cell.input_part, "W": cell.weight_part}[action.work]
 
-    def _message(self, action: _Action) -> Message:
+    def _message(self, action: Action) -> Message:
         """Moves what enters a stage, or its gradient: this stage, or the one after it."""
         sends, values = action.work.startswith("SEND"), action.work.endswith("F")
         ahead = sends == values  # the other end is the stage after

@@ -179,3 +179,19 @@ def test_messages_are_demanded_by_rendezvous_only() -> None:
         (0, "the row lacks `0SEND_F0`, `0RECV_B0`"),
         (1, "the row lacks `1RECV_F0`, `1SEND_B0`"),
     ]
+
+
+def test_messages_that_would_wait_for_computing_of_the_other_rank_are_found() -> None:
+    """Rank 0 could begin both as one, but rank 1 computes between them: a backend may take them one after the other."""
+    schedule = parsed((0, 1), 2,
+                      "0F0 0SEND_F0 0F1 0RECV_B0 0SEND_F1 0B0 0RECV_B1 0B1",
+                      "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1")  # fmt: skip
+    (problem,) = problems(schedule)
+    assert problem.why == (
+        "`0RECV_B0` (rank 0, cell 3) waits for `1SEND_B0` (rank 1, cell 4), "
+        "`1RECV_F1` (rank 1, cell 2) waits for `0SEND_F1` (rank 0, cell 4)"
+    )
+    mended = parsed((0, 1), 2,
+                    "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+                    "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1")  # fmt: skip
+    assert not problems(mended)
