@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, repeat
+from itertools import chain, repeat, takewhile
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, cast
@@ -73,7 +73,7 @@ def position(
 
 def _other(call: Call, frames: Frames) -> str:
     """How a rank is in another call than the one that the plan has as this; "" where it may be that."""
-    names = _own(frames)[0][0].f_locals
+    names = _caller(frames)
     x, axis = names.get("x"), _axis(names)
     if call.elements is None or call.peer is not None or not isinstance(x, Tensor) or axis is None:
         return ""
@@ -187,9 +187,15 @@ def _waits(mesh: Mesh, frames: Frames) -> tuple[str, bool]:
     waiting = module.startswith(_WAITING) or (
         module.startswith(_RUNTIME) and any(word in line for word in ("wait(", "synchronize(", "barrier("))
     )
-    axis = _axis(inner.f_locals)
+    axis = _axis(_caller(frames))
     named = (name for name, group in mesh.groups().items() if axis is not None and group is axis.group)
     return next(named, ""), waiting
+
+
+def _caller(frames: Frames) -> Mapping[str, Any]:
+    """The variables of the innermost call of the runtime that knows its axis."""
+    inner = takewhile(lambda each: _module(each[0]).startswith(_RUNTIME), _own(frames))
+    return next((each.f_locals for each, _ in inner if _axis(each.f_locals) is not None), dict[str, Any]())
 
 
 def _axis(names: Mapping[str, Any]) -> Axis | None:
