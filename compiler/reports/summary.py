@@ -8,7 +8,7 @@ from attrs import frozen
 
 from ..analysis.collective import Collective
 from ..analysis.communication import active_count, collectives, parameter_count, places
-from ..analysis.elastic import elastic_axis, every_size, left_out, sizes, smallest
+from ..analysis.elastic import elastic_axis, elastic_words, every_size, left_out, sizes, smallest
 from ..analysis.expert_loads import Load
 from ..analysis.kernel_tiles import chip
 from ..analysis.memory import Account, account, at_loads, fits
@@ -65,6 +65,7 @@ def ranks(program: Program) -> int:
 def headline(program: Program) -> str:
     """For instance `llama: 131,392 parameters on 4 ranks, dp 2 x tp 2`; with experts, how many compute for a token."""
     where = f"{counted(ranks(program), 'rank')}, {mesh_words(program)}" if ranks(program) > 1 else "one rank"
+    where += f" ({each})" if (each := elastic_words(program)) else ""
     return f"{program.name}: {parameters(program)}{',' * bool(program.choices)} on {where}"
 
 
