@@ -18,6 +18,7 @@ from ..data.prefetch import ahead
 from ..errors import RunError
 from ..state.engine import TrainState
 from . import allocator
+from .backends import served
 from .elastic import fitted, releasing
 from .finite import Bad, Finite
 from .launch import check, check_options, connect, end_with_launcher, is_first, settle_streams, warn
@@ -179,7 +180,7 @@ class _Run:
         return recorder
 
     def _begin(self) -> None:
-        for note in self.start.notes:
+        for note in (*self.start.notes, *served(self.mesh.device)):
             self.log.say(note)
         if self.start.weights is not None:
             self.start.weights.fill(self.state)
