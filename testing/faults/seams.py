@@ -95,7 +95,7 @@ class Points:
             start(plan, build, step, eval_step)
 
         reader, start = cast(Any, Ahead), runtime.train
-        batch_of, reader.__call__ = reader.__call__, begun
+        batch_of, reader.get_batch = reader.get_batch, begun
         cast(Any, runtime).train = train
 
     def _watch_data(self) -> None:

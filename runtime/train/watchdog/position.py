@@ -28,6 +28,8 @@ from .verdict import MESSAGES, Position, members
 _RUNTIME = __name__.rsplit(".", 3)[0] + "."
 _WAITING = tuple(_RUNTIME + name for name in ("comm.", "checkpoint.agreement"))
 """Modules whose calls wait for other ranks."""
+_HELPERS = {"checkpoint.background": "saver", "data.prefetch": "batches"}
+"""Threads, by the beginning of their names, for which the main thread waits in a module."""
 _TORCH, _PYTHON = str(Path(torch.__file__).parent), str(Path(threading.__file__).parent)
 
 _c10d: Any = importlib.import_module("torch._C._distributed_c10d")  # torch's stubs do not know it
@@ -150,9 +152,14 @@ def raised(traceback: TracebackType | None) -> Frames:
 
 
 def _frames() -> Frames:
-    """The frames of the thread that runs the program; on CUDA backward has one of its own."""
+    """The frames of the thread that is at work: on CUDA backward has one of its own, as saves and batches have."""
     stacks = {ident: [*_outwards(frame)] for ident, frame in cast(Any, sys)._current_frames().items()}
     main = stacks.pop(threading.main_thread().ident or 0, [])
+    if own := _own(main):
+        helper = _HELPERS.get(_module(own[0][0]).removeprefix(_RUNTIME))
+        for thread in threading.enumerate():
+            if helper and thread.name.startswith(helper):
+                return stacks.get(thread.ident or 0, main)
     if not main or Path(main[0][0].f_code.co_filename).name != "graph.py":  # torch.autograd.graph, which runs backward
         return main
     python = {thread.ident for thread in threading.enumerate()}  # threads of autograd are none of these
