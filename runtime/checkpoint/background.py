@@ -82,8 +82,11 @@ class Saver:
             return
         self._step, self._failed = step, False
         own = own_boxes(self._state)
-        self._memory = self._memory or _memory(own)
-        own = _copied(own, self._memory)
+        if not self._memory:
+            self._memory = host_memory(own)
+            size = sum(copy.nbytes for copy in self._memory.values())
+            self._lines.append(f"saves keep a copy of this rank's state in host memory, {size / 2**20:,.2f} MiB")
+        own = copied(own, self._memory)
         self._thread = Thread(target=self._run_thread, args=(step, own), name="saver", daemon=True)
         self._thread.start()
 
@@ -156,7 +159,7 @@ class Saver:
             self._lines.append(f"cannot remove an old checkpoint: {error}")
 
 
-def _memory(own: Mapping[str, Box]) -> dict[str, Tensor]:
+def host_memory(own: Mapping[str, Box]) -> dict[str, Tensor]:
     """Host memory for each box's tensor, by name: one stretch, pinned for tensors of a GPU."""
     tensors = {name: box.tensor for name, box in own.items()}
     ends = [*accumulate(-(-tensor.nbytes // _ALIGNED) * _ALIGNED for tensor in tensors.values())]
@@ -172,7 +175,7 @@ def _memory(own: Mapping[str, Box]) -> dict[str, Tensor]:
     }
 
 
-def _copied(own: Mapping[str, Box], memory: Mapping[str, Tensor]) -> dict[str, Box]:
+def copied(own: Mapping[str, Box], memory: Mapping[str, Tensor]) -> dict[str, Box]:
     """The boxes with copies of their tensors, which are there when this returns."""
     for name, box in own.items():
         memory[name].copy_(box.tensor.detach(), non_blocking=True)

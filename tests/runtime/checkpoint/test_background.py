@@ -57,7 +57,9 @@ def test_training_goes_on_while_the_copy_is_written(tmp_path: Path) -> None:
     assert saver.newest(tmp_path) is None
     disk.may.set()
     beside.wait()
-    assert (beside.newest, beside.news()) == (tmp_path / "step-000003", [])
+    size = sum(value.nbytes for value in before.values())
+    assert beside.newest == tmp_path / "step-000003"
+    assert beside.news() == [f"saves keep a copy of this rank's state in host memory, {size / 2**20:,.2f} MiB"]
     loaded = made({}, seed=5)
     saver.load(beside.newest, loaded)
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in before.items())
@@ -91,7 +93,7 @@ def _saved(folder: Path, refusals: int) -> tuple[list[str], str, list[str]]:
     beside = Saver(folder, made(TP, seed=1), {}, Keep(), disk=disk)
     beside.begin(1)
     beside.wait()
-    lines, failed = beside.news(), _fails(beside.require)
+    (_, *lines), failed = beside.news(), _fails(beside.require)
     beside.begin(2)
     beside.wait()
     beside.require()
@@ -109,6 +111,55 @@ def test_a_full_disk_is_told_with_its_rank_and_tried_anew(tmp_path: Path, refusa
     assert lines == [f"{why}; {then}" for then in ["trying again in 0 s"] * min(refusals, 2)] + [
         f"{why}; given up until the next save is due"
     ] * bool(failed)
+
+
+def _one_rank_is_not_finite(folder: Path) -> tuple[str, list[str]]:
+    """A good save, and one of a state of which rank 1 has a NaN."""
+    state = made(TP, seed=1)
+    beside = Saver(folder, state, {}, Keep())
+    beside.begin(1)
+    beside.wait()
+    if dist.get_rank() == 1:
+        next(box.tensor for box in state.boxes() if box.key == "optimizer/exp_avg/up").view(-1)[-1] = torch.nan
+    beside.begin(2)
+    beside.wait()
+    return _fails(beside.check), sorted(path.name for path in folder.iterdir())
+
+
+def test_a_state_that_is_not_finite_is_not_saved_by_any_rank(tmp_path: Path) -> None:
+    why = "step 2 is not saved, since `optimizer/exp_avg/up[6:12, 0:8]` is not finite; try a lower --lr"
+    assert run_ranks(2, _one_rank_is_not_finite, tmp_path) == [(why, ["step-000001"])] * 2
+
+
+class _Stuck(Disk):
+    """Removes nothing."""
+
+    def remove(self, folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+
+def test_an_old_checkpoint_that_stays_costs_no_save(tmp_path: Path) -> None:
+    beside = Saver(tmp_path, made({}, seed=1), {}, Keep(1), disk=_Stuck())
+    for step in (1, 2):
+        beside.begin(step)
+    beside.wait()
+    beside.require()
+    assert beside.newest == tmp_path / "step-000002"
+    assert beside.news()[1:] == [f"cannot remove an old checkpoint: {tmp_path}/step-000001.tmp: Permission denied"]
+
+
+class _Mistaken(Disk):
+    """One whose code has a bug."""
+
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
+        raise ZeroDivisionError
+
+
+def test_a_bug_in_the_thread_fails_the_run(tmp_path: Path) -> None:
+    beside = Saver(tmp_path, made({}, seed=1), {}, Keep(), disk=_Mistaken())
+    beside.begin(1)
+    with pytest.raises(ZeroDivisionError):
+        beside.wait()
 
 
 def _damage(path: Path) -> None:
