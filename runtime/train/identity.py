@@ -1,6 +1,7 @@
 """The identity of a run's samples and model, stored in checkpoints: a resumed run must have the same.
 
-Mesh, microbatch, learning rate, steps, precision and kernels may change: each sample is still seen once.
+Mesh, microbatch, precision and kernels may change: each sample is still seen once.  So may the learning rate, its
+schedule and the number of steps, which are stored to be told.
 """
 
 import os
@@ -14,6 +15,7 @@ from ..errors import counted
 
 _ENDS = 1 << 16  # bytes at a file's beginning and at its end that it is known by
 _SKIPPED = "so some are skipped and others seen twice"
+_RATE = ("lr", "steps", "schedule")
 _MEANING = {
     "seed": f"samples come in another order, {_SKIPPED}",
     "data": f"the same numbers are other samples, {_SKIPPED}",
@@ -51,12 +53,23 @@ def _sets(training: Mixture) -> Identity:
     return {"data": data, **({"weights": weights} if weights else {})}
 
 
+def rate(plan: Plan, lr: float, steps: int) -> Identity:
+    """The settings of the learning rate, which a run that goes on may change, and says so."""
+    return dict(zip(_RATE, (lr, steps, f"{plan.schedule}"), strict=True))
+
+
+def other_rate(then: Identity, now: Identity, step: int, lr: float) -> list[str]:
+    """A line where settings of the learning rate differ from what they were; `lr` is that of the step after `step`."""
+    changed = [f"{name} was {then[name]}, now {now[name]}" for name in _RATE if then.get(name, now[name]) != now[name]]
+    return [f"learning rate: {', '.join(changed)}; step {step + 1} takes {lr:.2e}"] if changed else []
+
+
 def differences(then: Identity, now: Identity, step: int) -> list[str]:
     """A line for each setting that differs from what it was, of those that both have, for a run that goes on."""
     return [
         f"{name} was {then[name]}, now {now[name]}: {_meaning(name, then, now, step)}"
         for name in now
-        if name in then and then[name] != now[name]
+        if name in then and name not in _RATE and then[name] != now[name]
     ]
 
 

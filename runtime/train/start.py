@@ -16,7 +16,7 @@ from ..data.mixture import Mixture
 from ..errors import RunError
 from .alike import alike
 from .claim import Claim
-from .identity import differences, identity
+from .identity import differences, identity, other_rate, rate
 from .launch import is_first
 from .log_file import NAME, REPEATED, mend
 from .options import Options
@@ -69,8 +69,9 @@ def _prepare(plan: Plan, options: Options, resume: Path | None) -> Start:
         raise RunError(f"{resume} has finished its {first} steps already: ask for more with --steps {2 * first}")
     if (asked := profiling()) and asked.first > options.steps - first > 0:
         raise RunError(f"SCALEC_PROFILE asks for step {asked.first} of this run, which has {options.steps - first}")
-    run = identity(plan, options.seed, training)
-    notes = _changes(resume, run, options.resume_anyway) if resume else []
+    run = {**identity(plan, options.seed, training), **rate(plan, options.lr, options.steps)}
+    lr = plan.schedule.lr(first, options.steps, options.lr)
+    notes = _changes(resume, run, lr, options.resume_anyway) if resume else []
     reader = Reader(options.init, plan.names) if options.init and plan.names and not resume else None
     if few := too_few(training, plan.global_batch):
         raise RunError(f"too little data: {few}, so that a step would see some twice")
@@ -80,13 +81,19 @@ def _prepare(plan: Plan, options: Options, resume: Path | None) -> Start:
     return Start(run, training, held, reader, resume, first, (*notes,))
 
 
-def _changes(resume: Path, run: Identity, anyway: bool) -> list[str]:
-    """How the run differs from the one that it goes on with.  RunError unless it is to go on `anyway`."""
-    found = differences(Saved(resume).run, run, saver.finished_steps(resume))
+def _changes(resume: Path, run: Identity, lr: float, anyway: bool) -> list[str]:
+    """How the run differs from the one that it goes on with.  RunError unless it may, or is to go on `anyway`.
+
+    `lr` is the learning rate of its first step.
+    """
+    then, step = Saved(resume).run, saver.finished_steps(resume)
+    found = differences(then, run, step)
     if found and not anyway:
         more = "this run would not go on with that one; if it is to, --resume-anyway in place of --resume"
-        raise RunError(f"{resume} is of another run", *found, more)
-    return found
+        raise RunError(
+            f"{resume} is of another run", *found, more, "without either it begins, and moves that run aside"
+        )
+    return [*found, *other_rate(then, run, step, lr)]
 
 
 def export_newest(plan: Plan, options: Options, folder: Path) -> None:

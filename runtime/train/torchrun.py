@@ -33,8 +33,8 @@ def main() -> None:
     except SignalException as error:
         sys.exit(INTERRUPTED if error.sigval == signal.SIGINT else SAVED)
     except ChildFailedError as error:
-        if {failure.exitcode for failure in error.failures.values()} == {SAVED}:
-            sys.exit(SAVED)
+        if {failure.exitcode for failure in error.failures.values()} - {-signal.SIGTERM} == {SAVED}:
+            sys.exit(SAVED)  # torchrun ends ranks that are about to end, when all have saved
         rank, failure = first(error.failures)
         print(f"{error}\nerror: {_reason(rank, failure)}", file=sys.stderr)
         sys.exit(1)

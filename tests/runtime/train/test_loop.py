@@ -409,10 +409,12 @@ def test_a_run_does_not_go_on_with_another_unless_it_is_told_to(folder: Path, na
     (refused,) = _run(folder, plan, f"--resume {options}")
     assert refused.status == 2
     told = "this run would not go on with that one; if it is to, --resume-anyway in place of --resume"
-    assert refused.err == f"error: {path} is of another run\n  {line}\n  {told}\n"
+    anew = "without either it begins, and moves that run aside"
+    assert refused.err == f"error: {path} is of another run\n  {line}\n  {told}\n  {anew}\n"
     (ended,) = _run(folder, plan, f"--resume-anyway {options}")
     assert ended.status == 0
-    assert ended.out.startswith(f"{line}\nresuming from {path}\n")
+    said = ended.out[: ended.out.index(f"resuming from {path}\n")]
+    assert said.startswith(f"{line}\n")
     assert "--resume-anyway" not in ended.out
     (further,) = _run(folder, plan, f"--resume --steps 6 {options}")
     assert further.status == 0, "its own checkpoints are of this run"
@@ -433,8 +435,13 @@ def test_other_data_is_another_run_wherever_it_lies(folder: Path) -> None:
 
 def test_a_run_goes_on_with_another_mesh_microbatch_learning_rate_and_length(folder: Path) -> None:
     _saved(folder)
-    ended = _run(folder, replace(PLAN, microbatches=2), "--resume --steps 5 --lr 0.01")
+    ended = _run(folder, replace(PLAN, microbatches=2), "--resume --steps 5 --lr 0.01 --save-every 1")
     assert [each.status for each in ended] == [0, 0], ended[0].err
+    told = "learning rate: lr was 0.1, now 0.01, steps was 2, now 5; step 3 takes 1.00e-02\n"
+    assert ended[0].out.startswith(told)
+    shutil.rmtree(folder / "runs/bigram/checkpoints/step-000005")
+    alike, _ = _run(folder, PLAN, "--resume --steps 5 --lr 0.01")
+    assert (alike.status, "learning rate: " in alike.out) == (0, False)
 
 
 def test_a_second_run_in_a_folder_changes_nothing_there(folder: Path) -> None:

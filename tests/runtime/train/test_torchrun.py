@@ -41,6 +41,16 @@ def test_the_last_line(program: str, tmp_path: Path) -> None:
     assert "train.py FAILED" in ended.stderr
 
 
+def test_ranks_that_have_saved_give_their_status(tmp_path: Path) -> None:
+    """Also where torchrun ends one that is about to end."""
+    program = "import os, sys, time\nsys.exit(75) if os.environ['RANK'] == '0' else time.sleep(600)"
+    (tmp_path / "train.py").write_text(program)
+    options = ["--standalone", "--nproc-per-node=2", str(tmp_path / "train.py")]
+    command = [sys.executable, "-m", "scalec.runtime.train.torchrun", *options]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANGS)
+    assert ended.returncode == 75, ended.stderr
+
+
 ORPHAN = """
 import os, time
 from pathlib import Path
