@@ -44,7 +44,7 @@ LIMITS = "--first-step-limit=60 --step-limit=20 --save-limit=60"
 CHECKPOINTS = Path("runs", "tiny", "checkpoints")
 LOG = Path("runs", "tiny", "log.jsonl")
 HANGS = 240.0
-MOST = 1 << 20
+MOST = 1 << 22
 """Bytes by which the memory of a rank may grow from the first quarter of a run to its last sample."""
 
 
