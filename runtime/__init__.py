@@ -30,7 +30,7 @@ from .comm.experts import Experts, exchange_counts, sort_by_expert
 from .comm.mesh import Axis, Mesh
 from .comm.p2p import StageInput
 from .comm.positions import Positions
-from .config.plan import Account, Constant, Cosine, Expected, Metrics, Plan, SmallerMesh
+from .config.plan import Account, Constant, Cosine, Expected, Metrics, Plan, SmallerMesh, Watch
 from .data.corpus import DataSet, Text, Tokens
 from .data.loader import Batch, Input, Loader
 from .errors import RunError
@@ -112,6 +112,7 @@ __all__ = [
     "Text",
     "Tokens",
     "TrainState",
+    "Watch",
     "add_load",
     "all_gather",
     "all_gather_",

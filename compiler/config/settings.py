@@ -190,6 +190,29 @@ class Flow(Settings):
 
 
 @frozen
+class Watch(Settings):
+    """`watch { … }`: what a run looks at to find values that are wrong."""
+
+    SECTION: ClassVar[str] = "watch"
+    finite: Annotated[int, AT_LEAST_1, "steps between two looks at whether loss and gradient norm were finite"] = 1
+    skips: Annotated[int, "steps in a row that may be skipped since they were not finite; one more ends the run"] = 0
+    locate: Annotated[str, one_of(OFF, ON), "whether such a step is run once more to name the first such value"] = OFF
+    copies: Annotated[
+        int | None,
+        AT_LEAST_1,
+        "steps between two comparisons of state and gradients that ranks hold alike; unset, none",
+    ] = None
+    replay: Annotated[
+        int | None, AT_LEAST_1, "steps between two that are run twice, and compared to the last bit; unset, none"
+    ] = None
+    spikes: Annotated[
+        float | None,
+        POSITIVE,
+        "by how many median deviations a loss is above the median of those before it to be told; unset, none is",
+    ] = None
+
+
+@frozen
 class Order(Settings):
     """`schedule = interleaved_1f1b(chunks=2)`: in which order ranks do the work of their stages."""
 

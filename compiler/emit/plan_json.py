@@ -20,7 +20,7 @@ from ..analysis.elastic import every_size
 from ..analysis.expert_loads import Load
 from ..analysis.memory import Account, account, at_loads, capacity, fits
 from ..analysis.time.expected import expected
-from ..config.settings import AUTO
+from ..config.settings import AUTO, Watch
 from ..ir import Pipeline, Program
 from ..ir.printer import how_claimed, print_ir
 from ..ir.stages import stages
@@ -50,6 +50,7 @@ def plan_json(
             "train": _plain(program.train),
             "cluster": _plain(_beside(program).cluster),
             **({"state": _plain(program.flow)} if model.flow.bucket == AUTO else {}),
+            **({"watch": _plain(program.watch)} if program.watch != Watch() else {}),
         },
         **({"pipeline": _pipeline(program, program.pipeline)} if program.pipeline else {}),
         **_accounts(program),

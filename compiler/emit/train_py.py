@@ -17,7 +17,7 @@ from ..analysis.kernel_tiles import Used, kernels_of, tiles_file
 from ..analysis.memory import Account, account, accounts, at_loads
 from ..analysis.time.expected import expected
 from ..analysis.vocabulary import vocabulary
-from ..config.settings import Data
+from ..config.settings import ON, Data, Watch
 from ..config.units import counted
 from ..ir import BATCH, MICROBATCHES, SEQUENCE, Arg, Program, base
 from ..ops.protocol import FUNCTIONAL, KERNELS, RUNTIME
@@ -172,8 +172,14 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
         f"schedule={schedule.kind.capitalize()}({', '.join(arguments)}),",
         *(f"{each}," for each in _costs(program, 4)),
         *_smaller(program),
+        *([f"watch={_watch(program.watch)},"] if program.watch != Watch() else []),
         *([f"choices={literal(choices)},"] if (choices := limited_choices(program)) else []),
     ]
+
+
+def _watch(it: Watch) -> str:
+    steps = f"finite={it.finite}, skips={it.skips}, locate={it.locate == ON}"
+    return f"Watch({steps}, copies={it.copies}, replay={it.replay}, spikes={it.spikes})"
 
 
 def _sets(data: Data) -> str:

@@ -25,7 +25,7 @@ from .split_branches import claims_of_parts, divide, state_of_parts, train_of_pa
 from .user_ops import user_ops
 from .validate import validate
 
-SECTIONS = ("cluster", "mesh", "names", "pipeline", "shard", "state", "train")
+SECTIONS = ("cluster", "mesh", "names", "pipeline", "shard", "state", "train", "watch")
 
 
 def resolve(source: Source, over: Source | None = None) -> Program:
@@ -81,6 +81,7 @@ def _program(
         settings.cluster,
         state=state_of_parts(state_axes(sections["state"], claims, sizes, found), divided.copies),
         flow=settings.flow,
+        watch=settings.watch,
     )
     ops = user_ops(document.ops, document.source)
     built = build(divided.model, frame, scope, ops, *element_types(train))

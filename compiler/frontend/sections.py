@@ -8,7 +8,7 @@ from attrs import evolve, frozen
 from ..config.fields import fields_of
 from ..config.gpus import check_gpu, kernels_for
 from ..config.schema import read
-from ..config.settings import AUTO, ON, STDLIB, Cluster, Data, Flow, Optimizer, Pipelining, Train
+from ..config.settings import AUTO, ON, STDLIB, Cluster, Data, Flow, Optimizer, Pipelining, Train, Watch
 from ..ir import ITEM_BYTES, PRECISIONS, Axis
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, wrong
@@ -23,6 +23,7 @@ class Sections:
     train: Train | None
     cluster: Cluster
     flow: Flow
+    watch: Watch
     pipeline: Pipelining | None
 
 
@@ -40,7 +41,8 @@ def read_settings(
         check_hardware(cluster, found)
     pipeline = read(Pipelining, given["pipeline"], found, check_file) if "pipeline" in given else None
     flow = read_flow(sections["state"], found)
-    return Sections(train, cluster or Cluster(), flow or Flow(), pipeline if train else None)
+    watch = read(Watch, sections["watch"], found)
+    return Sections(train, cluster or Cluster(), flow or Flow(), watch or Watch(), pipeline if train else None)
 
 
 def _train(section: tree.Section, cluster: Cluster, found: Diagnostics) -> Train | None:

@@ -71,6 +71,7 @@ def read_ir(source: Source) -> Program:
         "cluster": read(settings.Cluster, sections["cluster"], found),
         "train": read(settings.Train, sections["train"], found),
         "flow": read(settings.Flow, sections["state"], found) if "state" in sections else settings.Flow(),
+        "watch": read(settings.Watch, sections["watch"], found) if "watch" in sections else settings.Watch(),
         "names": read_names(sections["names"], found, {}) if "names" in sections else (),
     }
     order = read(settings.Pipelining, sections["pipeline"], found) if "pipeline" in sections else None

@@ -10,7 +10,7 @@ from attrs import asdict
 
 from ..config.hf_names import show_names
 from ..config.schema import show
-from ..config.settings import Flow
+from ..config.settings import Flow, Watch
 from ..syntax.source import Span
 from . import (
     Attr,
@@ -38,6 +38,7 @@ def print_ir(program: Program) -> str:
         show(program.cluster),
         show(program.train),
         *([show(program.flow)] if program.flow != Flow() else []),
+        *([show(program.watch)] if program.watch != Watch() else []),
         *([show(program.pipeline.settings)] if program.pipeline else []),
         *([show_names(program.names)] if program.names else []),
         "",

@@ -9,7 +9,7 @@ from math import prod
 from attrs import Factory, evolve, frozen
 
 from ..config.hf_names import HFWeight
-from ..config.settings import Cluster, Flow, Pipelining, Train
+from ..config.settings import Cluster, Flow, Pipelining, Train, Watch
 from ..schedules.actions import Known, Schedule, stages_of_rank
 from ..syntax.source import Span
 from .regions import Op, Region, written_at
@@ -213,6 +213,7 @@ class Program(Known):
     names: tuple[HFWeight, ...] = ()
     state: tuple[StateAxes, ...] = ()
     flow: Flow = Flow()
+    watch: Watch = Watch()
     pipeline: Pipeline | None = None
     loads: tuple[tuple[str, Fraction], ...] = ()
     """How many equal shares of rows a rank's experts get, by dim of experts; one where nothing is said."""

@@ -87,6 +87,26 @@ class Expected:
 
 
 @dataclass(frozen=True)
+class Watch:
+    """The looks of a run at its values, to find wrong ones; numbers are steps between two looks, None for none.
+
+    finite  whether loss and gradient norm were finite
+    skips   so many steps in a row that were not are skipped, and one more ends the run
+    locate  such a step is run once more, to name the first such value
+    copies  whether ranks have the same of what they hold alike
+    replay  whether a step that is run twice is the same to the last bit
+    spikes  by how many median deviations a loss is above the median of those before it to be told
+    """
+
+    finite: int = 1
+    skips: int = 0
+    locate: bool = False
+    copies: int | None = None
+    replay: int | None = None
+    spikes: float | None = None
+
+
+@dataclass(frozen=True)
 class SmallerMesh:
     """A mesh with fewer data-parallel ranks, on which the same step has more microbatches; the rest is as in `Plan`."""
 
@@ -125,6 +145,7 @@ class Plan:
     smaller: tuple[SmallerMesh, ...] = ()  # the largest first, for a run that has lost nodes
     largest: "Plan | None" = None  # of a plan on one of its smaller meshes
     model: str = ""  # a hash of what is computed, on any mesh
+    watch: Watch = Watch()
     choices: tuple[int, ...] = ()  # of each load, how many experts a token chooses, where a capacity may drop some
 
     @property

@@ -59,10 +59,12 @@ class TrainState:
         self._biases = Biases(model)
         self.held = Held(mesh.device)
         """Whether updates change nothing since a step whose values were not finite."""
+        self.looks: list[Callable[[], None]] = []
+        """Called by each update before it changes anything, when gradients are complete."""
         self._stages = next((memory.bucket.stages for memory in self._memories), "")
         self._loss_scale = LossScale(mesh.device) if dtype == torch.float16 else None
         if mesh.watch is not None:
-            mesh.watch.installed(model, [*self._copies()])
+            mesh.watch.installed(model, [*self.copies()])
 
     def _flats(self) -> Iterator[FlatParam]:
         for memory in self._memories:
@@ -159,6 +161,8 @@ class TrainState:
         skip = skip if finite is None else skip | self.held.after(finite | skip)
         if self.mesh.watch is not None:
             self.mesh.watch.updating()
+        for look in [*self.looks]:
+            look()
         if overflow is not None:
             assert self._loss_scale, "state: only float16 needs a loss scale"
             self._loss_scale.update(overflow, skip)
@@ -243,7 +247,7 @@ class TrainState:
             _local(own).copy_(_local(values[key]))
         self.refresh()
 
-    def _copies(self) -> Iterator[Copies]:
+    def copies(self) -> Iterator[Copies]:
         """Everything in its memory, and which ranks hold it alike."""
         for memory in self._memories:
             yield from memory.copies()

@@ -13,6 +13,8 @@ class Held:
     def __init__(self, device: torch.device) -> None:
         self._row = torch.zeros((), dtype=torch.int64, device=device)
         self._most = 0
+        self.paused = False
+        """Whether nothing changes for now, without being counted: a step is tried out."""
 
     def allow(self, most: int) -> None:
         """So many in a row are skipped, each by itself, and only more hold what follows."""
@@ -20,6 +22,8 @@ class Held:
 
     def after(self, finite: Tensor) -> Tensor:
         """Whether a step changes nothing (0-dim bool), given whether it is finite (likewise)."""
+        if self.paused:
+            return self.holds()
         self._row = torch.where(finite & ~self.holds(), 0, self._row + 1)
         return self._row > 0
 
@@ -29,4 +33,4 @@ class Held:
 
     def holds(self) -> Tensor:
         """Whether nothing changes any more."""
-        return self._row > self._most
+        return torch.ones_like(self._row, dtype=torch.bool) if self.paused else self._row > self._most

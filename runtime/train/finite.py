@@ -52,9 +52,15 @@ class Finite:
     """
 
     def __init__(
-        self, state: TrainState, every: int = 1, skips: int = 0, located: Callable[[int], str] = lambda _: ""
+        self,
+        state: TrainState,
+        every: int = 1,
+        skips: int = 0,
+        located: Callable[[int], str] | None = None,
+        loss: Callable[[int, float], None] | None = None,
     ) -> None:
-        self._held, self._every, self._skips, self._located = state.held, every, skips, located
+        """`loss` is told each loss that is finite, with its step."""
+        self._held, self._every, self._skips, self._located, self._loss = state.held, every, skips, located, loss
         self._held.allow(skips)
         self._due: _Due | None = None
 
@@ -77,11 +83,14 @@ class Finite:
         finite = isfinite(loss) and (isfinite(norm) or scale >= 1)  # a scale below 1 would not have helped
         if row > self._skips or (tokens and not finite and not row):
             raise RunError(f"{bad}; {self._why(bad)}")
+        if self._loss and tokens and finite:
+            self._loss(due.step, loss)
         return bad if row else None
 
     def _why(self, bad: Bad) -> str:
         skipped = f"{self._skips} in a row were skipped; " if self._skips else ""
-        return skipped + (self._located(bad.step) or "no parameter has been updated by it; try a lower --lr")
+        found = f"; {self._located(bad.step)}" if self._located and bad.row else ""
+        return f"{skipped}no parameter has been updated by it; try a lower --lr{found}"
 
     def _begun(self, step: int, metrics: Metrics) -> _Due:
         """Begins to copy; scale 0 is none."""

@@ -143,6 +143,10 @@ def connect(plan: Plan, options: Options) -> Mesh:
     if environment("WORLD_SIZE", 1) > 1:
         c10d.join(device, limit)
         alike(settings(plan, options))  # groups of another mesh would wait for each other
+    if plan.watch.replay:
+        from ..debug.sanitize import require_determinism
+
+        require_determinism()  # or else a step that is run twice differs from itself
     return Mesh(plan.mesh, device, _watch(device), limit)
 
 

@@ -143,6 +143,12 @@ class Log:
             where = self.slow_lines()
             self._say(f"{complaint}; {f'most at {where}' if where else 'SCALEC_PROFILE=FOLDER tells where'}")
 
+    def skipped(self, step: int, words: str) -> None:
+        """A step that has updated nothing, whether its line is due or not."""
+        if self._folder is not None:
+            self._say(f"{words}: skipped")
+            self._write({"step": step, "skipped": True})
+
     def _say_empty(self, step: int, empty: int) -> None:
         """Once, that steps went by in which there was nothing to learn from."""
         if empty and not self._said_empty:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -20,7 +21,6 @@ from ..state.engine import TrainState
 from . import allocator
 from .backends import served
 from .elastic import fitted, releasing
-from .finite import Bad, Finite
 from .launch import check, check_options, connect, end_with_launcher, is_first, settle_streams, warn
 from .log import Log
 from .options import Options, going_on, mesh_words, parse, torchrun
@@ -30,6 +30,7 @@ from .start import Start, checkpoints, export_newest, start
 from .stop import Stop, Stopped
 from .watchdog.limits import Kind
 from .watchdog.watcher import Watchdog, watch
+from .watching import Watching
 
 Build = Callable[[Mesh], tuple[nn.Module, TrainState]]
 TrainStep = Callable[[nn.Module, TrainState, Batch, float], Metrics]
@@ -92,7 +93,7 @@ class _Run:
         self.held = self._loader(start.validation) if start.validation else None
         self.speed = self._speed()
         self.log = self._log()
-        self.finite = Finite(self.state)
+        self.watching = Watching(plan.watch, self.model, self.state, train_step, self.loader.batch, self.log)
         keep = saver.Keep(options.keep, options.keep_every)
         self.saver = Saver(checkpoints(options), self.state, start.run, keep, start.check_claim)
         self.stop = Stop(start.first)
@@ -133,7 +134,8 @@ class _Run:
                 self._doing("step", step + 1)
                 lr = self.plan.schedule.lr(step, self.options.steps, self.options.lr)
                 batch = prepared.get_batch(step).to(self.mesh.device)
-                metrics = self.train_step(self.model, self.state, batch, lr)
+                begin = partial(self._doing, "step", step + 1)
+                metrics = self.watching.step(step + 1, batch, lr, self.train_step, begin)
                 if self._after(step + 1, metrics, lr):
                     self._stopped(step + 1)
             self._finish_save(self.options.steps)
@@ -211,11 +213,11 @@ class _Run:
             self.log.memory(done, account, of, allocator.peak(self.mesh.device))
         if self.start.claim:
             self.start.claim.check(now=due(self.options.save_every))
-        self._skipped(self.finite.after(done, metrics))
+        self.watching.after(done, metrics)
         self.log.settle()  # the step before this one
         self.log.step(done, metrics, lr, due(self.options.log_every))
         if due(self.options.save_every) or (self.held and due(self.options.eval_every)):
-            self._skipped(self.finite.settle())  # what is saved is of steps that are known to be finite
+            self.watching.settle()  # what is saved is of steps that are known to be finite
             self.log.settle()
         if self.held and due(self.options.eval_every) and not stops:
             self._doing("validation", done)
@@ -227,11 +229,6 @@ class _Run:
             self.log.mark(done)
         self._tell_saves()
         return stops
-
-    def _skipped(self, bad: Bad | None) -> None:
-        """Says so of a step that has updated nothing because its values were not finite."""
-        if bad is not None:
-            self.log.say(f"{bad}: skipped")
 
     def _tell_saves(self) -> None:
         """Lines about saves that met trouble.  RunError where a state was not finite."""

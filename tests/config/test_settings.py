@@ -23,6 +23,7 @@ from scalec.compiler.config.settings import (
     Pipelining,
     Schedule,
     Train,
+    Watch,
 )
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.syntax.diagnostics import Diagnostics, PlanError
@@ -283,9 +284,12 @@ pipelines = st.builds(Pipelining, orders, layers)
 
 
 flows = st.builds(Flow, st.none() | st.just(AUTO) | counts, st.integers(0, 2**63 - 1))
+watches = st.builds(
+    Watch, counts, st.integers(0, 9), st.sampled_from(["off", "on"]), st.none() | counts, st.none() | counts
+)
 
 
-@given(trains | clusters | pipelines | flows)
+@given(trains | clusters | pipelines | flows | watches)
 def test_shown_settings_read_back(instance: Settings) -> None:
     assert read(type(instance), schema.show(instance)) == instance
 

@@ -26,6 +26,7 @@ from scalec.compiler.config.settings import (
     Schedule,
     Settings,
     Train,
+    Watch,
 )
 from scalec.compiler.emit import emit
 from scalec.compiler.frontend.calls import signature
@@ -318,7 +319,7 @@ TABLES = {
     "codes": codes_table,
     **{
         cls.SECTION: lambda cls=cls: settings_table(cls)
-        for cls in (Cluster, Train, Optimizer, Schedule, ParamGroup, Data, DataSet, Flow, Pipelining)
+        for cls in (Cluster, Train, Optimizer, Schedule, ParamGroup, Data, DataSet, Flow, Pipelining, Watch)
     },
     "order": lambda: settings_table(Order),  # its section, too, is a schedule
 }

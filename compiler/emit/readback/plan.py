@@ -14,6 +14,7 @@ from ...analysis.memory import accounts, at_loads
 from ...analysis.time.expected import expected
 from ...analysis.vocabulary import tables, vocabulary
 from ...config.hf_names import HFWeight
+from ...config.settings import ON, Watch
 from ...ir import SEQUENCE, Buffer, Param, Program, base
 from ...ops.routers import limited_choices
 from ..naming import DTYPES
@@ -60,8 +61,15 @@ def _plan(program: Program) -> dict[str, str]:
         **{name: repr(number) for name, number in numbers.items()},
         **_costs(program),
         **({"smaller": _smaller(program)} if len(sizes(program)) > 1 else {}),
+        **({"watch": _watch(program)} if program.watch != Watch() else {}),
         **({"choices": repr(choices)} if (choices := limited_choices(program)) else {}),
     }
+
+
+def _watch(program: Program) -> str:
+    it = program.watch
+    given = f"finite={it.finite}, skips={it.skips}, locate={it.locate == ON}"
+    return f"Watch({given}, copies={it.copies}, replay={it.replay}, spikes={it.spikes})"
 
 
 def _costs(program: Program) -> dict[str, str]:

@@ -1,0 +1,95 @@
+"""The first value of a step that is not finite, with its line of the plan: the step is run once more, call by call.
+
+Calls are seen as torch's own functions are; gradients by hooks on their results.  The host reads each result, so that
+this is for a run that ends.
+"""
+
+import linecache
+import re
+import sys
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from .source_lines import place
+
+_UNSET = {
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "masked_fill",
+    "masked_fill_",
+    "full",
+    "full_like",
+    "fill_",
+}
+"""Results that have no values yet, or infinities by intention."""
+
+
+class FirstValue(TorchFunctionMode):
+    """While entered, notes the first value that is not finite on this rank; `file` is the program's."""
+
+    def __init__(self, model: nn.Module, file: str) -> None:
+        super().__init__()
+        self._file, self._results, self.found = file, 0, ""
+        self.order: list[int] = []
+        """Sorts what ranks have found: forward before backward of a microbatch, then the number of the result."""
+        self._inside: list[str] = []
+        self._calls: dict[str, int] = {}
+        self._hooks: list[Any] = []
+        for name, module in cast(Any, model).named_modules():
+            self._hooks += [module.register_forward_pre_hook(partial(self._enter, name))]
+            self._hooks += [module.register_forward_hook(self._leave)]
+
+    def close(self) -> None:
+        """Takes its hooks off the model."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _enter(self, name: str, *_: Any) -> None:
+        self._inside.append(name)
+        self._calls[name] = self._calls.get(name, 0) + 1
+
+    def _leave(self, *_: Any) -> None:
+        self._inside.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        if not self.found and self._inside and getattr(func, "__name__", "") not in _UNSET:
+            several = isinstance(results, tuple)
+            for each in cast("tuple[Any, ...]", results) if several else (results,):
+                if isinstance(each, Tensor) and each.is_floating_point():
+                    self._look(each, getattr(func, "__name__", "?"))
+        return results
+
+    def _look(self, value: Tensor, function: str) -> None:
+        here, self._results = self._here(function), self._results + 1
+        order = [self._calls[self._inside[0]], 0, self._results]
+        if not _is_finite(value):
+            self.found, self.order = here, order
+        elif value.requires_grad and not value.is_leaf:
+            cast(Any, value).register_hook(partial(self._gradient, here, order))
+
+    def _gradient(self, here: str, order: list[int], gradient: Tensor) -> None:
+        if not self.found and not _is_finite(gradient):
+            self.found, self.order = f"the gradient of {here}", [order[0], 1, -order[2]]
+
+    def _here(self, function: str) -> str:
+        """For instance ``y` in layers.1, microbatch 1, at llama.scale:25, train.py:84 (linear)`."""
+        frame = cast(Any, sys)._getframe(1)
+        while frame and frame.f_code.co_filename != self._file:
+            frame = frame.f_back
+        line = linecache.getline(self._file, frame.f_lineno) if frame else ""
+        made = re.match(r"\s*(\w+) = ", line)
+        name = f"`{made[1]}`" if made else "a result"
+        module = f" in {self._inside[-1]}" if self._inside[-1] else ""
+        at = f", at {place(self._file, frame.f_lineno)}" if frame else ""
+        return f"{name}{module}, microbatch {self._calls[self._inside[0]]}{at} ({function})"
+
+
+def _is_finite(value: Tensor) -> bool:
+    return bool(torch.isfinite(value.detach()).all())

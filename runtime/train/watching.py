@@ -1,0 +1,93 @@
+"""A run's looks at its values, as `watch { … }` of its plan asks for them."""
+
+import json
+from collections.abc import Callable
+
+import torch.distributed as dist
+from torch import nn
+
+from ..comm.store import meet
+from ..config.plan import Metrics, Watch
+from ..data.loader import Batch
+from ..state.engine import TrainState
+from .finite import Bad, Finite
+from .log import Log
+from .spikes import Spikes
+
+TrainStep = Callable[[nn.Module, TrainState, Batch, float], Metrics]
+
+
+class Watching:
+    """Around each step: whether it is finite, always; what else the plan asks for."""
+
+    def __init__(
+        self,
+        asked: Watch,
+        model: nn.Module,
+        state: TrainState,
+        train_step: TrainStep,
+        batch: Callable[[int], Batch],
+        log: Log,
+    ) -> None:
+        """`train_step` is the program's own, `batch` gives the one of a step, from 0."""
+        self._asked, self._model, self._state, self._log = asked, model, state, log
+        self._train_step, self._batch, self._number = train_step, batch, 0
+        self._spikes = Spikes(asked.spikes) if asked.spikes else None
+        located = self._located if asked.locate else str
+        self._finite = Finite(state, asked.finite, asked.skips, located, self._loss)
+        if asked.copies or asked.replay:
+            from ..debug.twice import CopyCheck, Replay  # most runs do without
+
+            self._copies, self._replay = CopyCheck(model, state), Replay(state, train_step)
+
+    def step(self, number: int, batch: Batch, lr: float, run: TrainStep, begin: Callable[[], None]) -> Metrics:
+        """Step `number` (from 1) by `run`, and what is due in it.  RunError on all ranks where a value is wrong.
+
+        `begin` is told that a step which has begun does so for the second time.
+        """
+        if _is_due(number, self._asked.copies):
+            self._state.looks.append(self._compare)
+            self._number = number
+        if _is_due(number, self._asked.replay):
+            return self._replay.step(number, self._model, batch, lr, run, begin)
+        return run(self._model, self._state, batch, lr)
+
+    def _compare(self) -> None:
+        """Once, before the next update."""
+        self._state.looks.remove(self._compare)
+        self._copies.compare(self._number)
+
+    def after(self, done: int, metrics: Metrics) -> None:
+        """A step that has been handed to the device.  RunError on all ranks where one before it ends the run."""
+        self._told(self._finite.after(done, metrics))
+
+    def settle(self) -> None:
+        """Waits for the last step, before which nothing is saved."""
+        self._told(self._finite.settle())
+
+    def _told(self, bad: Bad | None) -> None:
+        if bad is not None:
+            self._log.skipped(bad.step, str(bad))
+
+    def _loss(self, step: int, loss: float) -> None:
+        if self._spikes and (line := self._spikes.after(step, loss)):
+            self._log.say(line)
+
+    def _located(self, step: int) -> str:
+        """The first value of a step that is not finite: of its last run, on any rank; all ranks run it once more."""
+        from ..debug.first_value import FirstValue  # the run ends
+
+        stored = next((box.key for box in self._state.boxes() if not bool(box.tensor.isfinite().all())), "")
+        seen = FirstValue(self._model, self._train_step.__code__.co_filename)
+        with seen:
+            self._train_step(self._model, self._state, self._batch(step - 1).to(self._state.mesh.device), 0.0)
+        seen.close()
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        found = f"`{stored}` of the state" if stored else seen.found
+        word = json.dumps([not stored, *seen.order, f"first value not finite: {found}, rank {rank}"]) if found else ""
+        said = sorted(json.loads(each) for each in meet("first value", word) if each)
+        return said[0][-1] if said else "all values of its forward and backward were finite when it was run once more"
+
+
+def _is_due(number: int, every: int | None) -> bool:
+    return every is not None and number % every == 0
