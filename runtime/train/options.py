@@ -150,5 +150,6 @@ def going_on(plan: Plan, steps: int) -> str:
     replaced.add_argument("--init")
     replaced.add_argument("--resume", nargs="?")
     replaced.add_argument("--resume-anyway", action="store_true")
-    kept = replaced.parse_known_args()[1]
-    return torchrun(plan, "--resume", "--steps", str(steps), *kept)
+    given, kept = replaced.parse_known_args()
+    resume = ["--resume", "auto"] if given.resume == "auto" else ["--resume"]
+    return torchrun(plan, *resume, "--steps", str(steps), *kept)

@@ -161,6 +161,7 @@ def test_one_line_starts_goes_on_and_has_nothing_more_to_do(folder: Path) -> Non
     assert "resuming" not in begun.out
     shutil.rmtree(folder / "runs/bigram/checkpoints/step-000003")
     (gone_on,) = _run(folder, ALONE, f"{line} 5")
+    assert "train on    python train.py --resume auto --steps 10 --save-every 2 " in gone_on.out
     assert "resuming from runs/bigram/checkpoints/step-000002" in gone_on.out
     assert [record["step"] for record in _records(folder) if "loss" in record] == [1, 2, 3, 4, 5]
     repeated = (folder / "runs/bigram/log.repeated.jsonl").read_text().splitlines()
