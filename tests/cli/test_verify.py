@@ -59,7 +59,7 @@ def test_a_plan_is_equal(scalec: Run) -> None:
         "against   the step on one device of the model before any placement\n"
         "meshes    dp 2 × tp 3 and dp 3 × tp 2, at small sizes\n"
         "field     integers modulo 2147483579, …\n"
-        "ops       103 in the IR, of 20 kinds, each with a field meaning\n"
+        "ops       104 in the IR, of 21 kinds, each with a field meaning\n"
         "time      … s\n"
     )
 
@@ -287,7 +287,7 @@ def test_recheck(scalec: Run) -> None:
     assert (status, err) == (0, "")
     assert out.startswith("equal  out/tiny: llama")
     assert out.endswith(
-        "train.py  103 ops, each matched to the IR, and every line as written\nhf_names.json  as written\n"
+        "train.py  104 ops, each matched to the IR, and every line as written\nhf_names.json  as written\n"
     )
 
 

@@ -113,9 +113,9 @@ class _Step:
             spmd.assert_type(flat[bucket.name], duals, partition_spec=_spec([shards]))
         return flat
 
-    def update(self, lr: float, skip: Tensor, scale: Tensor | None = None) -> None:
+    def update(self, lr: float, skip: Tensor, finite: Tensor, scale: Tensor | None = None) -> None:
         """Whether to step, and how far, is the same on every rank."""
-        spmd.assert_type([skip] if scale is None else [skip, scale], I)
+        spmd.assert_type([skip, finite] if scale is None else [skip, finite, scale], I)
 
     def _annotate_positions(self, table: Tensor) -> None:
         """A table of cosines and sines has rows for the positions of what is rotated."""

@@ -16,7 +16,7 @@ from .pipeline_peak import Stage, device_of, keeps, peaks, stages_of
 from .reserve import reserve
 from .saved_activations import Keeper, Kept
 
-STEP_COUNT, LOSS_SCALE = 4, 8
+STEP_COUNT, HELD, LOSS_SCALE = 4, 8, 8
 """Bytes of the optimizer's count of steps, a float32 on the device, and of a loss scale with its own count."""
 
 
@@ -52,7 +52,7 @@ class Bucket:
 class Account:
     """The memory of one rank, in bytes.
 
-    scalars the optimizer's count of steps, a loss scale, and the biases of routers
+    scalars the optimizer's count of steps, the count of steps that were held, a loss scale, and the biases of routers
     tables  of rotary positions, that the model computes once
     inputs  tokens, labels and the like of all microbatches of a step
     kept    what autograd keeps of one microbatch, each storage once
@@ -156,7 +156,7 @@ def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak:
     return Account(
         device_of(program),
         tuple(_bucket(bucket, storages) for bucket in program.buckets if bucket.params),
-        STEP_COUNT + LOSS_SCALE * (program.train.precision == "fp16") + _biases(program),
+        STEP_COUNT + HELD + LOSS_SCALE * (program.train.precision == "fp16") + _biases(program),
         _tables(storages.program),
         sum(storages.bytes(name) for name in storages.inputs),
         kept,

@@ -185,10 +185,10 @@ PLAN = Plan(
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
     nodes=4,
-    account=Account("cpu", (4964364,)),
+    account=Account("cpu", (4964372,)),
     smaller=(  # where nodes are lost
-        SmallerMesh({"dp": 4, "tp": 1}, microbatches=4, nodes=2, account=Account("cpu", (5104652,))),
-        SmallerMesh({"dp": 2, "tp": 1}, microbatches=8, account=Account("cpu", (5380620,))),
+        SmallerMesh({"dp": 4, "tp": 1}, microbatches=4, nodes=2, account=Account("cpu", (5104660,))),
+        SmallerMesh({"dp": 2, "tp": 1}, microbatches=8, account=Account("cpu", (5380628,))),
     ),
     model="d68821ee93ce",  # what is computed, on any mesh
     names=read_hf_names(

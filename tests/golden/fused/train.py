@@ -226,7 +226,7 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (5651076,)),
+    account=Account("cpu", (5651084,)),
     model="d68821ee93ce",  # what is computed, on any mesh
     names=read_hf_names(
         "hf_names.json",

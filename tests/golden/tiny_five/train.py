@@ -327,7 +327,7 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (5721600, 4055932), axis="pp", most=(10198528, 6785916)),
+    account=Account("cpu", (5721608, 4055940), axis="pp", most=(10198536, 6785924)),
     model="360e8110d6f2",  # what is computed, on any mesh
     names=read_hf_names(
         "hf_names.json",

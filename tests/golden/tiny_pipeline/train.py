@@ -245,7 +245,7 @@ PLAN = Plan(
     seed=0,
     lr=3e-3,
     schedule=Cosine(warmup=20, floor=3e-4),
-    account=Account("cpu", (8984580, 6347524), axis="pp"),
+    account=Account("cpu", (8984588, 6347532), axis="pp"),
     model="b42bf95fa1c9",  # what is computed, on any mesh
     names=read_hf_names(
         "hf_names.json",

@@ -182,7 +182,8 @@ def _bytes(way: Way, dtype: torch.dtype, master: torch.dtype) -> int:
     part = (
         layers // 2 if way.reshard_after_forward else 0
     )  # in which gathers begin; masters too, where element types agree
-    return (weights + part) * dtype.itemsize + (gradients + (2 + mixed) * kept) * master.itemsize + 4  # of the step
+    counts = 4 + 8  # of steps, and of those held
+    return (weights + part) * dtype.itemsize + (gradients + (2 + mixed) * kept) * master.itemsize + counts
 
 
 @pytest.mark.sample(5)

@@ -15,6 +15,7 @@ from scalec.runtime import RunError, TrainState
 from scalec.runtime.checkpoint import saver
 from scalec.runtime.config.plan import Metrics
 from scalec.runtime.state.loss_scale import FIRST, INTERVAL, MOST, STEPS, VALUE, LossScale
+from scalec.runtime.train.finite import Finite
 
 update_scale = cast(Any, torch)._amp_update_scale_  # what GradScaler calls
 NO, YES = torch.tensor(False), torch.tensor(True)
@@ -144,6 +145,6 @@ def test_a_skipped_step_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("metrics", [_metrics(None), _metrics(0.5), _metrics(FIRST, loss=torch.nan)])
-def test_what_no_scale_would_have_helped_stops_the_run(tmp_path: Path, metrics: Metrics) -> None:
+def test_what_no_scale_would_have_helped_stops_the_run(metrics: Metrics) -> None:
     with pytest.raises(RunError, match="try a lower --lr"):
-        small_log(tmp_path).step(1, metrics, 0.1)
+        Finite(made({}, seed=0)).after(1, metrics)
