@@ -130,9 +130,9 @@ class _Alike:
     def __init__(self, axis: Any) -> None:
         self._axis, self._group = axis, axis.group
 
-    def alltoall_base(self, came: Tensor, sent: Tensor, *sizes: list[int]) -> Any:
-        work = self._group.alltoall_base(came, sent, *sizes)
-        if not any(sizes):
+    def alltoall_base(self, came: Tensor, sent: Tensor, received: list[int], parts: list[int], *options: Any) -> Any:
+        work = self._group.alltoall_base(came, sent, received, parts, *options)
+        if not (received or parts):
             came.copy_(sent.view(self._axis.size, -1)[self._axis.rank].repeat(self._axis.size))
         return work
 

@@ -109,7 +109,7 @@ def test_padding() -> None:
     [("precision = fp16", 2 + 4 + 4 + 8, 20), ("precision = bf16  master = bf16", 2 + 2 + 4, 12)],
 )
 def test_state_in_other_element_types(settings: str, bytes_each: int, scalars: int) -> None:
-    """Counts of steps take 4 and 8 bytes, a loss scale 8; without masters the optimizer updates what the model computes with."""
+    """Counts of steps take 4 and 8 bytes, a loss scale 8; without masters the model's own weights are updated."""
     it = account(program(PLAN.replace("precision = bf16", settings)))
     assert it.state == bytes_each * (2 * 3 * 4 + 5 * 2 * 4 * 8) + scalars
 
