@@ -6,7 +6,7 @@ from attrs import evolve, frozen
 
 from ..analysis.certificate import Proof, mesh_words, trusted
 from ..config.settings import AUTO, Selection
-from ..ir import Pipeline, Program, Type
+from ..ir import Claim, Pipeline, Program, Type
 from ..passes import PASS_NAMES, passed
 from ..passes.bucket_params import fused_as
 from ..passes.schedule_pipeline import schedule_pipeline
@@ -72,7 +72,7 @@ def case_of(program: Program, model: Program, axes: Sizes) -> Case:
     dims = small(program, axes)
     whole = {a.parent: prod(axes[b.name] for b in program.axes if b.parent == a.parent) for a in program.axes}
     own, single = resized(program, axes, dims), resized(model, whole | axes, dims)
-    single = evolve(single, pipeline=_as_far(single.pipeline, own.pipeline))
+    single = evolve(single, pipeline=_as_far(single.pipeline, own.pipeline), claims=_as_claimed(single, own))
     return Case(own, _as_chosen(single, own.recomputed) if single.train.recompute.word == AUTO else single)
 
 
@@ -80,6 +80,13 @@ def _as_chosen(model: Program, recomputed: tuple[str, ...]) -> Program:
     """A small model that recomputes what the plan's sizes have led to."""
     train = model.train if recomputed else evolve(model.train, recompute=Selection("none"))
     return evolve(model, train=train, recomputed=recomputed)
+
+
+def _as_claimed(model: Program, own: Program) -> tuple[Claim, ...]:
+    """The claims of a small model, with the strategies of attention that the plan's sizes have led to."""
+    of = {axis.name: axis.parent for axis in own.axes}
+    chosen = {(each.dim, of.get(each.axis, each.axis)): each.via for each in own.claims}
+    return tuple(evolve(each, via=chosen[each.dim, each.axis]) if each.via == AUTO else each for each in model.claims)
 
 
 def cases(program: Program, model: Program) -> list[Case]:

@@ -288,3 +288,14 @@ def test_a_program_is_held_against_its_own_forward() -> None:
     with pytest.raises(UnequalError):
         prove(wrong, compiled(DP_TP)[1])
     assert "loss" not in caught.value.results
+
+
+def test_what_is_chosen_for_attention_at_the_plans_sizes_is_kept_at_others() -> None:
+    """On three ranks of cp, whose heads are divisible, `auto` by itself would choose another strategy."""
+    plan = Plan(mesh="dp = 2  cp = 2", shard="batch over dp  seq over cp via auto", ranks=2)
+    model = compile_plan(Source("plan.scale", plan.text()), "resolve")
+    program = lower(model)
+    assert prove(program, model).bound <= BOUND
+    chosen = {claim.via for claim in program.claims}
+    for axes in meshes(program):
+        assert {claim.via for claim in case_of(program, model, axes).model.claims} == chosen
