@@ -151,5 +151,5 @@ def going_on(plan: Plan, steps: int) -> str:
     replaced.add_argument("--resume", nargs="?")
     replaced.add_argument("--resume-anyway", action="store_true")
     given, kept = replaced.parse_known_args()
-    resume = ["--resume", "auto"] if given.resume == "auto" else ["--resume"]
+    resume = ["--resume", "auto"] if given.resume == "auto" and not loses_nodes(plan) else ["--resume"]
     return torchrun(plan, *resume, "--steps", str(steps), *kept)
