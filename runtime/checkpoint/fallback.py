@@ -20,9 +20,9 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
     other checkpoints, or there are some but none is whole.
     """
     paths = together(lambda: checkpoints(folder))
-    seen = meet("checkpoints", " ".join(path.name for path in paths[-_NAMED:]))
+    seen = meet("checkpoints", " ".join(path.name for path in paths))
     if len(seen) > 1:
-        words = [f"rank {ranks[0]} sees {word or 'none'}" for word, ranks in seen.items()]
+        words = [f"rank {ranks[0]} sees {' '.join(word.split()[-_NAMED:]) or 'none'}" for word, ranks in seen.items()]
         raise RunError(f"ranks see other checkpoints in {folder}: is it one folder for all nodes?", *words[:2])
     notes = list[str]()
     for path in reversed(paths):
