@@ -17,6 +17,8 @@ from . import c10d
 
 FAILED = "failed"
 """The key of the first cause for which the job ends, as the watchdog has it."""
+READS = 4000
+"""Reads of the store in a second, of all ranks that look at it as a run goes; each takes it some 10 µs."""
 LONGEST = 1800.0
 """Seconds that a rank waits for the others at a meeting."""
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..comm.store import job_store
+from ..comm.store import READS, job_store
 
 SAVED = 75
 """Exit status of a run that a signal has stopped and that goes on by the same line: EX_TEMPFAIL of sysexits.h."""
@@ -26,7 +26,6 @@ INTERRUPTED = 130
 """The same of one that Ctrl-C has stopped."""
 
 _SIGNALS = {"SIGTERM": SAVED, "SIGUSR1": SAVED, "SIGINT": INTERRUPTED}
-_READS = 4000  # of the store, in a second
 _TWICE = 2.0  # seconds after a Ctrl-C in which another is its echo: torchrun hands it on
 _ASKED, _PROMISES, _PROMISED, _LAST = "stop", "stop/promises", "stop/promised", "stop/last"
 
@@ -93,7 +92,7 @@ class Stop:
 
     def _look(self) -> None:
         """The thread."""
-        while not self._ends.wait(max(1.0, self._world / _READS)):
+        while not self._ends.wait(max(1.0, self._world / READS)):
             if self._store is None:
                 if self._own:
                     return self._promised(self._promise_more(), self._own)
@@ -109,7 +108,7 @@ class Stop:
         store.append(_PROMISES, f"{own} ")
         if store.add(_PROMISED, 1) == self._world:
             store.set(_LAST, str(max(map(int, store.get(_PROMISES).split()))))
-        while not (found := store.check([_LAST])) and not self._ends.wait(max(0.1, self._world / _READS)):
+        while not (found := store.check([_LAST])) and not self._ends.wait(max(0.1, self._world / READS)):
             pass
         if found:
             self._promised(int(store.get(_LAST)), store.get(_ASKED).decode())

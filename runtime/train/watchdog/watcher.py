@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from ...comm.mesh import Mesh
-from ...comm.store import FAILED, job_store
+from ...comm.store import FAILED, READS, job_store
 from ..options import Options
 from ..shutdown import keeps_store, tell_launcher
 from .limits import Kind, Limits, Pace
@@ -34,7 +34,6 @@ from .patience import Patience
 from .position import counts, position, raised
 from .verdict import Position, Verdict, awaited, judge, named, read
 
-_READS = 4000  # of the store, in a second
 _ANSWER = 10.0  # seconds in which a rank answers an alarm
 _BEGINNING = 0.1  # seconds between looks for the neighbour's process
 _QUIET = 1.0  # seconds that one rank leaves the others, or the launcher, to be first
@@ -69,7 +68,7 @@ class Watchdog:
         """`store` is this thread's own: a client waits with its lock taken."""
         self._store, self._mesh, self._rank, self._pace = store, mesh, rank, pace
         self._world = mesh.size(*mesh.axes)
-        self._interval = interval or max(1.0, self._world / _READS)
+        self._interval = interval or max(1.0, self._world / READS)
         self._host = gethostname()
         self._mark = _Mark("start", 0, True, {})
         self._begun = set[Kind]()
