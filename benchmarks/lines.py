@@ -33,6 +33,7 @@ APART = {
     "formatter": ("compiler/syntax/formatter",),
     "import from Hugging Face": ("compiler/frontend/hf_import",),
     "command line": ("compiler/cli", "compiler/__init__.py"),
+    "library": ("entry",),
     "time": ("compiler/analysis/time", "compiler/reports/time.py"),
     "calibration": ("runtime/calibrate",),
     "search of plans": ("compiler/planner",),
@@ -49,7 +50,7 @@ APART = {
     "runtime: recorder, sanitizer, profiler": ("runtime/debug",),
     "runtime: Triton kernels": ("runtime/kernels",),
 }
-LIMITS = {"core": 36_800, "all": 64_800}
+LIMITS = {"core": 36_800, "all": 64_990}
 """The most lines that there may be.  An issue that adds to the product raises them by its budget."""
 GOALS = {"core": 16_000, "all": 36_000}
 """The limits to reach."""
@@ -89,7 +90,7 @@ def lines_of(text: str) -> tuple[int, int]:
 
 def modules() -> Iterator[Path]:
     """The modules of the product."""
-    for folder in ("compiler", "runtime"):
+    for folder in ("compiler", "entry", "runtime"):
         yield from sorted((ROOT / folder).rglob("*.py"))
 
 

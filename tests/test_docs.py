@@ -16,7 +16,9 @@ FOLDERS = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() 
 
 
 SOURCES = [
-    path for folder in ("compiler", "runtime", "testing", "benchmarks") for path in ROOT.glob(f"{folder}/**/*.py")
+    path
+    for folder in ("compiler", "entry", "runtime", "testing", "benchmarks")
+    for path in ROOT.glob(f"{folder}/**/*.py")
 ]
 
 

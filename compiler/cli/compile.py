@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .streams import PLAN_WRONG, UsageError, as_file
 
 if TYPE_CHECKING:
+    from ..analysis.certificate import Proof
     from ..ir import Program
     from ..syntax.diagnostics import Diagnostic
     from ..syntax.source import Source
@@ -68,14 +69,21 @@ def check(options: Namespace) -> int:
 
 
 def load(path: Path, stage: str | None = None) -> Plan:
-    """A plan or IR text, and its program after the pass `stage`, by default the last."""
-    from ..frontend import resolve
-    from ..passes import PASS_NAMES, lower
+    """The plan of a file, as `compiled` has it."""
     from ..syntax.limits import MAX_WRITTEN_BYTES, load
     from ..syntax.source import is_ir
 
     source = load(path, most=MAX_WRITTEN_BYTES)
-    model = read(source) if is_ir(source.text) else resolve(load(path))
+    return compiled(source if is_ir(source.text) else load(path), stage)
+
+
+def compiled(source: "Source", stage: str | None = None) -> Plan:
+    """A plan or IR text, and its program after the pass `stage`, by default the last.  Raises PlanError."""
+    from ..frontend import resolve
+    from ..passes import PASS_NAMES, lower
+    from ..syntax.source import is_ir
+
+    model = read(source) if is_ir(source.text) else resolve(source)
     return Plan(source, model, lower(model, stage or PASS_NAMES[-1], _dump()))
 
 
@@ -124,12 +132,16 @@ def read(source: "Source") -> "Program":
     return program
 
 
-def _warn(plan: Plan) -> None:
-    """Says on standard error where a plan does not fit its GPUs, and what it hardly means."""
+def warnings(plan: Plan) -> "tuple[Diagnostic, ...]":
+    """Where a plan does not fit its GPUs, and what it hardly means."""
     from ..reports.lints import advice
     from .remedies import too_large
 
-    for found in filter(None, (*advice(plan.program), too_large(plan.program, plan.model, plan.source))):
+    return tuple(filter(None, (*advice(plan.program), too_large(plan.program, plan.model, plan.source))))
+
+
+def _warn(plan: Plan) -> None:
+    for found in warnings(plan):
         _tell(found)
 
 
@@ -152,9 +164,7 @@ def _tell(found: "Diagnostic") -> None:
 
 def written(plan: Plan, options: Namespace) -> Path:
     """Proves and writes the files, says so with a summary, and returns the path of the program."""
-    from ..emit import emit
-    from ..emit.user_ops import copies
-    from ..emit.write_files import OutputError, write
+    from ..emit.write_files import OutputError
     from ..reports.summary import (
         communication,
         elastic,
@@ -172,15 +182,24 @@ def written(plan: Plan, options: Namespace) -> Path:
 
         proof = verify(plan.program, plan.model)
     folder = options.output or Path("out", options.plan.stem)
-    files = emit(plan.program, plan.source, plan.model, proof, copies(plan.program, plan.source))
     try:
-        write(folder, files)
+        *first, last = map(str, write(plan, proof, folder))
     except OutputError as error:
         raise UsageError(str(error)) from error
-    *first, last = (str(folder / name) for name in files)
     wrote = f"{', '.join(first)} and {last}"
     shown = f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
     parts = [said(plan.program) for said in (headline, elastic, communication, needs_by_load, kernels, recomputation)]
     parts.append(largest_bucket(plan.program, plan.model))
     print("\n\n".join(filter(None, (*parts, f"{shown}\nwrote {wrote}"))))
     return folder / "train.py"
+
+
+def write(plan: Plan, proof: "Proof | None", folder: Path) -> tuple[Path, ...]:
+    """Writes the files of a plan into `folder`, and returns them.  Raises PlanError and OutputError."""
+    from ..emit import emit
+    from ..emit.user_ops import copies
+    from ..emit.write_files import write
+
+    files = emit(plan.program, plan.source, plan.model, proof, copies(plan.program, plan.source))
+    write(folder, files)
+    return tuple(folder / name for name in files)

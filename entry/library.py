@@ -1,0 +1,121 @@
+"""Plans compiled in a Python session, and all that the compiler knows of them.
+
+Non-goals: the command line; how anything is found out, which is the compiler's.
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from attrs import frozen
+
+from scalec.compiler.analysis.certificate import Proof
+from scalec.compiler.analysis.collective import Collective
+from scalec.compiler.analysis.memory import Account
+from scalec.compiler.analysis.time.report import Report
+from scalec.compiler.cli import compile as compiled
+from scalec.compiler.emit.write_files import OutputError
+from scalec.compiler.ir import Program
+from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
+from scalec.compiler.syntax.source import Source
+
+__all__ = ["Diagnostic", "OutputError", "Plan", "PlanError", "compile", "plan"]
+
+
+@frozen(slots=False, repr=False)
+class Plan:
+    """A compiled plan."""
+
+    _compiled: compiled.Plan
+
+    def __repr__(self) -> str:
+        from scalec.compiler.reports.summary import headline
+
+        return f"<scalec.Plan {headline(self.program)}>"
+
+    @property
+    def text(self) -> str:
+        """The plan as it was read."""
+        return self._compiled.source.text
+
+    @property
+    def program(self) -> Program:
+        """The IR after the last pass: its axes, dims, parameters, buckets and ops."""
+        return self._compiled.program
+
+    @property
+    def ir(self) -> str:
+        """The IR after the last pass, as `scalec ir` prints it."""
+        from scalec.compiler.ir.printer import print_ir
+
+        return print_ir(self.program)
+
+    @property
+    def memory(self) -> Account:
+        """The memory of a rank, in bytes; of a pipeline, of the rank that needs most."""
+        from scalec.compiler.analysis.memory import account
+
+        return account(self.program)
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The collectives of a step in their order; of a pipeline, those of one rank after those of another."""
+        from scalec.compiler.analysis.communication import collectives, places
+
+        return tuple(each for rank in places(self.program) for each in collectives(self.program, rank))
+
+    @property
+    def time(self) -> Report | None:
+        """The predicted time of a step; None where the plan's cluster names no GPU that is known."""
+        from scalec.compiler.analysis.time.expected import expected
+
+        return expected(self.program)
+
+    @cached_property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """The warnings; a plan with errors does not compile."""
+        return compiled.warnings(self._compiled)
+
+    def verify(self) -> Proof:
+        """Proves that the step is that of a single device, once.  Raises PlanError."""
+        return self._proof
+
+    @cached_property
+    def _proof(self) -> Proof:
+        from scalec.compiler.proof import verify
+
+        return verify(self.program, self._compiled.model)
+
+    def explain(self, topic: Literal["memory", "collectives", "time"]) -> str:
+        """The tables of `scalec explain`.  Raises ValueError for the time on an unknown GPU."""
+        from scalec.compiler.reports import explain
+        from scalec.compiler.reports.time import time
+
+        if topic == "time":
+            if self.time is None:
+                raise ValueError("the time of a step needs `cluster { gpu = … }`")
+            return time(self.time)
+        return {"memory": explain.memory, "collectives": explain.explain_collectives}[topic](self.program)
+
+    def write(self, folder: str | Path, *, verify: bool = True) -> Path:
+        """Writes train.py, what it reads, and plan.json, after the proof unless told otherwise; returns train.py.
+
+        Raises PlanError, and OutputError where files that scalec did not write would be lost.
+        """
+        compiled.write(self._compiled, self.verify() if verify else None, Path(folder))
+        return Path(folder) / "train.py"
+
+
+def compile(text: str, path: str | Path = "plan.scale") -> Plan:
+    """The plan of a text, or of IR text.  Raises PlanError.
+
+    `path` is what messages call it; what it uses is looked for in that folder.
+    """
+    return Plan(compiled.compiled(Source(str(path), text)))
+
+
+def plan(given: str | Path) -> Plan:
+    """The plan of a file; a string with a brace or a line break is a plan's text.  Raises PlanError."""
+    if isinstance(given, str) and not {"{", "\n"}.isdisjoint(given):
+        return compile(given)
+    return Plan(compiled.load(Path(given)))
