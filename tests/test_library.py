@@ -45,7 +45,7 @@ def test_a_file_and_a_text_are_told_apart(tmp_path: Path) -> None:
     path.write_text(TEXT)
     assert scalec.plan(TEXT).ir == scalec.compile(TEXT).ir == scalec.plan(path).ir.replace("mine.scale", "plan.scale")
     assert scalec.plan(scalec.plan(TEXT).ir).collectives == scalec.plan(TEXT).collectives
-    with pytest.raises(scalec.PlanError, match="there is no file `none.scale`"):
+    with pytest.raises(scalec.PlanError, match=r"there is no file `none\.scale`"):
         scalec.plan(os.fspath("none.scale"))
 
 
@@ -78,7 +78,7 @@ def test_what_it_writes_is_what_the_command_writes(tmp_path: Path) -> None:
 
 
 def test_time_of_an_unknown_gpu() -> None:
-    with pytest.raises(ValueError, match="needs `cluster { gpu = … }`"):
+    with pytest.raises(ValueError, match=r"needs `cluster \{ gpu = … \}`"):
         scalec.plan(TEXT).explain("time")
     plan = scalec.plan(f"{TEXT}\ncluster {{ gpu = h100_sxm }}")
     assert plan.time
