@@ -46,6 +46,9 @@ class Only:
 FIRST = object()
 """A call gives the field without its name: `file("rows.csv")`."""
 
+EVERY = object()
+"""The field is a number of steps: `copies every 100`, or with `=`."""
+
 CALL = object()
 """The section is written as a call: `schedule = cosine(warmup=20)`."""
 
@@ -92,6 +95,8 @@ class Field:
     required: bool
     first: bool
     """Whether a call may give it without its name."""
+    every: bool
+    """Whether it is a number of steps, which `every` may come before."""
 
     @property
     def key(self) -> str:
@@ -114,6 +119,7 @@ def fields_of(cls: type[Settings]) -> tuple[Field, ...]:
             next((mark.heading for mark in marks if isinstance(mark, Only)), ""),
             attribute.default is attrs.NOTHING,
             FIRST in marks,
+            EVERY in marks,
         )
         for attribute, of, *marks in _annotations(cls)
         if not any(isinstance(mark, Heading) for mark in marks)

@@ -116,6 +116,8 @@ class _Reader:
 
     def _value(self, field: Field, entry: tree.Entry) -> Any:
         match field.what, entry:
+            case Value(), tree.Setting(every=True) if not field.every:
+                raise _wrong_form(f"`{field.key}` is not done every few steps", entry, f"write `{field.key} = …`")
             case Value() as value, tree.Setting():
                 return value.read(entry.key, entry.value)
             case Part(of=of, form="call"), tree.Setting():
@@ -186,7 +188,7 @@ def _lines(instance: Settings) -> Iterator[str]:
 def _entry_lines(field: Field, value: Any) -> Iterator[str]:
     match field.what:
         case Value(show=show_value):
-            yield f"{field.key} = {show_value(value)}"
+            yield f"{field.key} {'every' if field.every else '='} {show_value(value)}"
         case Part(form="call"):
             yield f"{field.key} = {_as_call(value)}"
         case Part(form="section"):

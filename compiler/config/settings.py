@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from attrs import evolve, frozen
 
 from ..schedules.registry import SCHEDULES
-from .fields import CALL, FIRST, Heading, Only, Settings
+from .fields import CALL, EVERY, FIRST, Heading, Only, Settings
 from .values import (
     AT_LEAST_1,
     AUTO,
@@ -194,16 +194,19 @@ class Watch(Settings):
     """`watch { … }`: what a run looks at to find values that are wrong."""
 
     SECTION: ClassVar[str] = "watch"
-    finite: Annotated[int, AT_LEAST_1, "steps between two looks at whether loss and gradient norm were finite"] = 1
+    finite: Annotated[
+        int, EVERY, AT_LEAST_1, "steps between two looks at whether loss and gradient norm were finite"
+    ] = 1
     skips: Annotated[int, "steps in a row that may be skipped since they were not finite; one more ends the run"] = 0
     locate: Annotated[str, one_of(OFF, ON), "whether such a step is run once more to name the first such value"] = OFF
     copies: Annotated[
         int | None,
+        EVERY,
         AT_LEAST_1,
         "steps between two comparisons of state and gradients that ranks hold alike; unset, none",
     ] = None
     replay: Annotated[
-        int | None, AT_LEAST_1, "steps between two that are run twice, and compared to the last bit; unset, none"
+        int | None, EVERY, AT_LEAST_1, "steps between two that are run twice, and compared to the last bit; unset, none"
     ] = None
     spikes: Annotated[
         float | None,

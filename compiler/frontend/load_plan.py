@@ -73,18 +73,21 @@ def _gather(source: Source, users: tuple[str, ...]) -> Gathered:
         with found.catch():
             sections[section.kind.name] = _over(sections.get(section.kind.name), section)
     within = [s for m in models for s in m.body if isinstance(s, tree.Section)]
-    _check_padding([*sections.values(), *within], found)
+    _check_forms([*sections.values(), *within], found)
     found.check()
     return models + [item for item in plan.items if isinstance(item, tree.Model)], sections, ops
 
 
-def _check_padding(sections: Iterable[tree.Section], found: Diagnostics) -> None:
-    """Only dims have padding."""
+def _check_forms(sections: Iterable[tree.Section], found: Diagnostics) -> None:
+    """Only dims have padding, and only `watch` has numbers of steps."""
     for section in sections:
         for entry in section.entries:
             if isinstance(entry, tree.Setting) and entry.pad and section.kind.name != "dims":
                 found.error("E0406", "only a dim is padded", entry.pad.span, f"not what `{section.kind}` sets")
-        _check_padding([entry for entry in section.entries if isinstance(entry, tree.Section)], found)
+            if isinstance(entry, tree.Setting) and entry.every and section.kind.name != "watch":
+                help = f"write `{entry.key} = {entry.value.span.words}`"
+                found.error("E0406", "only `watch` has settings with `every`", entry.span, help=help)
+        _check_forms([entry for entry in section.entries if isinstance(entry, tree.Section)], found)
 
 
 def _over(base: tree.Section | None, section: tree.Section) -> tree.Section:

@@ -132,6 +132,10 @@ class _Builder(Transformer[Token, tree.Plan]):
         key, _, value = parts
         return tree.Setting(key, value, self._span(parts))
 
+    def cadence(self, parts: Parts) -> tree.Setting:
+        key, _, value = parts
+        return tree.Setting(key, value, self._span(parts), every=True)
+
     def range(self, parts: Parts) -> tree.Range:
         first, _, last = parts
         return tree.Range(first, last, self._span(parts))

@@ -156,6 +156,8 @@ def _help(token: Token, before: list[Any], accepts: Set[str]) -> str:
         case [*_, Name() | Token(type="NAME") as first, Name() | Token(type="NAME") as second], kind if (
             accepts == {"LBRACE"} and kind != "EQUAL"
         ):
+            if str(second) == "every":
+                return f"`{first} every 100`: a number of steps comes after `every`"
             return f"a rule is written `{first} over {second}`, a section `{first} {second} {{ … }}`"
         case [*_, Name() | Token(type="NAME") as name], "NUMBER" | "STRING" if "EQUAL" in accepts:
             return f"a setting is written `{name} = {_short(token)}`"

@@ -116,12 +116,16 @@ Expr = Name | Number | Range | String | List | Call | Negative | Binary | ParamU
 
 @frozen
 class Setting:
-    """`key = value`, in a section or among the arguments of a call; `pad` is the number after `pad`, for a dim."""
+    """`key = value`, in a section or among the arguments of a call; `pad` is the number after `pad`, for a dim.
+
+    With `every`, `key every value`.
+    """
 
     key: Name
     value: Expr
     span: Span = _span()
     pad: "Number | None" = None
+    every: bool = False
 
 
 @frozen

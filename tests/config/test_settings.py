@@ -178,6 +178,9 @@ def test_a_setting_given_twice_shows_both_places() -> None:
         (Data, f"{DATA[:-1]} separator = 1.5 }}", "`separator` must be an id from 0", ""),
         (Data, f"{DATA[:-1]} mask_token = 4294967296 }}", "`mask_token` must be an id from 0", ""),
         (Data, f"{DATA[:-1]} masked = 0% }}", "`masked` must be above 0 and below 1", ""),
+        (Watch, "watch { skips every 2 }", "`skips` is not done every few steps", "write `skips = …`"),
+        (Watch, "watch { copies every 0 }", "`copies` must be at least 1", ""),
+        (Watch, "watch { copies every 9 copies = 9 }", "`copies` is given twice", ""),
         (Data, "data text { files = [stdlib] }", "`files` takes strings or `python_stdlib`, not a name", ""),
     ],
 )  # fmt: skip

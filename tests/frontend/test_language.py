@@ -261,7 +261,8 @@ def takes(field: Field) -> str:
     wrong_type = re.search(r"takes (.*), not a call", refusal(field, call, nowhere))
     assert wrong_type
     range = re.search(r"must be (.*)$", refusal(field, minus_one, nowhere).split("\n")[0])
-    return f"{wrong_type[1]}, {range[1]}" if range else wrong_type[1]
+    after = ", after `every`" if field.every else ""
+    return (f"{wrong_type[1]}, {range[1]}" if range else wrong_type[1]) + after
 
 
 def refusal(field: Field, value: Call | Negative, span: Span) -> str:

@@ -95,3 +95,9 @@ def test_only_dims_are_padded() -> None:
     text = PLANS[NAMES[0]].text().replace("tp = 2", "tp = 2 pad 4", 1)
     with pytest.raises(PlanError, match="only a dim is padded"):
         compile_plan(Source("p.scale", text))
+
+
+def test_only_a_watch_has_numbers_of_steps() -> None:
+    text = PLANS[NAMES[0]].text().replace("tp = 2", "tp every 2", 1)
+    with pytest.raises(PlanError, match="only `watch` has settings with `every`"):
+        compile_plan(Source("p.scale", text))

@@ -283,6 +283,11 @@ a {
         f"a {{\n  {'b' * 60} = 1\n  c = {'d' * 80}\n}}\n",
         f"a {{\n  {'b' * 60} = 1\n  c = {'d' * 80}\n}}\n",
     ),
+    "numbers of steps": (
+        "watch{copies   every 100  replay=5 every every 2}\nwatch{copies every 100 #x\nreplay every\n7\nskips=2 }",
+        "watch { copies every 100  replay = 5  every every 2 }\n"
+        "watch {\n  copies every 100 #x\n  replay every 7\n  skips = 2\n}\n",
+    ),
     "line ends of other systems": ("a {\r\n\tb = 1 # c \r\n}\r\n", "a {\n  b = 1 # c\n}\n"),
 }
 

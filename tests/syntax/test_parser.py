@@ -134,6 +134,14 @@ def test_ops_of_several_results() -> None:
 def test_keywords_are_names_elsewhere() -> None:
     assert value("if + as * else") == Binary("+", name("if"), Binary("*", name("as"), name("else"), NOWHERE), NOWHERE)
     assert value("init + model") == Binary("+", name("init"), name("model"), NOWHERE)
+    assert value("every(2, every)") == Call(name("every"), (number(2), name("every")), (), NOWHERE)
+
+
+def test_numbers_of_steps() -> None:
+    (section,) = parse("watch { every every 10 # or\n copies every # of steps\n 1_000 replay = 5 }")
+    pairs = [("every", 10, True), ("copies", 1000, True), ("replay", 5, False)]
+    assert isinstance(section, Section)
+    assert section.entries == tuple(Setting(name(key), number(n), NOWHERE, every=said) for key, n, said in pairs)
 
 
 def test_spans_are_those_of_the_text() -> None:

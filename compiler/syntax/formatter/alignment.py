@@ -1,4 +1,4 @@
-"""Alignment in columns: the `=` of settings, the `over`, `as` and `via` of rules, the `{` of sections, comments.
+"""Alignment in columns: `=` and `every` of settings, `over`, `as` and `via` of rules, the `{` of sections, comments.
 
 Consecutive settings, rules and sections, one to a line without a blank line between, share a column.  Comments
 after code share one where they did in the source.
@@ -10,7 +10,7 @@ from itertools import groupby
 from attrs import frozen
 
 from .breaks import LIMIT
-from .words import Arranged, Line, code, text
+from .words import Arranged, Line, Word, code, text
 
 STATEMENTS = ("model", "repeat", "if", "route")
 """Heads of sections that have statements in their braces."""
@@ -70,10 +70,14 @@ def _anchored(plan: Arranged, line: Line) -> _Anchored | None:
     level = [at for at in range(line.first, line.end) if plan.inside[at] == plan.inside[line.first]]
     if [at for at in level if at in plan.entries] != [line.first]:
         return None
-    at = next((at for at in level if plan.words[at].text in ("=", "over", "{")), None)
+    at = next((at for at in level if _may_align(plan.words[at])), None)
     if at is None or (plan.words[at].text == "=" and _is_statement(plan, at)):
         return None
     return _Anchored(line, at) if plan.words[at].text != "{" or _is_section(plan, line, at) else None
+
+
+def _may_align(word: Word) -> bool:
+    return word.text == "{" or (word.binds and word.text != "~")
 
 
 def _is_statement(plan: Arranged, at: int) -> bool:

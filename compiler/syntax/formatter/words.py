@@ -10,21 +10,22 @@ from lark import Token, Transformer
 from ..lark_parser import parser
 
 OPENING, CLOSING = "([{", ")]}"
-BINDERS = ("=", "~", "over")
-"""Words that occur once in a setting, a statement or a rule, between its names and the rest."""
+BINDERS = ("EQUAL", "TILDE", "OVER", "EVERY")
+"""Terminals that occur once in a setting, a statement or a rule, between its names and the rest."""
 
 
 @frozen
 class Word:
     """A word or comment, with the line ends before it and its column in the source, counted from 0.
 
-    It `goes_on` with its entry where it is `as` or `via`, before a name.
+    It `goes_on` with its entry where it is `as` or `via`, before a name; `binds` where it is one of `BINDERS`.
     """
 
     text: str
     line_ends: int
     column: int
     goes_on: bool = False
+    binds: bool = False
 
     @property
     def is_comment(self) -> bool:
@@ -36,7 +37,7 @@ class Word:
 
     @property
     def is_name(self) -> bool:
-        return self.text.isidentifier() and self.text not in BINDERS
+        return self.text.isidentifier() and not self.binds
 
     @property
     def is_number(self) -> bool:
@@ -58,7 +59,7 @@ class Word:
     @property
     def is_operator(self) -> bool:
         """Whether it is one of expressions or of dims: `+`, `@`, `->`."""
-        return not (self.ends_value or self.is_comment or self.opens or self.closes or self.text in (",", *BINDERS))
+        return not (self.ends_value or self.is_comment or self.opens or self.closes or self.binds or self.text == ",")
 
 
 @frozen
@@ -109,7 +110,8 @@ def read(text: str) -> list[Word]:
         if token.isspace():
             line_ends = token.count("\n")
         else:
-            words.append(Word(token.rstrip(), line_ends, (token.column or 1) - 1, token.type in ("AS", "VIA")))
+            column, kind = (token.column or 1) - 1, token.type
+            words.append(Word(token.rstrip(), line_ends, column, kind in ("AS", "VIA"), kind in BINDERS))
             line_ends = 0
     return words
 
@@ -149,7 +151,7 @@ def _entries(
             bound = False
         elif word.text in "{}":
             bound = False
-        elif word.text in BINDERS:
+        elif word.binds:
             bound = True
         if word.text == "{":
             goes_on = before is not None and words[before].text == "else"
