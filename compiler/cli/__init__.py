@@ -36,7 +36,7 @@ def _status(words: list[str]) -> int:
     from ..syntax.diagnostics import PlanError
 
     try:
-        status: int | None = given.command(given)
+        status: int | None = given.command.does(given)
         return status or 0
     except PlanError as error:
         return _plan_wrong(error)

@@ -6,10 +6,11 @@ With `--fit`, it compares a plan's prediction with the steps that a run has prof
 import os
 import subprocess
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from .command import PLAN, Command, file_path
 from .streams import UsageError, cannot_write
 
 if TYPE_CHECKING:
@@ -111,3 +112,26 @@ def _check(path: Path) -> None:
         raise UsageError(f"there is no folder `{path.parent}`: choose another file with -o")
     if path.is_file() and not any(mark in path.read_bytes()[:1000] for mark in (MARK, b'"written_by": "scalec')):
         raise UsageError(f"`{path}` was not written by scalec: choose another file with -o")
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("plans", type=file_path, nargs="+", metavar="PLAN", help=PLAN)
+    help = "the file to write (default my_cluster.toml); beside it lies the list of what is measured"
+    parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
+    parser.add_argument("--quick", action="store_true", help="no long warm-up, and only small messages")
+    parser.add_argument("--print", action="store_true", help="measure nothing; print the command that does")
+    help = "measure nothing; compare the prediction with steps that a run wrote to FOLDER, its SCALEC_PROFILE"
+    parser.add_argument("--fit", type=file_path, metavar="FOLDER", help=help)
+
+
+COMMAND = Command(
+    "calibrate",
+    calibrate,
+    _arguments,
+    "measure this machine at the shapes of some plans",
+    "Measures products, attention, memory-bound ops, the host and the links between ranks, at the shapes and in\n"
+    'the groups of the plans, and writes FILE, for `cluster { hardware = "FILE" }`.  Runs on this machine, one\n'
+    "process per rank; for several nodes it prints the command to run on each.  With --fit it measures nothing,\n"
+    "and says by line where a run's profile differs from the prediction, and which figures would explain it.",
+    "scalec calibrate plans/tiny_llama.scale -o my_cluster.toml",
+)

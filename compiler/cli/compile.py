@@ -2,11 +2,12 @@
 
 import os
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from .command import Command, output_arguments, plan_argument
 from .streams import PLAN_WRONG, UsageError, as_file
 
 if TYPE_CHECKING:
@@ -203,3 +204,57 @@ def write(plan: Plan, proof: "Proof | None", folder: Path) -> tuple[Path, ...]:
     files = emit(plan.program, plan.source, plan.model, proof, copies(plan.program, plan.source))
     write(folder, files)
     return tuple(folder / name for name in files)
+
+
+def _compile_arguments(parser: ArgumentParser) -> None:
+    plan_argument(parser)
+    output_arguments(parser)
+
+
+COMPILE = Command(
+    "compile",
+    compile_,
+    _compile_arguments,
+    "compile a plan to a training program",
+    "Compiles a plan to DIR/train.py, a readable PyTorch program, and DIR/plan.json, its collectives and memory;\n"
+    "the program reads DIR/schedule.csv, of a pipeline, DIR/tiles.json, of Triton kernels, and DIR/hf_names.json,\n"
+    "Hugging Face's names.\n"
+    "Prints what a step communicates and the command that starts training.  Never overwrites files that\n"
+    "scalec did not write.",
+    "scalec compile plans/tiny_llama.scale -o out/tiny_llama",
+)
+
+
+def _ir_arguments(parser: ArgumentParser) -> None:
+    plan_argument(parser)
+    parser.add_argument("--after", metavar="PASS", help="the pass; an unknown name lists all passes")
+    help = "print a graph in place of IR text: ops and regions are nodes, values with their types edges"
+    parser.add_argument("--graph", choices=("dot", "graphml", "json"), help=help)
+
+
+IR = Command(
+    "ir",
+    ir,
+    _ir_arguments,
+    "show the program between two passes",
+    "Prints the intermediate representation of a plan after a pass, by default the last.  The text can be\n"
+    "saved, edited and compiled instead of the plan; as a graph it is for Graphviz or networkx.",
+    "scalec ir plans/tiny_llama.scale --after insert_collectives",
+)
+
+
+def _check_arguments(parser: ArgumentParser) -> None:
+    plan_argument(parser)
+    help = "exit with status 1 unless the plan fits the GPU named in its cluster"
+    parser.add_argument("--must-fit", action="store_true", help=help)
+
+
+CHECK = Command(
+    "check",
+    check,
+    _check_arguments,
+    "check a plan for errors",
+    "Compiles a plan without writing anything.  Prints `ok`, the model's size and the tokens per step, or the\n"
+    "plan's errors.  If the plan does not fit its GPU, warns and lists changes that would make it fit.",
+    "scalec check plans/llama3_405b.scale",
+)

@@ -1,7 +1,8 @@
 """The command `diff`: two plans side by side."""
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 
+from .command import PLAN, Command, file_path
 from .compile import load
 
 DIFFERENT = 1
@@ -21,3 +22,21 @@ def diff(options: Namespace) -> int:
     shown = found if options.all else different
     print(json.dumps(as_json(shown), indent=2) if options.json else text(programs, shown))
     return DIFFERENT if different else 0
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("plans", type=file_path, nargs=2, metavar="PLAN", help=PLAN)
+    parser.add_argument("--all", action="store_true", help="show what is equal too")
+    parser.add_argument("--json", action="store_true", help="print JSON: both figures by section and name")
+
+
+COMMAND = Command(
+    "diff",
+    diff,
+    _arguments,
+    "show two plans side by side",
+    "Shows where two plans differ: where parameters and values lie, collectives, the bytes that a rank sends, its\n"
+    "memory, and the seconds of a step where their GPUs are known.  Exits with status 1 if they differ.\n"
+    "Of a pipeline, collectives are those of the rank that sends most, memory that of the rank that needs most.",
+    "scalec diff plans/llama3_70b.scale mine.scale",
+)

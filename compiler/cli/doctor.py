@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from .command import PLAN, Command, file_path
 from .streams import UsageError
 
 PROGRAM = "scalec.runtime.calibrate.doctor"
@@ -31,3 +32,24 @@ def doctor(options: Namespace) -> int:
             path.write_text(dumps(needs(plan.program, run_word(plan.source.path))), encoding="utf-8")
             words.insert(0, str(path))
         return subprocess.run([sys.executable, "-m", PROGRAM, *words]).returncode
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "plan", type=file_path, nargs="?", metavar="PLAN", help=f"{PLAN}; without one, nothing is needed"
+    )
+    help = "the run's folder (default: runs/ and the plan's name)"
+    parser.add_argument("--out", type=file_path, metavar="DIR", help=help)
+    parser.add_argument("--json", action="store_true", help="print JSON, with the report of each rank")
+
+
+COMMAND = Command(
+    "doctor",
+    doctor,
+    _arguments,
+    "look at the machines that are to train a plan",
+    "Compares versions, clocks, GPUs, links, ports, the run's folder, disk and limits with each other and with\n"
+    "the needs of the plan, a line each: ok, warn or fail, and what to do.  Looks at this machine, with a process\n"
+    "for each rank of a node; under torchrun --no-python, at all nodes.  Exits with status 1 if anything failed.",
+    "scalec doctor plans/tiny_llama.scale",
+)

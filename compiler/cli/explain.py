@@ -1,10 +1,11 @@
 """The command `explain`: the memory, the collectives or the time of a plan, or the meaning of a code."""
 
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .command import PLAN, Command, count, file_path
 from .compile import Plan, load
 from .streams import UsageError
 
@@ -167,3 +168,37 @@ def report_of(plan: Plan) -> "Report":
         known = f'to name one of {listing(GPUS)}, or a file of measured figures, `hardware = "…"`'
         raise UsageError(f"the time of a step needs `cluster {{ gpu = … }}` {known}")
     return report(plan.program, on)
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("topic", metavar="TOPIC", help="memory, collectives, time, or a code such as E0510")
+    parser.add_argument("plan", type=file_path, nargs="?", metavar="PLAN", help=f"{PLAN}; not for a code")
+    help = "of a mesh with a range, such as dp = 4..8: the size to explain (default: the largest)"
+    parser.add_argument("--size", type=count, metavar="N", help=help)
+    parser.add_argument("--json", action="store_true", help="of time: print JSON")
+    parser.add_argument("--lines", action="store_true", help="of time: print a table of all ops")
+    parser.add_argument("--csv", type=file_path, metavar="FILE", help="of time: write all ops as CSV")
+    help = "of time: print which ops make the step as long as it is, and how much slower others may be"
+    parser.add_argument("--critical", action="store_true", help=help)
+    help = "of time: write the step as a trace for ui.perfetto.dev"
+    parser.add_argument("--trace", type=file_path, metavar="FILE", help=help)
+    help = "of time: beside it, by plan line, steps that a run wrote to this folder, its SCALEC_PROFILE"
+    parser.add_argument("--against", type=file_path, metavar="FOLDER", help=help)
+    help = "of time: name no plans with one setting changed, which takes most of the time"
+    parser.add_argument("--no-advice", action="store_true", help=help)
+
+
+COMMAND = Command(
+    "explain",
+    explain,
+    _arguments,
+    "show the memory, the collectives or the time of a plan, or the meaning of a code",
+    "memory: peak memory of one rank, where in the step it occurs, and saved activations by op and plan line;\n"
+    "whether it fits the GPU named in the plan's cluster.\n"
+    "collectives: the collectives of a step, where and how often they run, and the bytes a rank sends,\n"
+    "within a node and across nodes.\n"
+    "time: the seconds of a step on the GPUs of the plan's cluster, on what and at which lines they are spent,\n"
+    "tokens/s/GPU and MFU; what limits it, and which plans with one setting changed take less.\n"
+    "A code such as E0510: its meaning, with a wrong and a right plan.",
+    "scalec explain memory plans/llama3_405b.scale",
+)

@@ -4,10 +4,11 @@
 
 import os
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .command import Command, file_path
 from .streams import PLAN_WRONG, UsageError, as_file, cannot_write
 
 if TYPE_CHECKING:
@@ -112,3 +113,38 @@ def import_(options: Namespace) -> None:
     except OSError as error:
         raise cannot_write(options.output, error, "; choose another file with -o") from error
     print(f"wrote {options.output}; the mesh and how it trains are yours to set")
+
+
+def _fmt_arguments(parser: ArgumentParser) -> None:
+    help = "a plan (.scale), or `-` to read standard input and write standard output"
+    parser.add_argument("files", type=file_path, nargs="+", metavar="FILE", help=help)
+    help = "write nothing; name the plans that would change and exit with status 1"
+    parser.add_argument("--check", action="store_true", help=help)
+
+
+FORMAT = Command(
+    "fmt",
+    fmt,
+    _fmt_arguments,
+    "format plans",
+    "Formats plans with the indentation, spacing and alignment used in plans/, and names each file it changed.\n"
+    "Words and comments stay as they are, in the same order.  A plan with syntax errors is left alone.",
+    "scalec fmt plans/tiny_llama.scale",
+)
+
+
+def _import_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("config", type=file_path, metavar="CONFIG", help="the config.json of a model")
+    help = "the plan to write (default: standard output)"
+    parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
+
+
+IMPORT = Command(
+    "import",
+    import_,
+    _import_arguments,
+    "write a plan for a Hugging Face model",
+    "Writes a plan for the model of a config.json, or names the fields that no plan can express.  To start\n"
+    "training from the model's weights, run `train.py --init FOLDER`.",
+    "scalec import config.json -o plan.scale",
+)

@@ -1,8 +1,9 @@
 """`scalec launch`: writes the script that trains a plan on a cluster."""
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from .command import Command, count, output_arguments, plan_argument
 from .streams import UsageError
 
 SCHEDULERS = ("slurm", "k8s")
@@ -28,3 +29,37 @@ def launch(options: Namespace) -> None:
     file = folder / FILES[options.scheduler]
     start = {"slurm": f"sbatch {file}", "k8s": f"kubectl apply -f {file}"}[options.scheduler]
     print(f"wrote {file}\nto train:\n\n  {start}")
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("scheduler", choices=SCHEDULERS, metavar="slurm|k8s", help="the cluster's scheduler")
+    parser.usage = "scalec launch [-h] [OPTION ...] slurm|k8s PLAN [-- ARGUMENT ...]"
+    help = "Slurm: the time limit, after which the job goes back into the queue (default: %(default)s)"
+    parser.add_argument("--time", default="24:00:00", metavar="H:M:S", help=help)
+    help = "seconds in which a checkpoint can be saved before a job ends (default: %(default)s)"
+    parser.add_argument("--grace", type=count, default=120, metavar="S", help=help)
+    help = "CPUs of a rank (default: %(default)s)"
+    parser.add_argument("--cpus", type=count, default=8, metavar="N", help=help)
+    help = "Slurm: one more option of sbatch, as --sbatch=--partition=gpu; may be repeated"
+    parser.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help=help)
+    help = "Kubernetes: the image, with scalec in it and the program in its working directory, if not on the volume"
+    parser.add_argument("--image", default="", metavar="IMAGE", help=help)
+    help = "Kubernetes: the claim of the shared volume with program, data and runs (default: %(default)s)"
+    parser.add_argument("--claim", default="shared", metavar="NAME", help=help)
+    plan_argument(parser)
+    output_arguments(parser)
+
+
+COMMAND = Command(
+    "launch",
+    launch,
+    _arguments,
+    "write the script that trains a plan on a cluster",
+    "Compiles a plan as `scalec compile` does, and writes DIR/job.sbatch, for Slurm, or DIR/job.yaml, for\n"
+    "Kubernetes, for the nodes, GPUs and memory of the plan.  The job first runs the checks of `scalec doctor` on\n"
+    "all nodes, goes on from its newest checkpoint, and goes back into the queue before its time ends and after a\n"
+    "node has failed.\n"
+    "Arguments after `--` go to train.py.",
+    "scalec launch slurm plans/llama3_8b.scale --time 24:00:00 -- --save-every 200",
+    passes_on=True,
+)

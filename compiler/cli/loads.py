@@ -1,9 +1,10 @@
 """The command `loads`: which experts the tokens of a run chose, step by step, as a table or a picture."""
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .command import Command, file_path
 from .streams import UsageError
 
 if TYPE_CHECKING:
@@ -41,3 +42,20 @@ def _read(log: Path) -> "Loads":
     if found is None:
         raise UsageError(f"`{log}` has no loads of experts: the plan has no `route`, or no step is logged yet")
     return found
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("run", type=file_path, metavar="RUN", help="the folder of a run, or its log.jsonl")
+    parser.add_argument("--svg", type=file_path, metavar="FILE", help="write a picture")
+
+
+COMMAND = Command(
+    "loads",
+    loads,
+    _arguments,
+    "draw the loads of experts in a run",
+    "Draws which experts the tokens of a run chose, from its log: the least and the most load of each layer at\n"
+    "some steps; or writes a picture of all experts over all logged steps.  A load is an expert's part of the\n"
+    "choices of its layer, in equal shares: 1 where all experts are chosen as often.",
+    "scalec loads runs/08_experts --svg loads.svg",
+)

@@ -1,12 +1,13 @@
 """The command `plan`: the best plans of a model for a number of GPUs."""
 
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .command import Command, count, file_path
 from .schedule import check_replaceable, replace
 from .streams import PLAN_WRONG, UsageError
 
@@ -184,3 +185,41 @@ def _hints(options: Namespace) -> Iterator[str]:
     yield f"there are {options.gpus} GPUs"
     if options.keep:
         yield f"--keep {options.keep}"
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "model", type=file_path, metavar="MODEL", help="a model (.scale), or a plan whose model is meant"
+    )
+    parser.add_argument("--gpus", type=count, metavar="N", help="how many GPUs there are")
+    parser.add_argument("--cluster", metavar="C", help="a GPU such as h100_sxm, or a file of figures (.toml)")
+    help = "GPUs of a node (default: those of the cluster's file, or 8)"
+    parser.add_argument("--gpus-per-node", type=count, metavar="N", help=help)
+    parser.add_argument("--global-batch", type=count, metavar="B", help="sequences of a step (default: the plan's)")
+    parser.add_argument("--seq", type=count, metavar="S", help="tokens of a sequence (default: the plan's)")
+    parser.add_argument("--keep", default="", metavar="CHOICES", help="fix choices, for instance tp=8,zero=3")
+    parser.add_argument("--top", type=count, default=5, metavar="K", help="plans to show and prove (default: 5)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    help = (
+        "the best plan at each of many points, as gpus=8..16384, seq=4096:8192, cluster=h100_sxm:h200, or two of them"
+    )
+    parser.add_argument("--sweep", default="", metavar="AXES", help=help)
+    parser.add_argument("--csv", type=file_path, metavar="FILE", help="write the points of a sweep")
+    parser.add_argument(
+        "--svg", type=file_path, metavar="FILE", help="write a picture of a sweep: curves, or a heat map"
+    )
+    help = "write the first plan, with a comment on each choice"
+    parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
+
+
+COMMAND = Command(
+    "plan",
+    plan,
+    _arguments,
+    "find the best plans of a model for a number of GPUs",
+    "Finds the plans of a model that train it fastest on a number of GPUs: degrees of all axes, microbatch,\n"
+    "sharded state, recomputation, pipeline schedule.  Prints the best, compiled and proved, with their time and\n"
+    "memory, why the first is as it is, each reason a comparison with another plan, and its text.\n"
+    "Exits with status 1 if nothing fits.",
+    "scalec plan plans/llama3_8b.scale --gpus 64 --cluster h100_sxm --global-batch 256 --seq 8192",
+)

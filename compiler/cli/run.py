@@ -2,11 +2,12 @@
 
 import os
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from .command import Command, count, output_arguments, plan_argument
 from .streams import UsageError
 
 if TYPE_CHECKING:
@@ -63,3 +64,28 @@ def _compiled(script: Path) -> "Launch":
         return Launch(nodes, prod(said["mesh"].values()) // nodes, nodes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(f"`{account}`, which `scalec compile` writes beside train.py, cannot be read") from None
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    plan_argument(parser)
+    output_arguments(parser)
+    parser.usage = "scalec run [-h] [-o DIR] [--no-verify] [--max-restarts N] [--anew] PLAN|train.py [-- ARGUMENT ...]"
+    help = "how often all ranks start anew, from the newest checkpoint, after one has failed (default: 0)"
+    parser.add_argument("--max-restarts", type=count, default=0, metavar="N", help=help)
+    help = "begin, though there is a checkpoint: an earlier run's files are moved into a folder beside it"
+    parser.add_argument("--anew", action="store_true", help=help)
+
+
+COMMAND = Command(
+    "run",
+    run,
+    _arguments,
+    "compile a plan and train it on this machine, or go on with its run",
+    "Compiles a plan as `scalec compile` does, or takes a compiled train.py, and starts it with torchrun, one\n"
+    "process per rank of its mesh.  The run goes on from its newest checkpoint, if there is one: the same line\n"
+    "starts it and takes it further, and ends at once where it has finished.\n"
+    "Arguments after `--` go to train.py; `-- --help` lists them.  Exit status 75 where SIGTERM or SIGUSR1 has\n"
+    "ended the run after a save, 130 where Ctrl-C has.",
+    "scalec run plans/tiny_llama.scale -- --steps 100 --lr 1e-3",
+    passes_on=True,
+)

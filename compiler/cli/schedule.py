@@ -2,12 +2,13 @@
 
 import os
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .command import Command, file_path, plan_argument
 from .compile import load
 from .streams import UsageError, cannot_write
 
@@ -165,3 +166,25 @@ def replace(path: Path, text: str, form: str) -> None:
     finally:
         with suppress(OSError):
             draft.unlink()
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    plan_argument(parser)
+    help = "any of f=1,b=1,w=1,comm=0.1, for all stages"
+    parser.add_argument("--times", default="", metavar="TIMES", help=help)
+    parser.add_argument("--unit", action="store_true", help="draw every stage with f=1,b=1,w=1")
+    for form, help in FORMS.items():
+        parser.add_argument(f"--{form}", type=file_path, metavar="FILE", help=f"write {help}")
+
+
+COMMAND = Command(
+    "schedule",
+    schedule,
+    _arguments,
+    "draw the pipeline schedule of a plan",
+    "Draws the pipeline schedule of a plan, one row per rank, with each rank's busy time, idle time and memory;\n"
+    "or writes it to files.  Times are per stage and microbatch: `f` for forward, `b` and `w` for the input and\n"
+    "weight gradients of backward, `comm` for a message between ranks.  By default they are estimated costs,\n"
+    "relative to the most expensive forward, and messages take no time.",
+    "scalec schedule plans/tiny_pipeline.scale --times f=1,b=1,w=1,comm=0.1",
+)

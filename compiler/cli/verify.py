@@ -1,11 +1,12 @@
 """The command `verify`: a plan, two plans, an output folder, a recorded run, or the verifier itself."""
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from textwrap import fill
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from .command import PLAN, Command, file_path
 from .compile import Plan, load
 from .streams import PLAN_WRONG, UsageError
 
@@ -88,3 +89,29 @@ def _headline(plan: Plan) -> str:
     from ..reports.summary import headline
 
     return headline(plan.program)
+
+
+MODES = {
+    "audit": "break the step in hundreds of ways and count how many the proof catches",
+    "recheck": "PLAN is a compiled output folder: re-check every claim of its certificate",
+    "recorded": "PLAN is a run folder recorded with SCALEC_RECORD=1: check its communication against the plan",
+}
+"""Other modes of `verify`, as options."""
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("plans", type=file_path, nargs="+", metavar="PLAN", help=f"{PLAN}; two plans are compared")
+    for name, help in MODES.items():
+        parser.add_argument(f"--{name}", action="store_true", help=help)
+
+
+COMMAND = Command(
+    "verify",
+    verify,
+    _arguments,
+    "prove that a plan's sharded step is the single-device step",
+    "Evaluates the compiled step for all ranks, at small sizes and in a prime field, and checks the loss, every\n"
+    "gradient and every updated parameter against the single-device step.  Prints `equal` or the first value\n"
+    "that differs.  With two plans, checks that both make the same update.",
+    "scalec verify plans/llama3_405b.scale",
+)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from scalec.compiler import cli, frontend
-from scalec.compiler.cli.arguments import COMMANDS, Command
+from scalec.compiler.cli.arguments import COMMANDS
+from scalec.compiler.cli.command import Command
 from scalec.compiler.passes import PASS_NAMES
 from scalec.compiler.syntax.limits import MAX_BYTES
 
