@@ -18,7 +18,7 @@ demo: $(STAMP) ## compile a small plan and train it on 4 ranks of this machine
 test: $(STAMP) ## check format, lint, layers and types, then run the tests
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/lint-imports --no-logo
+	cd .typing && ../$(BIN)/lint-imports --no-logo --config ../pyproject.toml # there all of scalec lies side by side
 	$(BIN)/pyright
 	$(BIN)/pytest -n 2 --dist loadgroup --durations=10
 

@@ -11,6 +11,8 @@ import pytest
 
 import scalec
 
+assert scalec.__file__, "scalec was installed before it could be imported as a library: run `make setup` once more"
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "library.md"
 TEXT = (ROOT / "plans" / "tiny_llama.scale").read_text(encoding="utf-8").replace('"models/', '"scalec:models/')
