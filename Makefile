@@ -28,6 +28,9 @@ test-long: $(STAMP) ## run the tests that take minutes
 lines: $(STAMP) ## count the lines of compiler and runtime by concern, and hold them to their limits
 	$(BIN)/python benchmarks/lines.py
 
+docs: $(STAMP) ## write the documents as a site to out/site
+	$(BIN)/mkdocs build --strict --quiet
+
 format: $(STAMP) ## format the code and apply safe lint fixes
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
@@ -43,4 +46,4 @@ $(STAMP): pyproject.toml constraints.txt
 	$(INSTALL) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-.PHONY: help setup demo test test-long lines format
+.PHONY: help setup demo test test-long lines docs format

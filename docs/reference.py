@@ -1,0 +1,88 @@
+"""Pages of the site that are generated from the compiler's own tables: commands, settings, errors and warnings."""
+
+from argparse import ArgumentParser
+from collections.abc import Iterator
+
+import attrs
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from scalec.compiler.cli.arguments import COMMANDS
+from scalec.compiler.config.fields import Field, Part, Settings, fields_of, heading_of
+from scalec.compiler.config.settings import Cluster, Flow, Pipelining, StateGroup, Train, Watch
+from scalec.compiler.reports.explain import texts
+from scalec.compiler.syntax.diagnostics import CODES
+
+SECTIONS = (Train, StateGroup, Pipelining, Watch, Flow, Cluster)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the generated pages."""
+    for name, text in pages().items():
+        files.append(File.generated(config, f"reference/{name}.md", content=text))
+    return files
+
+
+def pages() -> dict[str, str]:
+    """The text of each generated page, by its name."""
+    return {
+        "commands": "\n".join(_commands()),
+        "settings": "\n".join(_settings()),
+        "codes": "\n".join(_codes()),
+    }
+
+
+def _commands() -> Iterator[str]:
+    yield "# Commands\n\n`scalec --help` lists them, `scalec COMMAND --help` says what is below."
+    for command in COMMANDS:
+        parser = ArgumentParser(f"scalec {command.name}", add_help=False)
+        command.arguments(parser)
+        yield f"\n## scalec {command.name}\n\n{command.text}\n\n```\n{command.example}\n```\n"
+        yield "| argument | |\n|---|---|"
+        for action in parser._actions:
+            options = ", ".join(f"`{option}`" for option in action.option_strings)
+            value = f" `{action.metavar}`" if action.metavar else ""
+            meaning = (action.help or "").replace("%(default)s", str(action.default))
+            yield f"| {options}{value} | {_cell(meaning)} |"
+
+
+def _settings() -> Iterator[str]:
+    beside = "[`model`, `mesh` and `shard`](../language.md)"
+    yield f"# Settings\n\nThe sections of a plan beside {beside}."
+    for section in SECTIONS:
+        yield from _section(section, section.SECTION)
+
+
+def _section(of: type[Settings], path: str) -> Iterator[str]:
+    _, heading = heading_of(of)
+    names = f"\n\nNames: {', '.join(f'`{name}`' for name in heading)}." if heading else ""
+    yield f"\n## {path}\n\n{(of.__doc__ or '').strip()}{names}\n"
+    yield "| setting | takes | default | meaning |\n|---|---|---|---|"
+    fields = fields_of(of)
+    yield from (_row(of, field) for field in fields)
+    for field in fields:
+        if isinstance(field.what, Part):
+            yield from _section(field.what.of, f"{path} {field.key}")
+
+
+def _row(of: type[Settings], field: Field) -> str:
+    default = attrs.fields_dict(of)[field.name].default
+    shown = "" if field.required or default is None or isinstance(field.what, Part) else f"`{field.what.show(default)}`"
+    takes = "a section" if isinstance(field.what, Part) else field.what.takes
+    only = f" (`{field.variant}` alone)" if field.variant else ""
+    doc = "required; " * field.required + field.doc + only
+    return f"| `{field.key}` | {_cell(takes)} | {_cell(shown)} | {_cell(doc)} |"
+
+
+def _codes() -> Iterator[str]:
+    yield "# Errors and warnings\n\n`scalec explain CODE` prints these."
+    for code, meaning in CODES.items():
+        entry = texts()[code]
+        yield f"\n## {code}\n\n**{meaning}.** {entry['text']}"
+        for kind in ("wrong", "right"):
+            if kind in entry:
+                yield f"\n{kind.capitalize()}:\n\n```\n{entry[kind].rstrip()}\n```"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
