@@ -13,7 +13,15 @@ from scalec.compiler.config.settings import Cluster, Flow, Pipelining, StateGrou
 from scalec.compiler.reports.explain import texts
 from scalec.compiler.syntax.diagnostics import CODES
 
-SECTIONS = (Train, StateGroup, Pipelining, Watch, Flow, Cluster)
+SECTIONS = {
+    "train": Train,
+    "state": Flow,
+    "state group": StateGroup,
+    "pipeline": Pipelining,
+    "watch": Watch,
+    "cluster": Cluster,
+}
+"""By the words that a plan has before the brackets."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -49,8 +57,8 @@ def _commands() -> Iterator[str]:
 def _settings() -> Iterator[str]:
     beside = "[`model`, `mesh` and `shard`](../language.md)"
     yield f"# Settings\n\nThe sections of a plan beside {beside}."
-    for section in SECTIONS:
-        yield from _section(section, section.SECTION)
+    for path, section in SECTIONS.items():
+        yield from _section(section, path)
 
 
 def _section(of: type[Settings], path: str) -> Iterator[str]:
@@ -70,7 +78,7 @@ def _row(of: type[Settings], field: Field) -> str:
     shown = "" if field.required or default is None or isinstance(field.what, Part) else f"`{field.what.show(default)}`"
     takes = "a section" if isinstance(field.what, Part) else field.what.takes
     only = f" (`{field.variant}` alone)" if field.variant else ""
-    doc = "required; " * field.required + field.doc + only
+    doc = "; ".join(filter(None, ("required" * field.required, field.doc + only)))
     return f"| `{field.key}` | {_cell(takes)} | {_cell(shown)} | {_cell(doc)} |"
 
 
