@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from .. import __version__
-from . import calibrate, compile, diff, doctor, explain, fmt, launch, loads, plan, run, schedule, verify
+from . import calibrate, compile, diff, doctor, explain, fmt, launch, loads, lsp, plan, run, schedule, verify
 
 COMMANDS = (
     compile.COMPILE,
@@ -21,6 +21,7 @@ COMMANDS = (
     loads.COMMAND,
     verify.COMMAND,
     fmt.FORMAT,
+    lsp.COMMAND,
     fmt.IMPORT,
 )
 

@@ -9,6 +9,7 @@ from ..ir import BATCH, DATA_DIMS, MICROBATCHES, SEQUENCE, Axis, Dim, Program, R
 from ..ops.routers import with_padding
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, listing
+from ..syntax.limits import Reader, load
 from ..syntax.source import Source
 from .arithmetic import Scalar, evaluate, whole
 from .elastic import begun_at, check_ranges, check_rows
@@ -28,12 +29,12 @@ from .validate import validate
 SECTIONS = ("cluster", "mesh", "names", "pipeline", "shard", "state", "train", "watch")
 
 
-def resolve(source: Source, over: Source | None = None) -> Program:
-    """The program of a plan, with the sections of another text over its own as in a `use`.
+def resolve(source: Source, over: Source | None = None, read: Reader = load) -> Program:
+    """The program of a plan, with the sections of another text over its own as in a `use`; `read` opens what it uses.
 
     Raises PlanError with all mistakes of settings and of sharding, and the model's first.
     """
-    document = gather(source, over)
+    document = gather(source, over, read)
     found = Diagnostics()
     sections = _sections(document, found)
     settings = read_settings(document.sections, sections, found)

@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing, wrong
-from ..syntax.limits import load
+from ..syntax.limits import Reader, load
 from ..syntax.overrides import merge
 from ..syntax.package_data import folder
 from ..syntax.parser import parse_plan
@@ -30,9 +30,9 @@ class Document:
     ops: tuple[tree.UserOp, ...]
 
 
-def gather(source: Source, over: Source | None = None) -> Document:
+def gather(source: Source, over: Source | None = None, read: Reader = load) -> Document:
     """The document of a plan and the files that it uses, with sections `over` its own.  Raises PlanError."""
-    models, sections, ops = _gather(source, ())
+    models, sections, ops = _gather(source, (), read)
     for section in parse_plan(over).sections() if over else ():
         sections[section.kind.name] = _over(sections.get(section.kind.name), section)
     if len(models) == 1:
@@ -48,7 +48,7 @@ def gather(source: Source, over: Source | None = None) -> Document:
 Gathered = tuple[list[tree.Model], dict[str, tree.Section], list[tree.UserOp]]
 
 
-def _gather(source: Source, users: tuple[str, ...]) -> Gathered:
+def _gather(source: Source, users: tuple[str, ...], read: Reader) -> Gathered:
     plan = parse_plan(source)
     models: list[tree.Model] = []
     ops = [item for item in plan.items if isinstance(item, tree.UserOp)]
@@ -56,7 +56,8 @@ def _gather(source: Source, users: tuple[str, ...]) -> Gathered:
     found = Diagnostics()
     for item in plan.items:
         if isinstance(item, tree.Use):
-            used, theirs, more = _gather(_open(item, source, (*users, source.path)), (*users, source.path))
+            inner = (*users, source.path)
+            used, theirs, more = _gather(opened(item, source, read, inner), inner, read)
             ops += more
             models += [_overridden(model, item.sections) for model in used]
             others = [section for section in item.sections if section.kind.name not in ("dims", "const")]
@@ -94,13 +95,14 @@ def _over(base: tree.Section | None, section: tree.Section) -> tree.Section:
     return merge(base, section) if base else section
 
 
-def _open(use: tree.Use, source: Source, users: tuple[str, ...]) -> Source:
+def opened(use: tree.Use, source: Source, read: Reader = load, users: tuple[str, ...] = ()) -> Source:
+    """The file that a plan uses.  Raises PlanError where it cannot be read, or is one of its `users`."""
     written = use.path.value
     path = _shipped(use.path) if written.startswith(SHIPPED) else Path(source.path).parent / written
     if len(users) > DEEPEST or str(path) in users:
         help = f"files cannot use one another in a cycle, nor be nested deeper than {DEEPEST}"
         raise wrong("E0205", f"cannot use `{written}`", use.path.span, "used here", help=help)
-    return load(path, use.path.span)
+    return read(path, use.path.span)
 
 
 def _shipped(written: tree.String) -> Path:

@@ -1,6 +1,7 @@
 """Diagnostics: errors and warnings about a plan, shown the way rustc does."""
 
 import os
+import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
@@ -151,8 +152,16 @@ class Note:
 
 
 @frozen
+class Fix:
+    """An edit that mends a mistake: `text` in the place of `span`, "" to leave that out."""
+
+    span: Span
+    text: str
+
+
+@frozen
 class Diagnostic:
-    """One mistake, or a warning."""
+    """One mistake, or a warning; of several `edits` each mends it by itself."""
 
     code: str
     message: str
@@ -160,6 +169,15 @@ class Diagnostic:
     label: str = ""
     notes: tuple[Note, ...] = ()
     help: str = ""
+    edits: tuple[Fix, ...] = ()
+
+    @property
+    def fixes(self) -> tuple[Fix, ...]:
+        """The edits that mend it; where none is given, the word that its help means."""
+        word, meant = _WORD.fullmatch(self.span.words), _MEANT.match(self.help)
+        if self.edits or not word or not meant:
+            return self.edits
+        return (Fix(self.span, f"{word[1]}{meant[1] or meant[2]}{word[1]}"),)
 
     @property
     def severity(self) -> str:
@@ -183,10 +201,17 @@ class PlanError(Exception):
 
 
 def wrong(
-    code: str, message: str, span: Span, label: str = "", help: str = "", *, notes: Sequence[Note] = ()
+    code: str,
+    message: str,
+    span: Span,
+    label: str = "",
+    help: str = "",
+    *,
+    notes: Sequence[Note] = (),
+    edits: Sequence[Fix] = (),
 ) -> PlanError:
     """The error of one mistake."""
-    return PlanError([Diagnostic(code, message, span, label, tuple(notes), help)])
+    return PlanError([Diagnostic(code, message, span, label, tuple(notes), help, tuple(edits))])
 
 
 class Diagnostics:
@@ -196,11 +221,19 @@ class Diagnostics:
         self._found: list[Diagnostic] = []
 
     def error(
-        self, code: str, message: str, span: Span, label: str = "", *, notes: Sequence[Note] = (), help: str = ""
+        self,
+        code: str,
+        message: str,
+        span: Span,
+        label: str = "",
+        *,
+        notes: Sequence[Note] = (),
+        help: str = "",
+        edits: Sequence[Fix] = (),
     ) -> None:
         """Adds one mistake."""
         assert code in CODES, f"diagnostics: {code} is not in the table"
-        self._found.append(Diagnostic(code, message, span, label, tuple(notes), help))
+        self._found.append(Diagnostic(code, message, span, label, tuple(notes), help, tuple(edits)))
 
     def add(self, error: PlanError) -> None:
         """Adds the mistakes of an error that was caught so as to go on looking."""
@@ -236,6 +269,12 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Help for a misspelt word; "" if no choice is near it."""
     near = nearest(word, choices)
     return f"did you mean `{near}`?" if near else ""
+
+
+_MEANT = re.compile(r"did you mean `([^`]+)`\?$|it is called `(\w+)`(?!, as in)")
+"""A help that says which word to write in the place of another."""
+
+_WORD = re.compile(r'("?)[\w:./-]+\1')
 
 
 def listing(words: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ No text, however made, costs more than a bounded time, and a bracket forgotten i
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from .diagnostics import Note, PlanError, wrong
@@ -40,6 +41,10 @@ def load(path: Path, at: Span | None = None, most: int = MAX_BYTES) -> Source:
         line = content.count(b"\n", 0, error.start) + 1
         where = f"byte 0x{content[error.start]:02x} on line {line}"
         raise wrong("E0101", f"`{path}` is not UTF-8: {where}", place) from None
+
+
+Reader = Callable[[Path, Span], Source]
+"""Reads the file that a place names, as `load` does, or as an editor has it.  Raises PlanError."""
 
 
 def check(source: Source) -> None:

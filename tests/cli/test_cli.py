@@ -330,7 +330,7 @@ def test_version(scalec: Run) -> None:
 def test_help_shows_an_example(scalec: Run, command: Command) -> None:
     status, out, _ = scalec(command.name, "--help")
     assert status == 0
-    assert f"example:\n  scalec {command.name} " in out
+    assert f"example:\n  scalec {command.name}" in out
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""Mistakes and warnings as an editor shows them, and the edits that mend them."""
+
+from collections.abc import Iterator
+
+from attrs import evolve, frozen
+
+from ...syntax.diagnostics import Diagnostic, Fix, Note
+from ...syntax.source import Span
+from .document import Document
+from .mentions import Kind
+
+
+@frozen
+class Told:
+    """A diagnostic at a place of the document, with all of its words."""
+
+    of: Diagnostic
+    span: Span
+    text: str
+    notes: tuple[Note, ...]
+
+
+def told(document: Document) -> list[Told]:
+    """The mistakes and warnings of a document; those in a file that it uses are at the place that names that."""
+    return [_told(document, each) for each in (*document.mistakes, *document.warnings)]
+
+
+def _told(document: Document, it: Diagnostic) -> Told:
+    notes = tuple(note for note in it.notes if note.span)
+    span = it.span
+    if span.path != document.source.path:
+        notes, span = (Note(span, it.label or it.message), *notes), _use(document)
+    parts = [": ".join(filter(None, (it.message, it.label)))]
+    parts += [f"note: {note.text}" for note in it.notes if not note.span]
+    parts += [f"help: {it.help}"] if it.help else []
+    return Told(it, span, "\n".join(parts), notes)
+
+
+def _use(document: Document) -> Span:
+    """The first place that names another file."""
+    used = [it.span for it in document.syntax.mentions if it.kind is Kind.FILE] if document.syntax else []
+    return (document.here(used[0]) if used else None) or document.source.whole()
+
+
+@frozen
+class Action:
+    """An edit that an editor offers for a diagnostic."""
+
+    title: str
+    of: Told
+    fix: Fix
+
+
+def actions(document: Document, first: int, last: int) -> Iterator[Action]:
+    """The edits for what is wrong in these lines."""
+    for each in told(document):
+        if each.span.line <= last and first <= max(each.span.end_line, each.span.line):
+            for fix in each.of.fixes:
+                yield Action(_title(fix), each, _whole(fix))
+
+
+def _title(fix: Fix) -> str:
+    words = fix.span.words
+    return f"write `{fix.text}`" if fix.text else f"leave `{words}` out" if words else "leave it out"
+
+
+def _whole(fix: Fix) -> Fix:
+    """The edit; what is left out takes the space before it along."""
+    if fix.text:
+        return fix
+    span, line = fix.span, fix.span.text.split("\n")[fix.span.line - 1]
+    before = line[: span.column - 1]
+    return evolve(fix, span=evolve(span, column=len(before.rstrip()) + 1)) if before.strip() else fix

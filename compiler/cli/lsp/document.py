@@ -1,0 +1,309 @@
+"""A document as it is typed: its text now, the last text that was a plan, and the last one that made a program.
+
+Purpose: diagnostics at once, facts of the compiled step after a pause.  All functions are pure but for files that a
+plan uses.  Non-goals: the protocol.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import cached_property
+from os.path import realpath
+
+from attrs import evolve, frozen
+
+from ...analysis.collective import Collective
+from ...analysis.communication import collectives, places
+from ...analysis.elastic import smallest
+from ...analysis.hardware import hardware
+from ...analysis.memory import Account, account, fits, too_large
+from ...analysis.time.op_rows import OpRow, op_rows
+from ...analysis.time.step import StepTime, step_time
+from ...frontend import resolve
+from ...frontend.load_plan import opened
+from ...ir import Op, Program
+from ...passes import lower
+from ...reports.lints import advice
+from ...syntax import tree
+from ...syntax.diagnostics import Diagnostic, PlanError
+from ...syntax.limits import Reader, load
+from ...syntax.parser import parse_plan
+from ...syntax.source import Source, Span, is_ir
+from .mentions import Mention, mentions
+
+PLACED = "insert_collectives"
+"""The pass after which each value that a plan names has its placement."""
+
+STAND_IN = Source(
+    "the settings of a plan",
+    "train { seq = 64  global_batch = 1  microbatch = 1  steps = 1  optimizer sgd { lr = 1 }"
+    " data text { files = [python_stdlib] } }",
+)
+"""Settings by which a file that has a model alone is read."""
+
+
+@frozen
+class Syntax:
+    """The last text that was a plan, with the files that it uses: its own comes first."""
+
+    plans: tuple[tree.Plan, ...]
+
+    @property
+    def source(self) -> Source:
+        """The document's own text."""
+        return source_of(self.plans[0])
+
+    @cached_property
+    def mentions(self) -> tuple[Mention, ...]:
+        """All names, those of the document first."""
+        return mentions(self.plans)
+
+
+@frozen
+class Facts:
+    """The step of the last text that made a program.
+
+    placed   the program in which each value has its placement
+    program  the program after the last pass
+    step     its time, with that of each op in `rows`; None where the speed of the plan's GPU is not known
+    """
+
+    source: Source
+    placed: Program
+    program: Program
+    sent: tuple[Collective, ...]
+    memory: Account
+    rows: tuple[OpRow, ...] = ()
+    step: StepTime | None = None
+
+    @cached_property
+    def makers(self) -> dict[str, Op]:
+        """The op that makes each value."""
+        return {value.name: op for op in self.program.ops for value in op.outputs}
+
+
+@frozen
+class Document:
+    """A document: `syntax` and `facts` may be of earlier texts than `source`; `model` is None where this makes none."""
+
+    source: Source
+    syntax: Syntax | None = None
+    facts: Facts | None = None
+    model: Program | None = None
+    mistakes: tuple[Diagnostic, ...] = ()
+    warnings: tuple[Diagnostic, ...] = ()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the text as it is now is a plan."""
+        return self.syntax is not None and self.syntax.source.text == self.source.text
+
+    @cached_property
+    def _moved(self) -> "Moved":
+        """From the text of the syntax to that of now."""
+        assert self.syntax, "lsp: a place without syntax"
+        return Moved(self.syntax.source, self.source)
+
+    def mention(self, line: int, column: int) -> Mention | None:
+        """The name at a place of the text as it is now, by the last text that was a plan."""
+        if not self.syntax:
+            return None
+        if not (place := self._moved.before(line, column)):
+            return None
+        path = self.source.path
+        return next((mention for mention in self.syntax.mentions if mention.is_at(path, *place)), None)
+
+    def of_file(self, source: Source) -> "Document | None":
+        """This plan as seen from a file that it uses, with this text; None where it uses none such."""
+        plans = self.syntax.plans if self.syntax else ()
+        own = [plan for plan in plans if same_file(plan.span.path, source.path) and plan.span.text == source.text]
+        if not own:
+            return None
+        others = (plan for plan in plans if plan is not own[0])
+        return evolve(self, source=source_of(own[0]), syntax=Syntax((own[0], *others)), mistakes=(), warnings=())
+
+    def here(self, span: Span) -> Span | None:
+        """Where a span of the last syntax is in the text as it is now; None where that was edited away."""
+        return span if span.path != self.source.path else self._moved.after(span)
+
+    def of_facts(self, span: Span) -> Span | None:
+        """Where a span of the last syntax was in the text that the facts are of."""
+        if not (self.facts and self.syntax) or span.path != self.facts.source.path:
+            return span
+        return Moved(self.facts.source, self.syntax.source).back(span)
+
+
+@frozen
+class Moved:
+    """Two versions of a text that differ in one stretch, as while one types."""
+
+    old: Source
+    new: Source
+
+    @cached_property
+    def _edited(self) -> tuple[int, int]:
+        """How many characters are equal at the beginning, and how many at the end."""
+        old, new = self.old.text, self.new.text
+        if old == new:
+            return len(old), 0
+        start = _common(old, new)
+        return start, _common(old[start:][::-1], new[start:][::-1])
+
+    def before(self, line: int, column: int) -> tuple[int, int] | None:
+        """The place of a place of the new text in the old one."""
+        found = self._mapped(self.new, self.old, line, column)
+        return found and (found.line, found.column)
+
+    def back(self, span: Span) -> Span | None:
+        """The old span of a new one."""
+        return self._both(self.new, self.old, span)
+
+    def after(self, span: Span) -> Span | None:
+        """The new span of an old one."""
+        return self._both(self.old, self.new, span)
+
+    def now(self, line: int) -> int | None:
+        """The number of an old line in the new text."""
+        found = self._mapped(self.old, self.new, line, len(self.old.text))
+        return found and found.line
+
+    def _both(self, one: Source, other: Source, span: Span) -> Span | None:
+        if not span.line:
+            return other.whole()
+        first = self._mapped(one, other, span.line, span.column, begins=True)
+        last = self._mapped(one, other, span.end_line, span.end_column)
+        return first.to(last) if first and last else None
+
+    def _mapped(self, one: Source, other: Source, line: int, column: int, *, begins: bool = False) -> Span | None:
+        """A place; where something begins, what was put in just before it is not a part of it."""
+        start, tail = self._edited
+        at = offset(one.text, line, column)
+        is_after = at >= len(one.text) - tail
+        if at > start and not is_after:
+            return None
+        at += (len(other.text) - len(one.text)) * (is_after and (begins or at > start))
+        return other.span(at, at)
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (own, its) in pairs if own != its), min(len(one), len(other)))
+
+
+def offset(text: str, line: int, column: int) -> int:
+    """The offset of a place; beyond the end of a line, or of the text, that of the end."""
+    lines = text.split("\n")
+    before = sum(len(each) + 1 for each in lines[: line - 1])
+    within = min(column - 1, len(lines[line - 1])) if line <= len(lines) else 0
+    return min(before + within, len(text))
+
+
+def same_file(one: str, other: str) -> bool:
+    """Whether two paths lead to one file."""
+    return one == other or realpath(one) == realpath(other)
+
+
+def source_of(plan: tree.Plan) -> Source:
+    """The text of a file's syntax tree."""
+    return Source(plan.span.path, plan.span.text)
+
+
+# ---- at once
+
+
+def typed(before: Document | None, source: Source, read: Reader = load) -> Document:
+    """The document with this text: its syntax and its mistakes."""
+    before = before or Document(source)
+    if is_ir(source.text):
+        return Document(source)
+    mistakes, model, syntax = (), None, before.syntax
+    try:
+        syntax = Syntax(tuple(_files(source, read)))
+        model = resolve(source, _stand_in(syntax), read)
+    except PlanError as error:
+        mistakes = tuple(each for each in error.diagnostics if each.span.path != STAND_IN.path)
+    alone = syntax and is_model(syntax.plans[0])
+    return evolve(before, source=source, syntax=syntax, model=None if alone else model, mistakes=mistakes, warnings=())
+
+
+def _files(source: Source, read: Reader) -> Iterator[tree.Plan]:
+    """The syntax tree of a plan and of each file that it uses, as far as these can be read.  Raises PlanError."""
+    seen, pending = {source.path}, [source]
+    while pending:
+        current = pending.pop(0)
+        try:
+            plan = parse_plan(current)
+        except PlanError:
+            if current is source:
+                raise
+            continue
+        yield plan
+        for use in plan.items:
+            with suppress(PlanError):
+                if isinstance(use, tree.Use) and (found := opened(use, current, read)).path not in seen:
+                    seen.add(found.path)
+                    pending.append(found)
+
+
+def is_model(plan: tree.Plan) -> bool:
+    """Whether a file has a model alone, which other files use."""
+    kinds = {section.kind.name for section in plan.sections()}
+    return any(isinstance(item, tree.Model) for item in plan.items) and not kinds & {"train", "mesh"}
+
+
+def _stand_in(syntax: Syntax) -> Source | None:
+    return STAND_IN if is_model(syntax.plans[0]) else None
+
+
+# ---- after a pause
+
+
+class Overtaken(Exception):
+    """The text has changed: what was being found out is of no use."""
+
+
+def compiled(document: Document, is_stale: Callable[[], bool] = lambda: False) -> Document:
+    """The document with the facts of its step and all of its warnings, or with mistakes that the passes have found.
+
+    Raises Overtaken where it `is_stale` between two passes.
+    """
+    if not document.model:
+        return document
+    try:
+        facts = _facts(document.source, document.model, is_stale)
+    except PlanError as error:
+        return evolve(document, mistakes=error.diagnostics)
+    return evolve(document, facts=facts, warnings=tuple(_warnings(facts)))
+
+
+def _facts(source: Source, model: Program, is_stale: Callable[[], bool]) -> Facts:
+    placed = [model]
+
+    def seen(program: Program) -> None:
+        if is_stale():
+            raise Overtaken
+        if program.after == PLACED:
+            placed.append(program)
+
+    program = lower(model, seen=seen)
+    sent = tuple(dict.fromkeys(_sent(program)))
+    facts = Facts(source, placed[-1], program, sent, account(program))
+    if not (on := hardware(program)):
+        return facts
+    step = step_time(program, on)
+    return evolve(facts, step=step, rows=tuple(op_rows(program, on, step.rank)))
+
+
+def _sent(program: Program) -> Iterable[Collective]:
+    """The collectives of all ranks; those of stages at the same line once."""
+    for rank in places(program):
+        for each in collectives(program, rank):
+            yield evolve(each, rank=None, stage=None, peer=None, chunk=(), among=())
+
+
+def _warnings(facts: Facts) -> Iterator[Diagnostic]:
+    yield from advice(facts.program)
+    least = smallest(facts.program)
+    now = account(least)
+    if fits(least, now) is False:
+        yield too_large(least, now, f"`scalec check {facts.source.path}` finds changes with which it fits")

@@ -1,0 +1,92 @@
+"""From a name to its definition, to all its mentions, to another name; from a line to those of `train.py`."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ...frontend.load_plan import SHIPPED
+from ...syntax import tree
+from ...syntax.diagnostics import wrong
+from ...syntax.source import Span
+from .document import Document, Facts
+from .mentions import RENAMED, Kind, Mention
+
+FROM_SETTINGS = {"seq": "seq", "batch": "microbatch", "microbatches": "global_batch"}
+"""The settings that give the dims of the data their sizes."""
+
+
+def definition(document: Document, line: int, column: int) -> Span | None:
+    """Where the name at a place gets its meaning; of a file that is used, its beginning."""
+    if not (document.syntax and (mention := document.mention(line, column))):
+        return None
+    if mention.kind is Kind.FILE:
+        return _file(document.syntax.plans, mention)
+    bound = [it for it in document.syntax.mentions if it.binds and _same(it, mention)]
+    if mention.kind is Kind.VALUE:
+        before = [it for it in bound if it.span.path == mention.span.path and _place(it.span) <= _place(mention.span)]
+        bound = before[-1:] or bound
+    if not bound and mention.kind is Kind.DIM:
+        key = FROM_SETTINGS.get(mention.name)
+        bound = [it for it in document.syntax.mentions if (it.kind, it.name) == (Kind.SETTING, key)]
+    return document.here(bound[0].span) if bound else None
+
+
+def _file(plans: Sequence[tree.Plan], mention: Mention) -> Span | None:
+    """The beginning of a file that a plan uses."""
+    written = mention.name.removeprefix(SHIPPED)
+    path = next((plan.span.path for plan in plans if Path(plan.span.path).match(f"*/{Path(written).name}")), None)
+    return Span(path, 1, 1, 1, 1) if path else None
+
+
+def _place(span: Span) -> tuple[int, int]:
+    return span.line, span.column
+
+
+def _same(one: Mention, other: Mention) -> bool:
+    return (one.kind, one.name) == (other.kind, other.name)
+
+
+def references(documents: Iterable[Document], mention: Mention, *, binding: bool = True) -> list[Span]:
+    """All mentions of a name in documents that share the file that it is bound in, each once."""
+    found: dict[tuple[str, int, int], Span] = {}
+    for document in documents:
+        for it in document.syntax.mentions if document.syntax else ():
+            if _same(it, mention) and (binding or not it.binds) and (span := document.here(it.span)):
+                found.setdefault((span.path, span.line, span.column), span)
+    return [*found.values()]
+
+
+def users(document: Document, mention: Mention, others: Iterable[Document]) -> list[Document]:
+    """The documents for which a name means the same: those that use the file that binds it."""
+    assert document.syntax, "lsp: a mention without syntax"
+    paths = {it.span.path for it in document.syntax.mentions if it.binds and _same(it, mention)}
+    paths = paths or {document.source.path}
+    sharing = (other for other in others if other.syntax and paths & {plan.span.path for plan in other.syntax.plans})
+    return [document, *(other for other in sharing if other.source.path != document.source.path)]
+
+
+def renamed(documents: Sequence[Document], mention: Mention, name: str) -> list[Span]:
+    """The places where a name is to be replaced.  Raises PlanError where it cannot be, or the other name is taken."""
+    at = mention.span
+    if mention.kind not in RENAMED or mention.name in (*FROM_SETTINGS, "tokens", "labels", "documents", "loss"):
+        raise wrong("E0215", f"`{mention.name}` is a word of the language", at, "not a name of this plan")
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,63}", name):
+        raise wrong("E0215", f"`{name}` cannot be a name", at)
+    if not all(document.is_current for document in documents):
+        raise wrong("E0104", "a plan with a syntax error, in which no name can be replaced", at)
+    taken = {it.name: it.kind for document in documents if document.syntax for it in document.syntax.mentions}
+    if (kind := taken.get(name)) in RENAMED:
+        raise wrong("E0207", f"`{name}` is the name of another {kind.value}", at)
+    return references(documents, mention)
+
+
+# ---- the program
+
+
+def emitted(facts: Facts, span: Span) -> tuple[str, list[int]]:
+    """The text of `train.py`, and the lines of it, counted from 1, that come from a line of the plan."""
+    from ...emit.train_py import train_py
+
+    text = train_py(facts.program, facts.source)
+    mark = re.compile(rf"{re.escape(str(span))}(?!\d)")
+    return text, [number for number, line in enumerate(text.split("\n"), 1) if mark.search(line)]

@@ -1,0 +1,167 @@
+"""Answers of the language server, as pure functions of texts."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scalec.compiler.cli.lsp import navigate
+from scalec.compiler.cli.lsp.diagnose import actions, told
+from scalec.compiler.cli.lsp.document import Document, Overtaken, compiled, typed
+from scalec.compiler.cli.lsp.hints import colours, hints
+from scalec.compiler.cli.lsp.hover import hover
+from scalec.compiler.cli.lsp.mentions import Kind
+from scalec.compiler.syntax.diagnostics import PlanError
+from scalec.compiler.syntax.limits import load
+from scalec.compiler.syntax.source import Source
+
+ROOT = Path(__file__).parents[3]
+PLAN = ROOT / "examples" / "06_mlp.scale"
+Golden = Callable[[str, str], None]
+FULL = ROOT / "plans" / "llama3_405b.scale"
+
+
+@pytest.fixture(scope="module")
+def mlp() -> Document:
+    return compiled(typed(None, load(PLAN)))
+
+
+@pytest.fixture(scope="module")
+def full() -> Document:
+    return compiled(typed(None, load(FULL)))
+
+
+def at(document: Document, words: str, within: int = 0) -> tuple[int, int]:
+    """The place of the first such words, or some characters behind it."""
+    start = document.source.text.index(words) + within
+    text = document.source.text[:start]
+    return text.count("\n") + 1, start - text.rfind("\n")
+
+
+def edited(document: Document, old: str, new: str) -> Document:
+    """The document after a key stroke or several."""
+    assert old in document.source.text
+    return typed(document, Source(document.source.path, document.source.text.replace(old, new, 1)))
+
+
+def test_hovers_of_each_name_of_a_model(full: Document, golden: Golden) -> None:
+    """The model that the plan of 16,384 ranks uses, as that plan shards it."""
+    model = full.of_file(load(ROOT / "plans" / "models" / "llama.scale"))
+    assert model
+    assert model.syntax
+    own = [it for it in model.syntax.mentions if it.span.path == model.source.path]
+    shown = {f"{it.span.line}: {it.kind.value} {it.name}": hover(model, it.span.line, it.span.column) for it in own}
+    first = {each.text: title for title, each in reversed(shown.items()) if each}
+    golden("lsp/hovers.md", "\n".join(f"# line {title}\n\n{text}\n" for text, title in reversed(first.items())))
+
+
+def test_hints_of_a_model(full: Document, golden: Golden) -> None:
+    model = full.of_file(load(ROOT / "plans" / "models" / "llama.scale"))
+    assert model
+    golden("lsp/hints.txt", "".join(f"{line}: {text}\n" for line, text in hints(model, 1, 99)))
+
+
+def test_a_syntax_error_leaves_the_last_good_state(mlp: Document) -> None:
+    broken = edited(mlp, "loss = cross", "loss = = cross")
+    (mistake,) = told(broken)
+    assert (mistake.of.code, mistake.span.line) == ("E0104", at(broken, "loss = =")[0])
+    for words in ("x = embedding", "head[", "dp = 2"):
+        before, now = hover(mlp, *at(mlp, words)), hover(broken, *at(broken, words))
+        assert before
+        assert now
+        assert now.text == before.text
+        assert (now.span.line, now.span.column) == at(broken, words)
+
+
+def test_places_move_with_what_is_typed_before_them(mlp: Document) -> None:
+    longer = compiled(edited(mlp, "model mlp", "# a comment\n# another\nmodel mlp"))
+    assert [line for line, _ in hints(longer, 1, 99)] == [line + 2 for line, _ in hints(mlp, 1, 99)]
+    stale = edited(mlp, "model mlp", "# a comment\n# another\nmodel mlp")
+    assert [*hints(stale, 1, 99)] == [*hints(longer, 1, 99)], "before the pause, those of the step before"
+
+
+def test_definitions(mlp: Document, full: Document) -> None:
+    for words, within, bound in (("ffn over tp", 0, "ffn = 256"), ("over tp", 5, "tp = 2"), ("+ silu", 2, "")):
+        found = navigate.definition(mlp, *at(mlp, words, within))
+        assert (found and (found.line, found.column)) == (at(mlp, bound) if bound else None)
+    second_x = navigate.definition(mlp, *at(mlp, "loss = cross_entropy(x", 21))
+    assert second_x
+    assert second_x.line == at(mlp, "x = x + silu")[0], "the statement before that binds it"
+    seq = navigate.definition(mlp, *at(mlp, "seq], labels"))
+    assert seq
+    assert (seq.line, seq.column) == at(mlp, "seq = "), "a dim of the data is a setting"
+    model = navigate.definition(full, *at(full, "models/llama"))
+    assert model
+    assert (Path(model.path).name, model.line) == ("llama.scale", 1)
+
+
+def test_a_renamed_dim_makes_the_same_plan(mlp: Document) -> None:
+    mention = mlp.mention(*at(mlp, "ffn over tp"))
+    assert mention
+    spans = navigate.renamed([mlp], mention, "inner")
+    lines = mlp.source.text.split("\n")
+    for span in sorted(spans, key=lambda it: (it.line, -it.column)):
+        line = lines[span.line - 1]
+        lines[span.line - 1] = line[: span.column - 1] + "inner" + line[span.end_column - 1 :]
+    again = typed(None, Source(mlp.source.path, "\n".join(lines)))
+    assert again.mistakes == ()
+    assert again.source.text == mlp.source.text.replace("ffn", "inner")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "why"),
+    [
+        ("ffn over tp", "hidden", "`hidden` is the name of another dim"),
+        ("ffn over tp", "1st", "`1st` cannot be a name"),
+        ("batch over", "samples", "`batch` is a word of the language"),
+        ("seq = 128", "length", "`seq` is a word of the language"),
+    ],
+)
+def test_names_that_cannot_be_replaced(mlp: Document, words: str, name: str, why: str) -> None:
+    mention = mlp.mention(*at(mlp, words))
+    assert mention
+    with pytest.raises(PlanError, match=why):
+        navigate.renamed([mlp], mention, name)
+
+
+def test_edits_mend_what_is_wrong(mlp: Document) -> None:
+    for right, wrong in (("ffn over", "fnn over"), ("over tp", "over tpp"), ("lr = ", "learning_rate = ")):
+        broken = edited(mlp, right, wrong)
+        (action,) = actions(broken, 1, 99)
+        lines = broken.source.text.split("\n")
+        span, line = action.fix.span, lines[action.fix.span.line - 1]
+        lines[span.line - 1] = line[: span.column - 1] + action.fix.text + line[span.end_column - 1 :]
+        assert "\n".join(lines) == mlp.source.text
+
+
+def test_a_mistake_of_a_used_file_is_told_where_that_is_named(full: Document) -> None:
+    broken = edited(full, "heads = 128", "heads = 3")
+    (mistake,) = told(broken)
+    assert mistake.span.path == broken.source.path
+
+
+def test_a_model_by_itself_has_no_mistake_but_its_own() -> None:
+    for path in sorted((ROOT / "plans" / "models").glob("*.scale")):
+        assert told(compiled(typed(None, load(path)))) == [], path
+    model = load(ROOT / "plans" / "models" / "llama.scale")
+    (mistake,) = told(typed(None, Source(model.path, model.text.replace("rmsnorm(x, norm[", "rmsnorms(x, norm["))))
+    assert mistake.of.code == "E0605"
+
+
+def test_colours_cover_each_name_once(mlp: Document) -> None:
+    found = [*colours(mlp)]
+    assert [it.kind for it in found if it.name == "ffn"] == [Kind.DIM] * 4
+    assert all(it.span.words == it.name for it in found)
+
+
+def test_what_is_overtaken_is_given_up(mlp: Document) -> None:
+    with pytest.raises(Overtaken):
+        compiled(edited(mlp, "dp = 2", "dp = 4"), lambda: True)
+
+
+def test_the_lines_of_a_program(mlp: Document) -> None:
+    assert mlp.facts
+    mention = mlp.mention(*at(mlp, "x = x + silu"))
+    assert mention
+    text, lines = navigate.emitted(mlp.facts, mention.span)
+    assert any("self.w_in" in text.split("\n")[line - 1] for line in lines)
