@@ -301,3 +301,12 @@ class Train(Settings):
     experts: Annotated[
         str, one_of(DROPLESS, PADDED), "rows of experts: as many as tokens chose, or padded to the `capacity` of routes"
     ] = DROPLESS
+    save_every: Annotated[int | None, AT_LEAST_1, "steps between two saves; unset, 500"] = None
+    keep: Annotated[int | None, AT_LEAST_1, "newest checkpoints that stay; unset, 2"] = None
+    keep_every: Annotated[int | None, AT_LEAST_1, "checkpoints of steps that this divides stay too; unset, none"] = None
+
+    @property
+    def saves(self) -> dict[str, int]:
+        """The settings of saves that are set, by name."""
+        names = ("save_every", "keep", "keep_every")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}

@@ -179,8 +179,8 @@ def _shape(dims: tuple[str, ...], program: Program) -> dict[str, int]:
     return {dim: program.size(dim) for dim in dims}
 
 
-DERIVED = ("master", "reduce", "room")
-"""Settings that follow from others where they are unset."""
+DERIVED = ("master", "reduce", "room", "save_every", "keep", "keep_every")
+"""Settings that follow from others, or are the runtime's, where they are unset."""
 
 
 def _plain(settings: Any) -> dict[str, Any]:

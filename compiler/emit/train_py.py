@@ -172,6 +172,7 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
         f"schedule={schedule.kind.capitalize()}({', '.join(arguments)}),",
         *(f"{each}," for each in _costs(program, 4)),
         *_smaller(program),
+        *(f"{name}={number}," for name, number in train.saves.items()),
         *([f"watch={_watch(program.watch)},"] if program.watch != Watch() else []),
         *([f"choices={literal(choices)},"] if (choices := limited_choices(program)) else []),
     ]

@@ -18,6 +18,7 @@ from ..config.units import amount, counted
 from ..ir import MICROBATCHES, Op, Program, base, blocks
 from ..ops.experts import EXCHANGE
 from ..syntax.diagnostics import CODES
+from .job import checkpoint_bytes
 from .summary import axes_of, headline, launch, needs_by_load, recomputation, table
 
 
@@ -41,7 +42,7 @@ ACTIVATIONS_SHOWN = 12
 def memory(program: Program) -> str:
     """The account of a program after the last pass, for people."""
     it = account(program)
-    parts = ["\n".join(table(list(_always(it)))), *_padding(it), "\n".join(table(list(_kept(it))))]
+    parts = ["\n".join(table(list(_always(it)))), *_padding(it), _host(program, it), "\n".join(table(list(_kept(it))))]
     verdict = (headline(program), _memory_verdict(program, it), needs_by_load(program), recomputation(program))
     return "\n\n".join(filter(None, (*verdict, *parts)))
 
@@ -84,6 +85,13 @@ def _padding(it: Account) -> Iterator[str]:
     if it.padding:
         share = f"{amount(it.padding)}, {it.padding / it.state:.1%}"
         yield f"padding of buckets, so that shards are equal and end between rows of tensors: {share} of state"
+
+
+def _host(program: Program, it: Account) -> str:
+    """The copy from which checkpoints are written; all ranks together copy one checkpoint."""
+    ranks = launch(program).ranks_per_node
+    node = amount(min(ranks * it.host, max(it.host, checkpoint_bytes(program))))
+    return f"copied to host memory at a save: up to {amount(it.host)} of a rank" + f", {node} of a node" * (ranks > 1)
 
 
 def moment(it: PeakSnapshot) -> str:

@@ -39,7 +39,7 @@ def needs(program: Program, name: str) -> dict[str, Any]:
         "gpu": program.cluster.gpu if most.device != CPU else "",
         "gpu_memory": known.memory * 2**30 if known else 0,
         "memory": most.total,
-        "host": most.state + PROCESS[most.device],
+        "host": most.host + PROCESS[most.device],
         "checkpoint": checkpoint_bytes(program),
         "links": [{"name": name, "bandwidth": rate, "latency": latency} for name, rate, latency in links],
         "files": [file for each in data.sets or (data,) for file in each.files or ()],

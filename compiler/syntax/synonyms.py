@@ -37,6 +37,8 @@ _SETTINGS = {
     "masked": "mlm_probability mask_prob masked_share",
     "mask_token": "mask_token_id mask_id",
     # state, machines
+    "save_every": "save_steps save_interval save_freq checkpoint_every checkpoint_interval",
+    "keep": "save_total_limit save_top_k keep_last max_checkpoints",
     "bucket": "bucket_size bucket_cap bucket_cap_mb reduce_bucket_size",
     "gpus_per_node": "nproc_per_node gpus num_gpus ngpus devices local_world_size gpus_per_machine",
     "nodes": "nnodes num_nodes machines hosts",
@@ -62,9 +64,8 @@ _ELSEWHERE = {
     "max_epochs n_epochs",
     "write `schedule = interleaved_1f1b(chunks=2)`": "chunks virtual_stages virtual_pipeline_model_parallel_size "
     "num_model_chunks virtual_pp",
-    "this is an option of train.py: `train.py --help`": "output_dir save_steps save_every save_interval "
-    "checkpoint_every logging_steps log_every log_interval log_freq eval_steps eval_interval eval_every resume "
-    "resume_from_checkpoint keep keep_every save_total_limit save_top_k keep_last",
+    "this is an option of train.py: `train.py --help`": "output_dir logging_steps log_every "
+    "log_interval log_freq eval_steps eval_interval eval_every resume resume_from_checkpoint",
     "dropout is an op of the model: `dropout(x, 0.1)`": "dropout hidden_dropout attention_dropout dropout_rate",
 }  # fmt: skip
 """Where a plan says what others have settings for."""

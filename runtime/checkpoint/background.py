@@ -5,14 +5,11 @@ main thread, which asks for them after each step.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
 from types import TracebackType
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +20,7 @@ from ..state.engine import TrainState
 from ..state.shards import Box
 from .agreement import together
 from .files import Disk
+from .host_copy import copied, host_memory, room
 from .index import Identity
 from .saver import Keep, newest, own_boxes, prune, write
 
@@ -30,7 +28,6 @@ PAUSES = (1.0, 10.0)
 """Seconds after which a thread whose copy was not written tries anew; then the next save is the next chance."""
 
 _NAME = "save"
-_ALIGNED = 64  # bytes
 _LONG = 1.0  # seconds of waiting that are worth a line
 
 
@@ -52,7 +49,8 @@ class Saver:
         """`allowed` raises RunError on rank 0 where this run may no longer write to the folder."""
         self.folder, self._state, self._run, self._keep = folder, state, run, keep
         self._allowed, self._disk, self._pauses = allowed, disk or Disk(), PAUSES
-        self._memory = dict[str, Tensor]()
+        self._memory: dict[str, Tensor] | None = None
+        self._copies = True
         self._store = store.clone() if (store := job_store()) else None
         self._thread: Thread | None = None
         self._lines, self._step = list[str](), -1
@@ -82,13 +80,24 @@ class Saver:
             return
         self._step, self._failed = step, False
         own = own_boxes(self._state)
-        if not self._memory:
-            self._memory = host_memory(own)
-            size = sum(copy.nbytes for copy in self._memory.values())
-            self._lines.append(f"saves keep a copy of this rank's state in host memory, {size / 2**20:,.2f} MiB")
+        if self._memory is None:
+            self._memory = self._room_for(own)
+        if not self._copies:
+            self._run_thread(step, own)
+            return
         own = copied(own, self._memory)
         self._thread = Thread(target=self._run_thread, args=(step, own), name="saver", daemon=True)
         self._thread.start()
+
+    def _room_for(self, own: Mapping[str, Box]) -> dict[str, Tensor]:
+        """Host memory for the copies; none where a node has too little, and then saves are not beside training."""
+        size = sum(box.tensor.nbytes for box in own.values())
+        if fault := room(size):
+            self._copies = False
+            self._lines.append(f"training waits for each save, since it cannot be copied: {fault}")
+            return {}
+        self._lines.append(f"saves keep a copy of this rank's state in host memory, {size / 2**20:,.2f} MiB")
+        return host_memory(own)
 
     def wait(self) -> None:
         """Waits until the save under way is done, or has failed."""
@@ -157,31 +166,6 @@ class Saver:
             together(lambda: prune(self.folder, self._keep, self._disk), _NAME, self._store)
         except RunError as error:
             self._lines.append(f"cannot remove an old checkpoint: {error}")
-
-
-def host_memory(own: Mapping[str, Box]) -> dict[str, Tensor]:
-    """Host memory for each box's tensor, by name: one stretch, pinned for tensors of a GPU."""
-    tensors = {name: box.tensor for name, box in own.items()}
-    ends = [*accumulate(-(-tensor.nbytes // _ALIGNED) * _ALIGNED for tensor in tensors.values())]
-    memory = torch.empty(ends[-1] if ends else 0, dtype=torch.uint8)
-    if any(tensor.is_cuda for tensor in tensors.values()):
-        cuda: Any = cast(
-            Any, torch.cuda
-        ).cudart()  # as it is: torch's own pinned memory is rounded up to a power of two
-        cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
-    return {
-        name: memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        for start, (name, tensor) in zip((0, *ends), tensors.items(), strict=False)
-    }
-
-
-def copied(own: Mapping[str, Box], memory: Mapping[str, Tensor]) -> dict[str, Box]:
-    """The boxes with copies of their tensors, which are there when this returns."""
-    for name, box in own.items():
-        memory[name].copy_(box.tensor.detach(), non_blocking=True)
-    if any(box.tensor.is_cuda for box in own.values()):
-        torch.cuda.current_stream().synchronize()
-    return {name: replace(box, tensor=memory[name]) for name, box in own.items()}
 
 
 def _is_finite(values: Tensor) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import RunError, named
 from .hf_weights import INDEX, HFNames, HFWeight, safetensors
-from .reader import Saved
+from .reader import Saved, opened
 
 LARGEST = 5 * 10**9
 """Bytes of a file, unless a single tensor is larger."""
@@ -46,13 +46,13 @@ Held = dict[str, list[Part]]
 """The parameters in each tensor, one after the other."""
 
 
-def export(path: Path, folder: Path, names: HFNames) -> None:
-    """Writes the parameters of the checkpoint at `path` into the new `folder`, whole or not at all.  RunError."""
+def export(path: Path | Saved, folder: Path, names: HFNames) -> None:
+    """Writes the parameters of a checkpoint, open or not, into the new `folder`, whole or not at all.  RunError."""
     if folder.exists():
         raise RunError(f"{folder} is there already: name a new folder")
-    package, saved = safetensors(), Saved(path)
+    package, saved = safetensors(), opened(path)
     recorded = saved.parameters()
-    held = _held(recorded, names, path)
+    held = _held(recorded, names, saved.path)
     files = _split({tensor: _bytes(parts, names) for tensor, parts in held.items()})
     with _draft(folder) as part:
         for file, tensors in files.items():

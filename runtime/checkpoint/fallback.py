@@ -13,7 +13,7 @@ from .saver import checkpoints, finished_steps
 _NAMED = 4  # checkpoints in a line
 
 
-def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
+def newest_whole(folder: Path) -> tuple[Saved | None, list[str]]:
     """The last checkpoint in a folder that is whole, and a line for each newer one that is not.  Collective.
 
     Each rank reads a part of the files, so that each is read and hashed once.  RunError, on all ranks, where they see
@@ -26,9 +26,11 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
         raise RunError(f"ranks see other checkpoints in {folder}: is it one folder for all nodes?", *words[:2])
     notes = list[str]()
     for path in reversed(paths):
-        fault = "; ".join(word for word in meet("whole", _fault(path)) if word)
-        if not fault:
-            return path, notes
+        saved, own = _checked(path)
+        fault = "; ".join(word for word in meet("whole", own) if word)
+        if saved and not fault:
+            saved.checked()
+            return saved, notes
         notes.append(f"{path} is damaged: {fault}")
     if notes:
         raise RunError(f"no checkpoint in {folder} is whole", *notes)
@@ -46,11 +48,12 @@ def _set_aside(path: Path) -> Path:
     return path.rename(next(name for name in names if not name.exists()))
 
 
-def _fault(path: Path) -> str:
-    """The fault of the index of a checkpoint, or of this rank's part of its files; empty if there is none."""
+def _checked(path: Path) -> tuple[Saved | None, str]:
+    """A checkpoint, or the fault of its index or of this rank's part of its files."""
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     try:
-        Saved(path).check_files(rank, world)
+        saved = Saved(path)
+        saved.check_files(rank, world)
     except (RunError, OSError) as error:
-        return reason(error)
-    return ""
+        return None, reason(error)
+    return saved, ""

@@ -1,6 +1,7 @@
 """Reads any box of any tensor of a checkpoint, after checking the hashes of its files."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -19,13 +20,18 @@ INDEX = "index.json"
 class Saved:
     """A whole checkpoint, open for reading.  RunError where it is not what was written.
 
-    The size and hash of a file are checked when the first of its tensors is asked for, whatever part of it.
+    The size and hash of a file are checked when the first of its tensors is asked for, whatever part of it; the hash
+    once, also where another rank has done so.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._index = _index_of(path)
         self._files: dict[str, dict[str, Tensor]] = {}
+        self._is_checked = False
+
+    def __str__(self) -> str:
+        return str(self.path)
 
     @property
     def run(self) -> Identity:
@@ -56,7 +62,16 @@ class Saved:
     def check_files(self, part: int, parts: int) -> None:
         """RunError unless these files, each `parts`th one from `part` on, are what was written."""
         for name in sorted(self._index.files)[part::parts]:
-            tensor_file.read(self.path / name, self._index.files[name])
+            self._file(name)
+
+    def checked(self) -> None:
+        """To be called when all files have been, by some rank."""
+        self._is_checked = True
+
+    def close(self) -> None:
+        """Lets go of files and index, which are as large as the checkpoint asks for."""
+        self._files.clear()
+        self._index = replace(self._index, tensors={}, files={})
 
     def check(self, boxes: Sequence[Box]) -> None:
         """RunError unless each box is of a tensor that is here, of its element type, in a shape like its, and whole."""
@@ -90,14 +105,22 @@ class Saved:
                     yield target.of(box.tensor)[shared.within(target.extent)], values
 
     def _tensor(self, part: index.Part, dtype: torch.dtype) -> Tensor:
-        path = self.path / part.file
-        if part.file not in self._files:
-            self._files[part.file] = tensor_file.read(path, self._index.files[part.file])
-        found = self._files[part.file].get(part.name)
+        found = self._file(part.file).get(part.name)
         if found is None or (found.shape, found.dtype) != (part.extent.size, dtype):
-            wanted = _kind(part.extent.size, dtype)
+            path, wanted = self.path / part.file, _kind(part.extent.size, dtype)
             raise RunError(f"{path} has no `{part.name}` that is {wanted}, though {INDEX} says so")
         return found
+
+    def _file(self, name: str) -> dict[str, Tensor]:
+        if name not in self._files:
+            stamp = self._index.files[name]
+            self._files[name] = tensor_file.read(self.path / name, stamp, hashes=not self._is_checked)
+        return self._files[name]
+
+
+def opened(saved: Path | Saved) -> Saved:
+    """A checkpoint, open if it was not.  RunError."""
+    return saved if isinstance(saved, Saved) else Saved(saved)
 
 
 def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:

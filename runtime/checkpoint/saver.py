@@ -26,7 +26,7 @@ from . import index, tensor_file
 from .agreement import anywhere, together
 from .files import Disk, put, settle
 from .index import Identity
-from .reader import INDEX, Saved, folder_name
+from .reader import INDEX, Saved, folder_name, opened
 
 ADAPTED = (loss_scale.VALUE, loss_scale.STEPS)
 """State that a run can find anew, as when a plan of another precision continues."""
@@ -92,8 +92,8 @@ def prune(folder: Path, keep: Keep, disk: Disk) -> None:
         disk.remove(gone)
 
 
-def load(path: Path, state: TrainState) -> None:
-    """Fills the state from a checkpoint written on any mesh.  Collective.
+def load(path: Path | Saved, state: TrainState) -> None:
+    """Fills the state from a checkpoint written on any mesh, and closes it.  Collective.
 
     A loss scale that it lacks starts from its initial value, and one that the state has no use for is ignored.
     RunError, on all ranks and before anything is changed, where one cannot read what it needs.
@@ -105,6 +105,7 @@ def load(path: Path, state: TrainState) -> None:
         raise RunError(f"{path} has {named(extra)}, which the plan has not")
     for target, source in together(lambda: saved.copies(boxes)):
         target.copy_(source)
+    saved.close()
     state.refresh()
 
 
@@ -123,9 +124,9 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)), key=finished_steps)
 
 
-def _opened(path: Path, boxes: list[Box]) -> tuple[Saved, list[Box]]:
+def _opened(path: Path | Saved, boxes: list[Box]) -> tuple[Saved, list[Box]]:
     """A checkpoint, and those of the boxes that are filled from it."""
-    saved = Saved(path)
+    saved = opened(path)
     there = saved.tensors()
     filled = [box for box in boxes if box.key in there or box.key not in ADAPTED]
     saved.check(filled)

@@ -124,7 +124,7 @@ class SmallerMesh:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The settings of a run; options of the command line replace `data.files`, `steps`, `lr` and `seed`."""
+    """The settings of a run; options of the command line replace files of data, steps, lr, seed and those of saves."""
 
     name: str
     mesh: Mapping[str, int]  # outermost first
@@ -145,6 +145,9 @@ class Plan:
     smaller: tuple[SmallerMesh, ...] = ()  # the largest first, for a run that has lost nodes
     largest: "Plan | None" = None  # of a plan on one of its smaller meshes
     model: str = ""  # a hash of what is computed, on any mesh
+    save_every: int = 500  # steps
+    keep: int = 2  # the newest checkpoints, and
+    keep_every: int = 0  # those of steps that this divides
     watch: Watch = Watch()
     choices: tuple[int, ...] = ()  # of each load, how many experts a token chooses, where a capacity may drop some
 

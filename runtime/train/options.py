@@ -75,10 +75,12 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--out", type=_path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
     add("--log-every", type=_positive, default=10, metavar="N", help="steps between lines (default %(default)s)")
     add("--eval-every", type=_positive, default=100, metavar="N", help="steps between validation (default %(default)s)")
-    add("--save-every", type=_positive, default=500, metavar="N", help="steps between saves (default %(default)s)")
-    add("--keep", type=_positive, default=2, metavar="N", help="newest checkpoints to keep (default %(default)s)")
-    help = "keep each checkpoint of a step that N divides, too"
-    add("--keep-every", type=_positive, default=0, metavar="N", help=help)
+    help = "steps between saves (default %(default)s)"
+    add("--save-every", type=_positive, default=plan.save_every, metavar="N", help=help)
+    help = "newest checkpoints to keep (default %(default)s)"
+    add("--keep", type=_positive, default=plan.keep, metavar="N", help=help)
+    help = "keep each checkpoint of a step that N divides, too (default %(default)s, none if 0)"
+    add("--keep-every", type=_natural, default=plan.keep_every, metavar="N", help=help)
     add("--device", choices=("cpu", "cuda"), default=device, help="default here: %(default)s")
     help = "all ranks end where one comes no further for so long, until the first step is done (default %(default)s)"
     add("--first-step-limit", type=_seconds, default=1800.0, metavar="SECONDS", help=help)
@@ -105,6 +107,10 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not positive")
     return number
+
+
+def _natural(text: str) -> int:
+    return 0 if text == "0" else _positive(text)
 
 
 def _seconds(text: str) -> float:

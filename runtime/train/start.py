@@ -35,7 +35,7 @@ class Start:
     training: Mixture
     validation: Mixture | None
     weights: Reader | None
-    resume: Path | None
+    resume: Saved | None
     first: int
     notes: tuple[str, ...]
     claim: Claim | None = None
@@ -59,12 +59,12 @@ def start(plan: Plan, options: Options) -> Start:
     return replace(start, notes=(*warnings, *damaged, *moved, *start.notes), lock=lock, claim=claim)
 
 
-def _prepare(plan: Plan, options: Options, resume: Path | None) -> Start:
+def _prepare(plan: Plan, options: Options, resume: Saved | None) -> Start:
     """Opens the data and the weights, and finds the checkpoint.  RunError if any is not there or not enough."""
     training, held = opened(plan.data, options.data, plan.seq)
     if options.resume == "newest" and resume is None:
         raise RunError(f"nothing to resume: no checkpoint in {checkpoints(options)}")
-    first = saver.finished_steps(resume) if resume else 0
+    first = saver.finished_steps(resume.path) if resume else 0
     if first >= options.steps and options.resume == "newest":
         raise RunError(f"{resume} has finished its {first} steps already: ask for more with --steps {2 * first}")
     if (asked := profiling()) and asked.first > options.steps - first > 0:
@@ -81,12 +81,12 @@ def _prepare(plan: Plan, options: Options, resume: Path | None) -> Start:
     return Start(run, training, held, reader, resume, first, (*notes,))
 
 
-def _changes(resume: Path, run: Identity, lr: float, anyway: bool) -> list[str]:
+def _changes(resume: Saved, run: Identity, lr: float, anyway: bool) -> list[str]:
     """How the run differs from the one that it goes on with.  RunError unless it may, or is to go on `anyway`.
 
     `lr` is the learning rate of its first step.
     """
-    then, step = Saved(resume).run, saver.finished_steps(resume)
+    then, step = resume.run, saver.finished_steps(resume.path)
     found = differences(then, run, step)
     if found and not anyway:
         more = "this run would not go on with that one; if it is to, --resume-anyway in place of --resume"

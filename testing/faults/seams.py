@@ -142,9 +142,13 @@ class Points:
 
 
 def _memory(model: nn.Module, state: TrainState) -> dict[Memory, Tensor]:
-    """The last element of each, which neither pads nor belongs to a token that a batch may lack."""
-    *_, weights = (weight.data for weight in model.parameters())
+    """The last element of each, which neither pads nor belongs to a token that a batch may lack.
+
+    Weights that are gathered from the state have no memory of their own, or are about to be written over.
+    """
     *_, own = (box.tensor for box in state.boxes() if box.tensor.numel() and not box.key.startswith("optimizer/"))
+    *_, last = (weight.data for weight in model.parameters())
+    weights = last if last.dtype != own.dtype and last.untyped_storage().nbytes() else own
     return {"weights": weights.view(-1)[-1:], "state": own.view(-1)[-1:]}
 
 

@@ -27,6 +27,7 @@ class Bucket:
     parameters  as the model computes with them: whole, or where each layer gathers them, this rank's part
     gradients   whole, or where each microbatch sums them, this rank's part
     masters     0 where they are the parameters' memory, or a part of it
+    saved       at most, what a checkpoint gets from this rank: masters, or the parameters, and the optimizer's
     padding     the part of all this, from 0 to 1, that is no parameter's; of all ranks together
     """
 
@@ -35,6 +36,7 @@ class Bucket:
     gradients: int
     masters: int
     slots: tuple[tuple[str, int], ...]
+    saved: int
     padding: float
 
     @property
@@ -75,6 +77,11 @@ class Account:
     def state(self) -> int:
         """Parameters, gradients, masters and the optimizer's own."""
         return self.scalars + sum(bucket.total for bucket in self.buckets)
+
+    @property
+    def host(self) -> int:
+        """Host memory: the copy of what this rank writes of a checkpoint, if it is the first of those with the same."""
+        return self.scalars - HELD + sum(bucket.saved for bucket in self.buckets)
 
     @property
     def padding(self) -> int:
@@ -181,6 +188,7 @@ def _bucket(bucket: Shared, storages: Storages) -> Bucket:
         (part if bucket.shard_gradients else whole) * wide,
         part * wide if item < wide else 0,
         tuple((slot, part * wide) for slot in program.train.optimizer.slots),
+        part * wide * (1 + len(program.train.optimizer.slots)),
         1 - _elements(program, bucket) / whole,
     )
 

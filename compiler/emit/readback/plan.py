@@ -58,7 +58,7 @@ def _plan(program: Program) -> dict[str, str]:
         "microbatches": repr(program.size("microbatches")),
         "lr": repr(train.optimizer.lr),
         "schedule": f"{schedule.kind.capitalize()}(warmup={schedule.warmup}{floor})",
-        **{name: repr(number) for name, number in numbers.items()},
+        **{name: repr(number) for name, number in (numbers | train.saves).items()},
         **_costs(program),
         **({"smaller": _smaller(program)} if len(sizes(program)) > 1 else {}),
         **({"watch": _watch(program)} if program.watch != Watch() else {}),

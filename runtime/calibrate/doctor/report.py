@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from ...checkpoint.host_copy import free_memory
 from ...data.files import find_files
 from ...errors import RunError, counted, reason
 
@@ -105,7 +106,7 @@ def local_report(needs: Needs, rank: int, near: int, folder: Path, token: Path) 
         threads=os.environ.get("OMP_NUM_THREADS", ""),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         shared_memory=_free("/dev/shm"),
-        free_memory=_free_memory(),
+        free_memory=free_memory(),
         free_disk=_free(folder),
         folder=left,
         data=_known_files(needs.files),
@@ -141,18 +142,6 @@ def _free(folder: str | Path) -> int:
     try:
         return shutil.disk_usage(folder).free
     except OSError:
-        return -1
-
-
-def _free_memory() -> int:
-    """Bytes that the host has for more, or its control group, -1 if neither says it."""
-    try:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        found = int(lines["MemAvailable"].split()[0]) * 1024
-        group = Path("/sys/fs/cgroup/memory.max")
-        limit = group.read_text().strip() if group.is_file() else "max"
-        return found if limit == "max" else min(found, int(limit))
-    except (OSError, ValueError, KeyError):
         return -1
 
 

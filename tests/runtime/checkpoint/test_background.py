@@ -1,6 +1,7 @@
 """Saves beside training: what is saved is the state when the save began, and a disk that refuses costs no run."""
 
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -15,11 +16,12 @@ from hypothesis import strategies as st
 from helpers.forked_ranks import run_ranks
 from helpers.small_state import made
 from scalec.runtime import TrainState
-from scalec.runtime.checkpoint import background, saver
+from scalec.runtime.checkpoint import background, host_copy, saver, tensor_file
 from scalec.runtime.checkpoint.background import Saver
 from scalec.runtime.checkpoint.fallback import newest_whole
 from scalec.runtime.checkpoint.files import Disk
 from scalec.runtime.checkpoint.saver import Keep
+from scalec.runtime.checkpoint.tensor_file import Stamp
 from scalec.runtime.errors import RunError
 
 TP = {"tp": 2}
@@ -63,6 +65,26 @@ def test_training_goes_on_while_the_copy_is_written(tmp_path: Path) -> None:
     loaded = made({}, seed=5)
     saver.load(beside.newest, loaded)
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in before.items())
+
+
+def _without_room(folder: Path, free: int) -> tuple[list[str], int, bool]:
+    """A save on a node with so much memory left: lines, the state's bytes, and whether training has waited for it."""
+    state = made(TP, seed=1)
+    host_copy.free_memory = lambda: free  # in a forked process
+    beside = Saver(folder, state, {}, Keep())
+    beside.begin(1)
+    waited = saver.newest(folder) is not None
+    beside.wait()
+    return beside.news(), sum(box.tensor.nbytes for box in state.boxes() if box.own), waited
+
+
+def test_without_memory_for_the_copies_of_a_node_training_waits(tmp_path: Path) -> None:
+    """Each rank alone would have room."""
+    size = sum(each[1] for each in run_ranks(2, _without_room, tmp_path / "a", 1 << 40))
+    found = run_ranks(2, _without_room, tmp_path / "b", size)
+    node = socket.gethostname()
+    line = "training waits for each save, since it cannot be copied: {} has 0.0 GiB of memory left, copies take 0.0 GiB"
+    assert [(lines, waited) for lines, _, waited in found] == [([line.format(node)], True)] * 2
 
 
 class _Full(Disk):
@@ -169,7 +191,32 @@ def _damage(path: Path) -> None:
 
 
 def _whole(folder: Path) -> Any:
-    return _fails(lambda: newest_whole(folder)) or newest_whole(folder)
+    try:
+        found, notes = newest_whole(folder)
+    except RunError as error:
+        return str(error)
+    return str(found), notes
+
+
+def _hashed(folder: Path) -> tuple[list[str], bool]:
+    """The files that this rank hashes where it looks for the newest whole checkpoint and loads it on another mesh."""
+    hashed, read = list[str](), tensor_file.read
+
+    def counted(path: Path, stamp: Stamp, hashes: bool = True) -> dict[str, torch.Tensor]:
+        hashed.extend([path.name] * hashes)
+        return read(path, stamp, hashes)
+
+    tensor_file.read = counted  # in a forked process
+    found, _ = newest_whole(folder)
+    assert found
+    state = made({"dp": 2}, seed=5)
+    saver.load(found, state)
+    return hashed, not found.tensors()
+
+
+def test_each_file_is_hashed_once_by_one_rank(tmp_path: Path) -> None:
+    run_ranks(2, _three, tmp_path)
+    assert run_ranks(2, _hashed, tmp_path) == [([f"rank-0000{rank}.safetensors"], True) for rank in range(2)]
 
 
 def _three(folder: Path) -> None:
@@ -181,7 +228,7 @@ def _three(folder: Path) -> None:
 def test_a_run_falls_back_to_the_newest_that_is_whole(tmp_path: Path) -> None:
     """Damage that only one rank has read is known to both."""
     run_ranks(2, _three, tmp_path)
-    assert run_ranks(2, _whole, tmp_path) == [(tmp_path / "step-000003", [])] * 2
+    assert run_ranks(2, _whole, tmp_path) == [(str(tmp_path / "step-000003"), [])] * 2
     _damage(tmp_path / "step-000003" / "rank-00001.safetensors")
     shutil.rmtree(tmp_path / "step-000002" / "rank-00000.safetensors", ignore_errors=True)
     (tmp_path / "step-000002" / "index.json").write_text("{")
@@ -190,6 +237,6 @@ def test_a_run_falls_back_to_the_newest_that_is_whole(tmp_path: Path) -> None:
         " its hash differs",
         f"{tmp_path}/step-000002 is damaged: {tmp_path}/step-000002/index.json is damaged, or no index of a checkpoint",
     ]
-    assert run_ranks(2, _whole, tmp_path) == [(tmp_path / "step-000001", notes)] * 2
+    assert run_ranks(2, _whole, tmp_path) == [(str(tmp_path / "step-000001"), notes)] * 2
     (tmp_path / "step-000001" / "rank-00000.safetensors").unlink()
     assert run_ranks(2, _whole, tmp_path)[1].startswith(f"no checkpoint in {tmp_path} is whole\n  ")
