@@ -82,7 +82,9 @@ def test_each_expert_has_a_bias() -> None:
 def test_every_plan_compiles(path: Path) -> None:
     source = load(path)
     program = compile_plan(source)
-    beside = ({"schedule.csv"} if program.pipeline else set[str]()) | ({"tiles.json"} & {*tiles_file(program)})
+    beside = ({"schedule.csv", "message_groups.csv"} if program.pipeline else set[str]()) | (
+        {"tiles.json"} & {*tiles_file(program)}
+    )
     assert set(emit(program, source)) == {"train.py", "plan.json", "hf_names.json"} | beside
 
 

@@ -9,7 +9,8 @@ from itertools import groupby
 from ..analysis.kernel_tiles import Used, chip, kernels_of, tiles_file
 from ..ir import Pipeline, Program, Value, base
 from ..ir.stages import crossing, stages
-from ..schedules.csv_file import csv
+from ..schedules.actions import Schedule
+from ..schedules.csv_file import csv, groups_csv
 from .naming import DTYPES, TAKEN, WIDTH, call, class_name, exploded, filled, literal, read_beside, singular
 from .user_ops import modules
 
@@ -80,7 +81,7 @@ def pipeline_line(program: Program, sizes: Mapping[str, str]) -> str:
         literal(pipeline.axis),
         filled("stage_to_rank=", [*map(str, pipeline.stage_to_rank)], 4),
         _carried(program, pipeline, sizes),
-        f"schedule={read_beside('read_schedule', schedule_file(program))}",
+        *(f"{key}={read_beside('read_schedule', file)}" for key, file in _row_files(pipeline.schedule).items()),
     ]
     return exploded("PIPELINE = Pipeline", arguments, 0) + _as_it_is(arguments[1:2])
 
@@ -90,10 +91,17 @@ def _as_it_is(tuples: Iterable[str]) -> str:
     return "  # fmt: skip" if any("\n" in each for each in tuples) else ""
 
 
-def schedule_file(program: Program) -> dict[str, str]:
-    """The file that a program with a pipeline reads its rows from, name → text."""
+def schedule_files(program: Program) -> dict[str, str]:
+    """The files that a program with a pipeline reads its rows from, name → text."""
     pipeline = program.pipeline
-    return {"schedule.csv": csv(pipeline.schedule)} if pipeline and pipeline.schedule else {}
+    files = _row_files(pipeline.schedule) if pipeline and pipeline.schedule else {}
+    return {name: text for file in files.values() for name, text in file.items()}
+
+
+def _row_files(schedule: Schedule) -> dict[str, dict[str, str]]:
+    """The argument that is read from each."""
+    groups = {"message_groups.csv": groups_csv(schedule)}
+    return {"schedule": {"schedule.csv": csv(schedule)}, "message_groups": groups}
 
 
 def _range(layers: range) -> str:

@@ -26,7 +26,7 @@ from ..reports.summary import launch, ranks
 from ..syntax.package_data import filled
 from ..syntax.source import Source
 from .build import bucket_entries, optimizer, state
-from .constants import kernel_lines, pipeline_line, schedule_file, size_lines, stage_lines
+from .constants import kernel_lines, pipeline_line, schedule_files, size_lines, stage_lines
 from .hf_names import names_file
 from .imports import IMPORTS
 from .init import fields
@@ -89,7 +89,7 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
             *([f"names={read_beside('read_hf_names', names)},"] if names else []),
         ],
     )
-    beside = schedule_file(program) | tiles_file(program) | names
+    beside = schedule_files(program) | tiles_file(program) | names
     return {**beside, "train.py": _with_imports(body, kernels_of(program))}
 
 

@@ -16,7 +16,7 @@ from ..config import settings
 from ..config.gpus import check_gpu
 from ..config.hf_names import read_names
 from ..config.schema import read
-from ..schedules.actions import Schedule
+from ..schedules.actions import Action, Schedule
 from ..schedules.csv_file import BadRows, read_csv
 from ..syntax.diagnostics import Diagnostics, PlanError, wrong
 from ..syntax.lark_parser import parser
@@ -280,4 +280,12 @@ class _Builder(Transformer[Token, Program]):
 
 
 def _schedule(rows: Parts) -> Schedule | None:
-    return read_csv("\n".join(row.replace(" ", ",") for row in rows)) if rows else None
+    """Rows as they are printed, with groups of messages between brackets."""
+    if not rows:
+        return None
+    schedule = read_csv("\n".join(_GROUP.sub(r"\1", row).replace(" ", ",") for row in rows))
+    groups = (tuple(filter(None, map(Action.of, each.split()))) for row in rows for each in _GROUP.findall(row))
+    return evolve(schedule, groups=tuple(groups))
+
+
+_GROUP = re.compile(r"\[([^\[\] ][^\[\]]*)\]")

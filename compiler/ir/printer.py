@@ -102,8 +102,8 @@ def _pipeline(it: Pipeline) -> Iterator[str]:
     for name, stages in it.param_stages:
         yield f"held {name} by [{_join(stages)}]"
     for word, schedule in (("given", it.given), ("row", it.schedule)):
-        for row in schedule.rows if schedule else ():
-            yield f'{word} "{" ".join(map(str, row))}"'
+        for row in schedule.grouped if schedule else ():
+            yield f'{word} "{" ".join(row)}"'
 
 
 def _param(param: Param) -> str:

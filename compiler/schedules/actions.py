@@ -96,6 +96,8 @@ class Schedule(Known):
     microbatches: int
     rows: tuple[Row, ...]
     """For each rank, in order."""
+    groups: tuple[Row, ...] = ()
+    """Messages that begin as one, of all ranks; each other begins alone."""
 
     @property
     def stages(self) -> int:
@@ -111,6 +113,12 @@ class Schedule(Known):
     def words(self) -> tuple[tuple[str, ...], ...]:
         """Each rank's actions as text."""
         return tuple(tuple(map(str, row)) for row in self.rows)
+
+    @property
+    def grouped(self) -> list[list[str]]:
+        """The same with groups between brackets: `[0SEND_F1` is the first of one, `0RECV_B0]` the last."""
+        first, last = {each[0] for each in self.groups}, {each[-1] for each in self.groups}
+        return [[f"{'[' * (it in first)}{it}{']' * (it in last)}" for it in row] for row in self.rows]
 
     @cached_property
     def splits(self) -> bool:
@@ -129,10 +137,13 @@ class Schedule(Known):
 
         If ranks do not wait for each other in the whole, they do not in this: of the messages here that were never
         matched, take the one that is matched first in the whole.  All that its two ranks do here before they post it
-        they do before it there too, so it is done; both post it, and it is matched.
+        they do before it there too, so it is done; both post it, and it is matched.  The same holds of groups.
         """
-        rows = (tuple(action for action in row if action.work in _FORWARDS) for row in self.rows)
-        return evolve(self, rows=tuple(rows))
+        rows, groups = (
+            [tuple(action for action in each if action.work in _FORWARDS) for each in rows]
+            for rows in (self.rows, self.groups)
+        )
+        return evolve(self, rows=tuple(rows), groups=tuple(group for group in groups if len(group) > 1))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages of a rank, in the model's order."""

@@ -118,6 +118,10 @@ class CellTable:
         stage, microbatch = divmod(number, self.schedule.microbatches)
         return Value(stage >= self.schedule.stages, stage % self.schedule.stages, microbatch)
 
+    def number(self, value: Value) -> int:
+        """The number of a value."""
+        return (value.gradient * self.schedule.stages + value.stage) * self.schedule.microbatches + value.microbatch
+
     @cached_property
     def needed(self) -> tuple[Numbers, Numbers]:
         """The first and the second value that each cell needs to compute."""

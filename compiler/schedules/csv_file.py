@@ -28,6 +28,14 @@ def csv(schedule: Schedule) -> str:
     return "".join(f"{','.join(row)}\n" for row in schedule.words)
 
 
+def groups_csv(schedule: Schedule) -> str:
+    """The messages that begin as one: a line for each rank, groups between commas, messages between spaces."""
+    lines: list[list[str]] = [[] for _ in schedule.rows]
+    for group in schedule.groups:
+        lines[schedule.stage_to_rank[group[0].stage]].append(" ".join(map(str, group)))
+    return "".join(f"{','.join(line)}\n" for line in lines)
+
+
 def read_csv(text: str) -> Schedule:
     """Rows from text, as `csv` or torch's `_dump_csv` writes them; `BadRows` if it is anything else.
 

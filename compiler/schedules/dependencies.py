@@ -43,6 +43,14 @@ def made_by(action: Action) -> Value | None:
     return Value(action.work is not Work.FORWARD, action.stage, action.microbatch)
 
 
+def carried(message: Action) -> Value:
+    """The value that a send or receive moves."""
+    if not message.work.is_message:
+        raise ValueError(f"{message} moves nothing")
+    gradient = message.work in (Work.SEND_BACKWARD, Work.RECEIVE_BACKWARD)
+    return Value(gradient, message.stage if message.work.sends else message.peer, message.microbatch)
+
+
 def needs(action: Action, stages: int) -> tuple[Value, ...]:
     """The values that a computing action needs, those of its own rank first."""
     stage, microbatch = action.stage, action.microbatch

@@ -38,14 +38,6 @@ def message_of(value: Value, stage_to_rank: tuple[int, ...]) -> Message | None:
     return Message(stage_to_rank[stage], stage_to_rank[send.peer], send, receive)
 
 
-def carried(message: Action) -> Value:
-    """The value that a send or receive moves."""
-    if not message.work.is_message:
-        raise ValueError(f"{message} moves nothing")
-    gradient = message.work in (Work.SEND_BACKWARD, Work.RECEIVE_BACKWARD)
-    return Value(gradient, message.stage if message.work.sends else message.peer, message.microbatch)
-
-
 def with_messages(schedule: Schedule, times: Times) -> Schedule:
     """The rows with a send right after each action whose value crosses, and its receive where that action begins.
 
@@ -87,6 +79,7 @@ def _in_order(ends: "CellTable", found: Timed) -> Schedule:
     import numpy as np
 
     from .cell_table import cell_table
+    from .message_groups import message_groups
 
     turn = np.full(len(found.start), inf)
     turn[found.order] = np.arange(len(found.order))
@@ -97,6 +90,7 @@ def _in_order(ends: "CellTable", found: Timed) -> Schedule:
     starts = np.searchsorted(cells.rank, range(ends.schedule.ranks + 1))
     actions = [*map(ends.actions.__getitem__, order)]
     rows = (tuple(actions[start:end]) for start, end in pairwise(starts))
-    made = evolve(ends.schedule, rows=tuple(rows))
-    made.known[cell_table] = evolve(cells, schedule=made, at=np.arange(len(order)) - starts[cells.rank])
+    cells = evolve(cells, at=np.arange(len(order)) - starts[cells.rank])
+    made = evolve(ends.schedule, rows=tuple(rows), groups=message_groups(cells))
+    made.known[cell_table] = evolve(cells, schedule=made)
     return made

@@ -1,30 +1,32 @@
 """Whether the messages of any rows all arrive.  This imports numpy, as `cell_table` does."""
 
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from .actions import Action, Schedule
+from .actions import Action, Row, Schedule
 from .cell_table import CellTable, Numbers, cell_table
-from .dependencies import Cell
-from .p2p import carried, message_of
+from .dependencies import Cell, carried
+from .p2p import message_of
 from .violations import Problem, circular, lacking, misplaced
 
 
 def rendezvous(schedule: Schedule) -> list[Problem]:
     """Problems of the messages of a schedule whose cells and order are right.
 
-    Messages of two ranks that are neighbours in both rows are one batch: all are posted at once, and the row goes on
-    when all are matched.
+    Each group is one batch, the same at both its ends: all are posted at once, and a row goes on when all are matched.
     """
     ways = _ways(cell_table(schedule))
     if found := [*_superfluous(ways), *_lacking(ways)]:
         return found
-    return [*_misordered(ways)] or [*_mismatched(ways)] or _deadlocks(ways)
+    if found := [*_misordered(ways)] or [*_mismatched(ways)]:
+        return found
+    batches = _batches(ways)
+    return [*_one_sided(ways, batches)] or _deadlocks(ways, batches)
 
 
 @frozen(eq=False)
@@ -108,11 +110,21 @@ def _mismatched(ways: _Ways) -> Iterator[Problem]:
             yield Problem(target, cell, why, help)
 
 
-def _deadlocks(ways: _Ways) -> list[Problem]:
+def _one_sided(ways: _Ways, batches: Sequence[Sequence[Sequence[int]]]) -> Iterator[Problem]:
+    """Groups that are not as they are in the rows of two ranks."""
+    schedule, ends = ways.cells.schedule, Counter(frozenset(batch) for row in batches for batch in row)
+    for group in schedule.groups:
+        if ends[frozenset(_values(ways, group))] != 2:
+            rank, said = schedule.stage_to_rank[group[0].stage], ", ".join(f"`{action}`" for action in group)
+            why = f"{said} begin as one, which are not neighbours in two rows that begin them so"
+            yield Problem(rank, schedule.rows[rank].index(group[0]), why, "have each begin alone")
+
+
+def _deadlocks(ways: _Ways, batches: Sequence[Sequence[list[int]]]) -> list[Problem]:
     """Cycles of ranks, each of which posted a batch with a message that matches only in another's next batch."""
     cells, rank = ways.cells, ways.cells.rank
     ends: list[list[int]] = [rank[ways.sent].tolist(), rank[ways.received].tolist()]
-    rest, none = _batches(ways), list[int]()
+    rest, none = [*map(iter, batches)], list[int]()
     batch = [none] * len(rest)
     unmatched = [0] * len(rest)
     waiting: set[int] = set()  # posted by one of two ranks
@@ -139,31 +151,29 @@ def _deadlocks(ways: _Ways) -> list[Problem]:
     return circular(waits, cells.schedule, help) if waits else []
 
 
-def _batches(ways: _Ways) -> list[Iterator[list[int]]]:
+def _batches(ways: _Ways) -> list[list[list[int]]]:
     """For each rank the values of messages that begin as one."""
     found: list[list[list[int]]] = [[] for _ in ways.cells.schedule.rows]
     numbers = np.flatnonzero(ways.known)
-    rank, moved = ways.cells.rank[numbers], ways.moves[numbers]
+    rank, group = ways.cells.rank[numbers], _groups(ways)[numbers]
     ranks: list[int] = rank.tolist()
-    values: list[int] = moved.tolist()
-    starts = np.flatnonzero(~_joins(ways, numbers, rank, moved)).tolist()
-    for start, end in pairwise([*starts, len(values)]):
+    values: list[int] = ways.moves[numbers].tolist()
+    same = (np.diff(each, prepend=-2) == step for each, step in ((numbers, 1), (rank, 0), (group, 0)))
+    joins = (group >= 0) & np.all([*same], axis=0)
+    for start, end in pairwise([*np.flatnonzero(~joins).tolist(), len(values)]):
         found[ranks[start]].append(values[start:end])
-    return [*map(iter, found)]
+    return found
 
 
-def _joins(ways: _Ways, numbers: Numbers, rank: Numbers, moved: Numbers) -> NDArray[np.bool_]:
-    """Which messages begin with the one before: those that are neighbours in the rows of both their ranks.
+def _groups(ways: _Ways) -> Numbers:
+    """For each cell the number of its group, -1 for those that begin alone."""
+    of = np.full((2, ways.cells.nothing + 1), -1)
+    for number, group in enumerate(ways.cells.schedule.groups):
+        of[[int(action.work.sends) for action in group], _values(ways, group)] = number
+    return of[ways.cells.are_sends.astype(int), ways.moves]
 
-    As the runtime has it (`pipeline.message_groups`): a backend may take a group for one, which is done when all of it
-    is, so that it must be the same at both ends.
-    """
-    source, target = ways.cells.rank[ways.sent[moved]], ways.cells.rank[ways.received[moved]]
-    peer = source + target - rank
-    beside = (np.diff(numbers, prepend=-2) == 1) & (np.diff(rank, prepend=-1) == 0) & (np.diff(peer, prepend=-1) == 0)
-    before = np.roll(moved, 1)
-    pairs = (np.minimum(moved, before) * len(ways.moves) + np.maximum(moved, before))[beside]
-    _, which, ends = np.unique(pairs, return_inverse=True, return_counts=True)
-    joins = np.zeros(len(numbers), dtype=bool)
-    joins[beside] = ends[which] == 2
-    return joins
+
+def _values(ways: _Ways, group: Row) -> list[int]:
+    """The values that a group moves; cells that move nothing have one that nobody moves."""
+    nothing = ways.cells.nothing
+    return [ways.cells.number(carried(action)) if action.work.is_message else nothing for action in group]

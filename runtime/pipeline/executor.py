@@ -7,8 +7,8 @@ RECV_B of gradients.  Between stages of one rank values are handed over without 
 A row's references are bound once, on the first step; then an action is one call.  Dropout is a function of the sample
 (`ops.dropout`), so that there is no random state to save.
 
-Non-goals: whether rows are right, and cannot deadlock (the compiler has checked them); the weights and gradients of a
-stage (`stage_buckets`).
+Non-goals: whether rows and groups are right, and cannot deadlock (the compiler has checked them); the weights and
+gradients of a stage (`stage_buckets`).
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ from ..comm.p2p import Exchange, Message, Slot, StageInput, received, sent, watc
 from ..data.loader import Batch
 from ..state.buckets import Holders
 from ..state.flat_param_group import NOTHING, FlatParams
-from .message_groups import Action, grouped, joined, read
+from .message_groups import Action, grouped, read
 from .stage_buckets import Chunks
 from .stage_step import Cell, LastCell, Pass
 
@@ -38,16 +38,22 @@ class Pipeline:
     stage_to_rank  the rank of each stage
     stage_inputs   what a stage makes for the next, in this order at every cut that it crosses
     schedule       each rank's row of actions, between commas
+    message_groups of each rank those messages that begin as one: groups between commas, messages between spaces
 
     The model is called with a stage's number, what the stage before has made (nothing for the first; several values in
     a tuple), and a microbatch's inputs.  The last stage makes a part of the loss.
     """
 
     def __init__(
-        self, axis: str, stage_to_rank: Sequence[int], stage_inputs: Sequence[StageInput], schedule: Sequence[str]
+        self,
+        axis: str,
+        stage_to_rank: Sequence[int],
+        stage_inputs: Sequence[StageInput],
+        schedule: Sequence[str],
+        message_groups: Sequence[str] = (),
     ) -> None:
         self._axis, self._stage_to_rank, self._stage_inputs = axis, stage_to_rank, stage_inputs
-        self._schedule = schedule
+        self._schedule, self._message_groups = schedule, message_groups or [""] * len(schedule)
         # A part of the loss is float32 at least: what a rank without any cannot tell otherwise.
         self._wide = reduce(torch.promote_types, (each.dtype for each in stage_inputs), torch.float32)
         self._bound: tuple[Mesh, _Row] | None = None
@@ -102,7 +108,8 @@ class Pipeline:
     def _row(self, mesh: Mesh) -> "_Row":
         if self._bound is None or self._bound[0] is not mesh:
             axis = mesh.messages(self._axis)
-            self._bound = mesh, _Row(self._schedule, self._stage_to_rank, self._stage_inputs, axis, mesh.device)
+            row, groups = self._schedule[axis.rank], self._message_groups[axis.rank]
+            self._bound = mesh, _Row(row, groups, self._stage_to_rank, self._stage_inputs, axis, mesh.device)
         return self._bound[1]
 
 
@@ -139,13 +146,14 @@ def _at_end(stage: int, now: Pass) -> None:
 class _Row:
     """A row's calls, in order: `all`, and the `forwards` alone.
 
-    All rows are parts of one order, in which a message is one event of both its ranks (the compiler's check), and their
-    forwards are too: evaluation cannot deadlock either.
+    All rows are parts of one order, in which a group of messages is one event of both its ranks (the compiler's check),
+    and their forwards are too: evaluation cannot deadlock either.
     """
 
     def __init__(
         self,
-        rows: Sequence[str],
+        row: str,
+        groups: str,
         stage_to_rank: Sequence[int],
         stage_inputs: Sequence[StageInput],
         axis: Axis,
@@ -159,13 +167,11 @@ class _Row:
         self._entering = defaultdict[tuple[int, int], Slot](Slot)
         self._returning = defaultdict[tuple[int, int], Slot](Slot)
         self._under_way = defaultdict[tuple[int, str], Slot](Slot)  # by the sending stage and direction
-        whole = [read(row) for row in rows]
-        passing = [[each for each in row if each.is_forward] for row in whole]
-        actions = whole[axis.rank]
+        actions = read(row)
         self._cells = {(each.stage, each.microbatch): self._cell(each) for each in actions if each.work == "F"}
         self._microbatches = len({microbatch for _, microbatch in self._cells})
-        self.all = self._calls(whole)
-        self.forwards = self._calls(passing)
+        self.all = self._calls(actions, groups)
+        self.forwards = self._calls([each for each in actions if each.is_forward], groups)
 
     def go(self, calls: Sequence[_Call], now: Pass) -> None:
         """Does them."""
@@ -183,9 +189,9 @@ class _Row:
         crossing = self._crossing[action.stage], self._crossing[action.stage + 1]
         return kind(*here, *crossing, self._axis.watch, **slots)
 
-    def _calls(self, rows: Sequence[Sequence[Action]]) -> tuple[_Call, ...]:
+    def _calls(self, actions: Sequence[Action], groups: str) -> tuple[_Call, ...]:
         calls: list[_Call] = []
-        for group in grouped([*_with_stages(rows[self._axis.rank])], joined(rows, self._stage_to_rank)):
+        for group in grouped([*_with_stages(actions)], groups):
             if group[0].is_message:
                 calls.append(Exchange(self._axis, [*map(self._message, group)], self._device).begin)
             else:

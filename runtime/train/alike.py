@@ -25,7 +25,7 @@ from .options import Options, mesh_words
 Settings = Mapping[str, str]
 """Values by the words that name them in a line."""
 
-_COMPANIONS = ("schedule.csv", "tiles.json", "hf_names.json", "plan.json")
+_COMPANIONS = ("schedule.csv", "message_groups.csv", "tiles.json", "hf_names.json", "plan.json")
 _PACKAGES = ("scalec", "triton", "numpy")
 _NONE = "none"
 

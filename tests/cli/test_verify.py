@@ -273,7 +273,7 @@ def test_recheck_of_stages(scalec: Run) -> None:
     status, out, err = scalec("verify", "--recheck", "out/stages")
     assert (status, err) == (0, "")
     assert "the rows of 2 and 3 ranks of pp run action by action" in out
-    assert out.endswith("\nhf_names.json  as written\nschedule.csv  as written\n")
+    assert out.endswith("\nhf_names.json  as written\nmessage_groups.csv  as written\nschedule.csv  as written\n")
     path = Path("out/stages/schedule.csv")
     path.write_text(path.read_text().replace("0F0,", "", 1))
     status, _, err = scalec("verify", "--recheck", "out/stages")

@@ -266,6 +266,8 @@ DEFECTS = {
     "less that crosses": (TWO, "StageInput('x', (SEQ // 2, 2, HIDDEN), torch.float32), S", "S"),
     "another file of rows": (WHOLE, "'schedule.csv'", "'rows.csv'"),
     "rows of another hash": (WHOLE, "sha256='", "sha256='0"),
+    "another file of groups": (WHOLE, "'message_groups.csv'", "'schedule.csv'"),
+    "every message alone": (ONE, ", message_groups=", ", other="),
     "rows that lie elsewhere": (WHOLE, "beside=__file__", "beside='/tmp/train.py'"),
     "the pipeline twice": (ONE, "\nPLAN = ", "\nPIPELINE = None\nPLAN = "),
     "no layers at all": (ONE, "LAYERS_OF_STAGE = ", "TURNS_ = "),
@@ -378,6 +380,14 @@ def test_other_rows_beside_the_program_are_rejected(what: str) -> None:
     demand_refused(program_files(program, source), program, "schedule.csv", *ROWS[what])
 
 
+def test_other_groups_beside_the_program_are_rejected() -> None:
+    program, source = _staged()
+    files = program_files(program, source)
+    first, _, rest = files["message_groups.csv"].partition(",")
+    for wrong in ("", rest, first.replace(" ", ",")):
+        demand_refused(files, program, "message_groups.csv", files["message_groups.csv"], wrong)
+
+
 def _staged() -> tuple[Program, Source]:
     source = Source("staged.scale", staged(LLAMA, CHUNKS))
     return compile_plan(source), source
@@ -386,7 +396,9 @@ def _staged() -> tuple[Program, Source]:
 @pytest.mark.parametrize("files", [{}, {"rows.csv": ""}, {"schedule.csv": ""}, {"schedule.csv": "", "rows.csv": ""}])
 def test_other_files_beside_the_program_are_rejected(files: dict[str, str]) -> None:
     text = program_files(*_staged())["train.py"]
-    with pytest.raises(AssertionError, match=r"emit: (rows|schedule)\.csv is not the file that the program reads"):
+    with pytest.raises(
+        AssertionError, match=r"emit: (message_groups|rows|schedule)\.csv is not the file that the program reads"
+    ):
         check_files({"train.py": text, **files})
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from scalec.compiler.schedules.actions import Schedule, ScheduleError
+from scalec.compiler.schedules.csv_file import csv, groups_csv
 from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.timeline import Times
@@ -120,4 +121,5 @@ def schedules(ranks: int, microbatches: Iterable[int]) -> Iterator[tuple[str, Sc
 
 def pipeline(schedule: Schedule) -> Pipeline:
     """As a program has it."""
-    return Pipeline("pp", schedule.stage_to_rank, CARRIED, [",".join(map(str, row)) for row in schedule.rows])
+    rows, groups = csv(schedule).splitlines(), groups_csv(schedule).splitlines()
+    return Pipeline("pp", schedule.stage_to_rank, CARRIED, rows, groups)

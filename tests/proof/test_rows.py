@@ -29,9 +29,11 @@ from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.small_sizes import meshes
 from scalec.compiler.proof.tensors import Tensor
 from scalec.compiler.schedules.actions import Action, Schedule
+from scalec.compiler.schedules.cell_table import cell_table
 from scalec.compiler.schedules.check import problems
+from scalec.compiler.schedules.dependencies import carried
+from scalec.compiler.schedules.message_groups import message_groups
 from scalec.compiler.syntax.diagnostics import PlanError
-from scalec.runtime.pipeline.message_groups import Move, grouped, joined, read
 from scalec.testing.audit import Bench, Fate, audit
 from scalec.testing.audit.mutants import Mutant, row_mutants
 from scalec.testing.audit.mutants.rows import EVALUATED, FAMILIES, FREED
@@ -356,16 +358,15 @@ def test_neighbours_change_places_unless_one_needs_the_other(schedule: str, mesh
 
 
 def may_hang(schedule: Schedule) -> bool:
-    """Whether there is no order of groups of messages, as the runtime begins them, of which every row is a part.
+    """Whether there is no order of groups of messages of which every row is a part.
 
     NCCL does what a rank begins one after the other, and a message only when both its ranks have come to it.
     """
-    rows = [read(",".join(map(str, row))) for row in schedule.rows]
-    pairs = joined(rows, schedule.stage_to_rank)
-    order = TopologicalSorter[frozenset[Move]]()
-    for row in rows:
-        groups = [frozenset(it.move for it in group) for group in grouped(row, pairs) if group[0].is_message]
-        for before, after in pairwise(groups):
+    order = TopologicalSorter[object]()
+    of = {action: [carried(each) for each in group] for group in schedule.groups for action in group}
+    for row in schedule.rows:
+        begun = [frozenset(of.get(it, [carried(it)])) for it in row if it.work.is_message]
+        for before, after in pairwise(dict.fromkeys(begun)):
             order.add(after, before)
     try:
         order.prepare()
@@ -375,13 +376,14 @@ def may_hang(schedule: Schedule) -> bool:
 
 
 def neighbours(schedule: Schedule) -> list[tuple[Schedule, tuple[Action, Action]]]:
-    """The rows with two neighbouring actions exchanged, and these, for each two."""
+    """The rows with two neighbouring actions exchanged, their groups made anew, and these two, for each two."""
     found: list[tuple[Schedule, tuple[Action, Action]]] = []
     for rank, row in enumerate(schedule.rows):
         for at in range(len(row) - 1):
             wrong: tuple[Action, ...] = (*row[:at], row[at + 1], row[at], *row[at + 2 :])
-            rows = (*schedule.rows[:rank], wrong, *schedule.rows[rank + 1 :])
-            found.append((evolve(schedule, rows=rows), (row[at], row[at + 1])))
+            rows = evolve(schedule, rows=(*schedule.rows[:rank], wrong, *schedule.rows[rank + 1 :]))
+            grouped = evolve(rows, groups=message_groups(cell_table(rows)))
+            found.append((grouped, (row[at], row[at + 1])))
     return found
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from helpers.schedules.samples import durations, gpipe, one_f_one_b, orders, parsed
 from scalec.compiler.schedules.actions import Action, Schedule
 from scalec.compiler.schedules.check import problems
-from scalec.compiler.schedules.dependencies import made_by
-from scalec.compiler.schedules.p2p import carried, message_of, with_messages
+from scalec.compiler.schedules.dependencies import carried, made_by
+from scalec.compiler.schedules.p2p import message_of, with_messages
 from scalec.compiler.schedules.rendezvous import rendezvous
 from scalec.compiler.schedules.timeline import Times, simulate
 

@@ -4,12 +4,15 @@ Non-goals: what a stage does (`stages`), and what is in the file of names (`plan
 """
 
 import ast
+import re
 from collections.abc import Mapping
 
 from ...ir import Pipeline, Program, Value, base
 from ...ir.stages import crossing, stages
 from ..naming import DTYPES
 from ..plan_json import digest
+
+_GROUP = r"\[([^]]*)\]"
 
 
 def constants(program: Program) -> dict[str, str]:
@@ -35,8 +38,11 @@ def _pipeline(program: Program, pipeline: Pipeline) -> str:
     assert pipeline.schedule, "emit: no schedule"
     carried = _carried(program, crossing(program, pipeline))
     rows = "".join(f"{','.join(row)}\n" for row in pipeline.schedule.words)
+    begun = "".join(f"{','.join(re.findall(_GROUP, ' '.join(row)))}\n" for row in pipeline.schedule.grouped)
     file = read_beside("read_schedule", "schedule.csv", rows)
-    settings = f"stage_to_rank={pipeline.stage_to_rank!r}, stage_inputs=({', '.join(carried)},), schedule={file}"
+    groups = read_beside("read_schedule", "message_groups.csv", begun)
+    made = f"stage_to_rank={pipeline.stage_to_rank!r}, stage_inputs=({', '.join(carried)},)"
+    settings = f"{made}, schedule={file}, message_groups={groups}"
     return f"Pipeline({pipeline.axis!r}, {settings})"
 
 

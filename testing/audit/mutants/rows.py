@@ -35,7 +35,8 @@ NEXT = {
 
 
 def _with(schedule: Schedule, rank: int, row: Sequence[Action]) -> Schedule:
-    return evolve(schedule, rows=(*schedule.rows[:rank], tuple(row), *schedule.rows[rank + 1 :]))
+    """With another row; each message begins alone, so that groups of the right rows refuse none."""
+    return evolve(schedule, rows=(*schedule.rows[:rank], tuple(row), *schedule.rows[rank + 1 :]), groups=())
 
 
 def _without(row: Row, *at: int) -> list[Action]:

@@ -212,6 +212,11 @@ PIPELINE = Pipeline(
         beside=__file__,
         sha256="72b098075226a67592705d664c09840f1b9daa6784f828f8dbba935bc7b8f6f0",
     ),
+    message_groups=read_schedule(
+        "message_groups.csv",
+        beside=__file__,
+        sha256="b1b7ba377d0c04a0a2b1475da0bc2eb42b82caa5f11541bdd4ab270c87b80097",
+    ),
 )
 
 
