@@ -10,12 +10,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Diagnostic", "OutputError", "Plan", "PlanError", "compile", "plan"]
 
+
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module `scalec` has no attribute `{name}`")
     from . import library
 
     return getattr(library, name)
+
 
 def __dir__() -> list[str]:
     return [*__all__]
