@@ -18,11 +18,12 @@ from ...syntax.formatter import format_plan
 from ...syntax.limits import load
 from ...syntax.source import Source, Span
 from . import navigate
+from .complete import complete
 from .diagnose import Action, Told, actions, told
 from .document import Document, Overtaken, compiled, same_file, typed
 from .hints import TYPES, colours, hints
 from .hover import hover
-from .mentions import Mention
+from .mentions import Kind, Mention
 
 PAUSE = 0.2
 """Seconds without a key stroke after which the step is compiled."""
@@ -242,6 +243,31 @@ def on_semantic_tokens(server: Server, it: lsp.SemanticTokensParams) -> lsp.Sema
     return lsp.SemanticTokens(data)
 
 
+def on_completion(server: Server, it: lsp.CompletionParams) -> list[lsp.CompletionItem]:
+    if not (document := server.document(it.text_document.uri)):
+        return []
+    found = complete(document, *place_of(document.source, it.position))
+    return [
+        lsp.CompletionItem(
+            each.label, kind=ITEM_KINDS[each.kind], detail=each.detail or None, documentation=each.doc or None
+        )
+        for each in found
+    ]
+
+
+ITEM_KINDS = {
+    Kind.DIM: lsp.CompletionItemKind.TypeParameter,
+    Kind.AXIS: lsp.CompletionItemKind.Enum,
+    Kind.CONST: lsp.CompletionItemKind.Constant,
+    Kind.VALUE: lsp.CompletionItemKind.Variable,
+    Kind.PARAM: lsp.CompletionItemKind.Field,
+    Kind.OP: lsp.CompletionItemKind.Function,
+    Kind.ARGUMENT: lsp.CompletionItemKind.Property,
+    Kind.SECTION: lsp.CompletionItemKind.Module,
+    Kind.SETTING: lsp.CompletionItemKind.Property,
+    Kind.WORD: lsp.CompletionItemKind.EnumMember,
+}
+
 TOKEN_TYPES = sorted(set(TYPES.values()))
 
 FEATURES = {
@@ -259,6 +285,7 @@ FEATURES = {
 }
 
 FEATURES_WITH_OPTIONS = {
+    lsp.TEXT_DOCUMENT_COMPLETION: (on_completion, lsp.CompletionOptions(trigger_characters=["=", "[", "(", ","])),
     lsp.TEXT_DOCUMENT_SEMANTIC_TOKENS_FULL: (
         on_semantic_tokens,
         lsp.SemanticTokensLegend(TOKEN_TYPES, [lsp.SemanticTokenModifiers.Definition]),
