@@ -83,3 +83,10 @@ def test_the_first_page_shows_what_each_pass_makes() -> None:
 def _lines(text: str) -> list[str]:
     """Without indentation, and without the plan's lines."""
     return [re.sub(r" !\S+:\d+$", "", line.strip()) for line in text.splitlines()]
+
+
+def test_the_page_for_machines_shows_a_diagnostic_as_it_is() -> None:
+    text = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
+    quoted = re.search(r"<!-- (\S+) -->\n```json\n(.*?)```", text, re.DOTALL)
+    assert quoted
+    assert quoted[2] in (ROOT / quoted[1]).read_text(encoding="utf-8")

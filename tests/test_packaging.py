@@ -16,7 +16,7 @@ from setuptools.dist import Distribution
 
 ROOT = Path(__file__).parent.parent
 FOLDERS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
-SHIPPED = {".py", ".typed", ".lark", ".j2", ".scale", ".toml"}
+SHIPPED = {".py", ".typed", ".lark", ".j2", ".json", ".scale", ".toml"}
 PYTHON_FILES = [
     path
     for folder in (*FOLDERS.values(), "tests", "benchmarks", "examples")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.plan_schema import mistakes
 from scalec.compiler.analysis.communication import active_count, collectives, parameter_count
 from scalec.compiler.analysis.kernel_tiles import tiles_file
 from scalec.compiler.emit import emit
@@ -85,7 +86,9 @@ def test_every_plan_compiles(path: Path) -> None:
     beside = ({"schedule.csv", "message_groups.csv"} if program.pipeline else set[str]()) | (
         {"tiles.json"} & {*tiles_file(program)}
     )
-    assert set(emit(program, source)) == {"train.py", "plan.json", "hf_names.json"} | beside
+    files = emit(program, source)
+    assert set(files) == {"train.py", "plan.json", "hf_names.json"} | beside
+    assert not mistakes(files["plan.json"])
 
 
 def test_the_size_of_the_ir_does_not_depend_on_the_number_of_layers_or_ranks() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from .arguments import options
 from .compile import ir_text
 from .streams import BROKEN_PIPE, BUG, INTERRUPTED, PLAN_WRONG, USAGE, UsageError, abandon, streams
+from .tell import TEXT, tell
 
 if TYPE_CHECKING:
     from ..syntax.diagnostics import Diagnostic, PlanError
@@ -39,7 +40,7 @@ def _status(words: list[str]) -> int:
         status: int | None = given.command.does(given)
         return status or 0
     except PlanError as error:
-        return _plan_wrong(error)
+        return _plan_wrong(error, vars(given).get("format", TEXT))
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
@@ -49,13 +50,16 @@ def _status(words: list[str]) -> int:
         raise
     except Exception as error:
         if edited := ir_text(given):
-            return _plan_wrong(PlanError([_no_program(edited, error)]))
+            return _plan_wrong(PlanError([_no_program(edited, error)]), vars(given).get("format", TEXT))
         return _bug(error)
 
 
-def _plan_wrong(error: "PlanError") -> int:
+def _plan_wrong(error: "PlanError", form: str = TEXT) -> int:
     from ..syntax.diagnostics import render, wants_colour
 
+    if form != TEXT:
+        tell(error.diagnostics, form)
+        return PLAN_WRONG
     colour = wants_colour(sys.stderr)
     print("\n\n".join(render(each, colour=colour) for each in error.diagnostics), file=sys.stderr)
     return PLAN_WRONG

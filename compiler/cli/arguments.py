@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from .. import __version__
-from . import calibrate, compile, diff, doctor, explain, fmt, launch, loads, lsp, plan, run, schedule, verify
+from . import calibrate, compile, diff, doctor, explain, fmt, launch, loads, lsp, plan, run, schedule, schema, verify
 
 COMMANDS = (
     compile.COMPILE,
@@ -20,6 +20,7 @@ COMMANDS = (
     schedule.COMMAND,
     loads.COMMAND,
     verify.COMMAND,
+    schema.COMMAND,
     fmt.FORMAT,
     lsp.COMMAND,
     fmt.IMPORT,

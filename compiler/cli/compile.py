@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .command import Command, output_arguments, plan_argument
 from .streams import PLAN_WRONG, UsageError, as_file
+from .tell import TEXT, format_argument, tell
 
 if TYPE_CHECKING:
     from ..analysis.certificate import Proof
@@ -30,6 +31,10 @@ def compile_(options: Namespace) -> None:
     from ..reports.summary import launch
 
     plan = load(options.plan)
+    if options.format != TEXT:
+        _put(plan, options)
+        tell(warnings(plan), options.format)
+        return
     script = written(plan, options)
     how = launch(plan.program)
     several = f"to train, run this on each of the {how.nodes:,} nodes ($HEAD is the address of one of them)"
@@ -62,9 +67,12 @@ def check(options: Namespace) -> int:
     from ..reports.summary import elastic, headline, tokens
 
     plan = load(options.plan)
-    _warn(plan)
-    if options.must_fit and not _fits(plan.program):
+    fits, unsure = _fits(plan.program) if options.must_fit else (True, ())
+    tell((*warnings(plan), *unsure), options.format)
+    if not fits:
         return PLAN_WRONG
+    if options.format != TEXT:
+        return 0
     print("\n".join(filter(None, (f"ok  {headline(plan.program)}, {tokens(plan.program)}", elastic(plan.program)))))
     return 0
 
@@ -141,31 +149,17 @@ def warnings(plan: Plan) -> "tuple[Diagnostic, ...]":
     return tuple(filter(None, (*advice(plan.program), too_large(plan.program, plan.model, plan.source))))
 
 
-def _warn(plan: Plan) -> None:
-    for found in warnings(plan):
-        _tell(found)
-
-
-def _fits(program: "Program") -> bool:
-    """Whether a plan is known to fit its GPUs; says so where they are not known."""
+def _fits(program: "Program") -> "tuple[bool, tuple[Diagnostic, ...]]":
+    """Whether a plan is known to fit its GPUs; the warning that these are not known."""
     from ..analysis.elastic import smallest
     from ..analysis.memory import account, fits, unknown
 
     found = fits(program, account(smallest(program)))
-    if found is None:
-        _tell(unknown(program))
-    return bool(found)
-
-
-def _tell(found: "Diagnostic") -> None:
-    from ..syntax.diagnostics import render, wants_colour
-
-    sys.stderr.write(f"{render(found, colour=wants_colour(sys.stderr))}\n\n")
+    return bool(found), (unknown(program),) if found is None else ()
 
 
 def written(plan: Plan, options: Namespace) -> Path:
     """Proves and writes the files, says so with a summary, and returns the path of the program."""
-    from ..emit.write_files import OutputError
     from ..reports.summary import (
         communication,
         elastic,
@@ -176,23 +170,30 @@ def written(plan: Plan, options: Namespace) -> Path:
         recomputation,
     )
 
-    _warn(plan)
-    proof = None
-    if options.verify:
-        from ..proof import verify
-
-        proof = verify(plan.program, plan.model)
-    folder = options.output or Path("out", options.plan.stem)
-    try:
-        *first, last = map(str, write(plan, proof, folder))
-    except OutputError as error:
-        raise UsageError(str(error)) from error
+    tell(warnings(plan))
+    proof, paths = _put(plan, options)
+    *first, last = map(str, paths)
     wrote = f"{', '.join(first)} and {last}"
     shown = f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
     parts = [said(plan.program) for said in (headline, elastic, communication, needs_by_load, kernels, recomputation)]
     parts.append(largest_bucket(plan.program, plan.model))
     print("\n\n".join(filter(None, (*parts, f"{shown}\nwrote {wrote}"))))
-    return folder / "train.py"
+    return paths[0].parent / "train.py"
+
+
+def _put(plan: Plan, options: Namespace) -> "tuple[Proof | None, tuple[Path, ...]]":
+    """The proof, unless it is to be skipped, and the files that were written with it."""
+    from ..emit.write_files import OutputError
+
+    proof = None
+    if options.verify:
+        from ..proof import verify
+
+        proof = verify(plan.program, plan.model)
+    try:
+        return proof, write(plan, proof, options.output or Path("out", options.plan.stem))
+    except OutputError as error:
+        raise UsageError(str(error)) from error
 
 
 def write(plan: Plan, proof: "Proof | None", folder: Path) -> tuple[Path, ...]:
@@ -209,6 +210,7 @@ def write(plan: Plan, proof: "Proof | None", folder: Path) -> tuple[Path, ...]:
 def _compile_arguments(parser: ArgumentParser) -> None:
     plan_argument(parser)
     output_arguments(parser)
+    format_argument(parser)
 
 
 COMPILE = Command(
@@ -247,6 +249,7 @@ def _check_arguments(parser: ArgumentParser) -> None:
     plan_argument(parser)
     help = "exit with status 1 unless the plan fits the GPU named in its cluster"
     parser.add_argument("--must-fit", action="store_true", help=help)
+    format_argument(parser)
 
 
 CHECK = Command(

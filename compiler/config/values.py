@@ -1,30 +1,34 @@
 """The values of settings: how each kind is read and shown, its range, and the errors for what does not fit."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ..syntax import tree
 from ..syntax.diagnostics import PlanError, did_you_mean, listing, wrong
 from ..syntax.synonyms import value_meant
 
+Json = Mapping[str, Any]
+"""A JSON Schema of a value as `plan.json` has it (2020-12)."""
+
 
 @frozen
 class Bound:
-    """A range of numbers and its name."""
+    """A range of numbers, its name, and the same as JSON Schema says it."""
 
     text: str
     holds: Callable[[float], bool]
+    json: Json = field(factory=dict[str, Any])
 
 
-AT_LEAST_1 = Bound("at least 1", lambda number: number >= 1)
-POSITIVE = Bound("above 0", lambda number: number > 0)
-NOT_NEGATIVE = Bound("at least 0", lambda number: number >= 0)
+AT_LEAST_1 = Bound("at least 1", lambda number: number >= 1, {"minimum": 1})
+POSITIVE = Bound("above 0", lambda number: number > 0, {"exclusiveMinimum": 0})
+NOT_NEGATIVE = Bound("at least 0", lambda number: number >= 0, {"minimum": 0})
 INT64 = Bound("below 2^63", lambda number: number < 2**63)
-FRACTION = Bound("at least 0 and below 1", lambda number: 0 <= number < 1)
-SOME = Bound("above 0 and below 1", lambda number: 0 < number < 1)
+FRACTION = Bound("at least 0 and below 1", lambda number: 0 <= number < 1, {"minimum": 0, "exclusiveMaximum": 1})
+SOME = Bound("above 0 and below 1", lambda number: 0 < number < 1, {"exclusiveMinimum": 0, "exclusiveMaximum": 1})
 TOKEN_ID = Bound("an id from 0 to 2^32 - 1", lambda number: 0 <= number < 2**32 and number % 1 == 0)
 
 AUTO = "auto"
@@ -59,6 +63,15 @@ class Value:
     to: Callable[[Any], Any] = lambda value: value
     """The value as an instance of settings has it."""
     help: Callable[[tree.Expr], str] = lambda _: ""
+    json: Json = field(factory=dict[str, Any])
+    """The JSON Schema of the value, but for its bounds."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of the value."""
+        return {
+            key: value for part in (self.json, *(bound.json for bound in self.bounds)) for key, value in part.items()
+        }
 
     def read(self, key: tree.Name, expr: tree.Expr) -> Any:
         """The value of an expression.  Raises PlanError if it does not fit."""
@@ -111,19 +124,22 @@ def _share(key: tree.Name, expr: tree.Expr) -> int | float | None:
     return expr.value / 100 if isinstance(expr, tree.Number) and expr.unit == "%" else _number(key, expr)
 
 
+_INTEGER, _REAL, _STRING = ({"type": name} for name in ("integer", "number", "string"))
+
+
 def whole(bound: Bound = NOT_NEGATIVE, takes: str = "an integer") -> Value:
     """An integer."""
-    return Value(takes, _whole, bounds=(INT64, bound), help=spelled)
+    return Value(takes, _whole, bounds=(INT64, bound), help=spelled, json=_INTEGER)
 
 
 def real(bound: Bound, takes: str = "a number") -> Value:
     """A number."""
-    return Value(takes, _number, repr, (bound,), float)
+    return Value(takes, _number, repr, (bound,), float, json=_REAL)
 
 
 def share(bound: Bound) -> Value:
     """A part of the whole: `5%` or `0.05`."""
-    return Value("a number", _share, repr, (bound,), float)
+    return Value("a number", _share, repr, (bound,), float, json=_REAL)
 
 
 @frozen
@@ -155,11 +171,14 @@ def _sized(size: int) -> str:
 
 
 _SIZES = f"a size is a whole number above 0 and one of {listing(UNITS)}"
-BYTES = Value("a size, as in `25MiB`", _bytes, _sized, (INT64,), help=lambda _: _SIZES)
+_IN_BYTES = _INTEGER | {"minimum": 1}
+BYTES = Value("a size, as in `25MiB`", _bytes, _sized, (INT64,), help=lambda _: _SIZES, json=_IN_BYTES)
+_SIZE = {"type": "object", "properties": {"bytes": _IN_BYTES}, "required": ["bytes"], "additionalProperties": False}
 COUNT_OR_BYTES = Value(
     "an integer or a size, as in `40GiB`",
     _count_or_bytes,
     lambda value: _sized(value.bytes) if isinstance(value, Size) else str(value),
+    json={"anyOf": [_IN_BYTES, _SIZE]},
 )
 
 
@@ -174,6 +193,7 @@ BYTES_OR_AUTO = Value(
     _size_or_auto,
     lambda value: value if value == AUTO else _sized(value),
     help=lambda _: _SIZES,
+    json={"anyOf": [_IN_BYTES, {"const": AUTO}]},
 )
 
 
@@ -190,7 +210,9 @@ def listed(item: Value, takes: str, length: int | None = None, empty: bool = Fal
             return tuple(item.read(key, each) for each in expr.items)
         return None
 
-    return Value(takes, parse, lambda items: f"[{', '.join(map(item.show, items))}]")
+    items = {"type": "array", "items": item.schema, "minItems": length or 1}
+    json = items if length is None else items | {"maxItems": length}
+    return Value(takes, parse, lambda items: f"[{', '.join(map(item.show, items))}]", json=json)
 
 
 def pair(bound: Bound) -> Value:
@@ -213,7 +235,7 @@ def one_of(*choices: str) -> Value:
             raise wrong("E0404", f"`{key}` cannot be `{expr}`", expr.span, help=help)
         return expr.name if isinstance(expr, tree.Name) else None
 
-    return Value(f"one of {listing(choices)}", parse)
+    return Value(f"one of {listing(choices)}", parse, json={"enum": [*choices]})
 
 
 @frozen
@@ -263,7 +285,14 @@ def selection(*words: str, of: str, each: str) -> Value:
             case _:
                 return None
 
-    return Value(f"one of {choices}", parse)
+    properties = {
+        "word": {"enum": [*words, of, each, AUTO]},
+        "names": {"type": "array", "items": _STRING},
+        "number": _INTEGER,
+        "memory": {"anyOf": [_IN_BYTES, {"type": "null"}]},
+    }
+    json = {"type": "object", "properties": properties, "required": ["word"], "additionalProperties": False}
+    return Value(f"one of {choices}", parse, json=json)
 
 
 # ---- strings
@@ -283,7 +312,7 @@ def strings(*names: str) -> Value:
                 return expr.name if isinstance(expr, tree.Name) and expr.name in names else None
 
     takes = "strings" + "".join(f" or `{name}`" for name in names)
-    item = Value(takes, parse, lambda text: text if text in names else _quoted(text))
+    item = Value(takes, parse, lambda text: text if text in names else _quoted(text), json=_STRING)
     return listed(item, 'a list, as in `["corpus/*.txt"]`', empty=True)
 
 
@@ -310,11 +339,18 @@ def _quoted(text: str) -> str:
     return f'"{"".join(escapes.get(character, character) for character in text)}"'
 
 
-WORD = Value("a name", _word, lambda text: text if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", text) else _quoted(text))
+WORD = Value(
+    "a name", _word, lambda text: text if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", text) else _quoted(text), json=_STRING
+)
 """A name, in quotes where it is not made of letters, digits and underscores."""
 
-TEXT = Value("a string", _text, _quoted)
+TEXT = Value("a string", _text, _quoted, json=_STRING | {"minLength": 1})
 """A string that is not empty."""
 
-TOKEN = Value('a token, as 103 or "\\n"', _token, lambda it: _quoted(it) if isinstance(it, str) else str(it))
+TOKEN = Value(
+    'a token, as 103 or "\\n"',
+    _token,
+    lambda it: _quoted(it) if isinstance(it, str) else str(it),
+    json={"anyOf": [_INTEGER | {"minimum": 0, "exclusiveMaximum": 2**32}, _STRING | {"maxLength": 1, "minLength": 1}]},
+)
 """A token: its id, or, where tokens are bytes, the character of a byte."""

@@ -27,6 +27,9 @@ from ..ir.stages import stages
 from ..syntax.source import Source
 from .naming import file_word, run_word
 
+SCHEMA = 1
+"""The version of the file's schema, plan.schema.json: it rises when a field goes or changes its meaning."""
+
 
 def plan_json(
     program: Program, source: Source, model: Program, proof: Proof | None, matched: int, modules: Mapping[str, str]
@@ -37,6 +40,7 @@ def plan_json(
     """
     content = {
         "written_by": f"scalec {__version__}",
+        "schema": SCHEMA,
         "name": run_word(source.path),
         "plan": file_word(source.path),
         **_sized(program),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.plan_schema import mistakes
 from scalec.compiler.emit import emit
 from scalec.compiler.emit.train_py import program_files, train_py
 from scalec.compiler.ir.printer import print_ir
@@ -71,6 +72,8 @@ def test_the_program_reads_as_it_did(variant: str, golden: Callable[[str, str], 
     for name, text in files(source(variant)).items():
         if name != "plan.json":
             golden(f"{variant}/{name}", text)
+        else:
+            assert not mistakes(text)
 
 
 def test_a_program_of_sixteen_ranks_of_stages_is_short() -> None:

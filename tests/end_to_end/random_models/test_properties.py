@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 
+from helpers.plan_schema import mistakes
 from helpers.random_models.draws import DRAWS, drawn, random_plans, table
 from scalec.compiler.emit import emit
 from scalec.compiler.ir.parser import read_ir
@@ -59,7 +60,9 @@ def test_what_compiles_is_proved_and_reads_back(plan: str) -> None:
     verify(program, model)
     for each in (model, program):
         assert read_ir(Source("plan.ir", print_ir(each))) == each
-    assert emit(program, source).keys() - {"tiles.json"} == {"train.py", "plan.json"}
+    files = emit(program, source)
+    assert files.keys() - {"tiles.json"} == {"train.py", "plan.json"}
+    assert not mistakes(files["plan.json"])
     assert parse_plan(Source("plan.scale", format_plan(source))) == parse_plan(source)
 
 
