@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import attrs
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from pygments.formatters import HtmlFormatter
 
 from scalec.compiler.cli.arguments import COMMANDS
 from scalec.compiler.config.fields import Field, Part, Settings, fields_of, heading_of
@@ -28,7 +29,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages."""
     for name, text in pages().items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
+    files.append(File.generated(config, "assets/code.css", content=_colours()))
     return files
+
+
+def _colours() -> str:
+    """The colours of code, on light and on dark pages."""
+    light, dark = (HtmlFormatter(style=style) for style in ("default", "github-dark"))
+    rules = (
+        light.get_style_defs("[data-bs-theme=light] .codehilite"),
+        dark.get_style_defs("[data-bs-theme=dark] .codehilite"),
+    )
+    return "\n".join(rules)
 
 
 def pages() -> dict[str, str]:
