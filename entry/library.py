@@ -19,7 +19,7 @@ from scalec.compiler.ir import Program
 from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
 from scalec.compiler.syntax.source import Source
 
-__all__ = ["Diagnostic", "OutputError", "Plan", "PlanError", "compile", "plan"]
+__all__ = ["Diagnostic", "OutputError", "Page", "Plan", "PlanError", "compile", "plan"]
 
 
 @frozen(slots=False, repr=False)
@@ -97,6 +97,18 @@ class Plan:
             return time(self.time)
         return {"memory": explain.memory, "collectives": explain.explain_collectives}[topic](self.program)
 
+    def report(self, other: "Plan | None" = None, *, verify: bool = True, tokens: float | None = None) -> "Page":
+        """The page of `scalec report`, of this plan or of it beside another; a notebook shows it.
+
+        tokens: how many to train on, by default those of the plan's steps.  Raises PlanError where the proof fails.
+        """
+        from scalec.compiler.reports.html import Subject, report
+
+        plans = [self, *([other] if other else [])]
+        each = (it._compiled for it in plans)
+        proofs = (it.verify() if verify else None for it in plans)
+        return Page(report(*(Subject(*of, proof) for of, proof in zip(each, proofs, strict=True)), tokens=tokens))
+
     def write(self, folder: str | Path, *, verify: bool = True) -> Path:
         """Writes train.py, what it reads, and plan.json, after the proof unless told otherwise; returns train.py.
 
@@ -104,6 +116,25 @@ class Plan:
         """
         compiled.write(self._compiled, self.verify() if verify else None, Path(folder))
         return Path(folder) / "train.py"
+
+
+@frozen
+class Page:
+    """A page of HTML that needs nothing else."""
+
+    html: str
+
+    def __repr__(self) -> str:
+        return f"<scalec.Page of {len(self.html):,} characters>"
+
+    def _repr_html_(self) -> str:
+        from scalec.compiler.reports.html import notebook
+
+        return notebook(self.html)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the page to a file."""
+        Path(path).write_text(self.html, encoding="utf-8")
 
 
 def compile(text: str, path: str | Path = "plan.scale") -> Plan:

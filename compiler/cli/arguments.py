@@ -4,7 +4,23 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from .. import __version__
-from . import calibrate, compile, diff, doctor, explain, fmt, launch, loads, lsp, plan, run, schedule, schema, verify
+from . import (
+    calibrate,
+    compile,
+    diff,
+    doctor,
+    explain,
+    fmt,
+    launch,
+    loads,
+    lsp,
+    plan,
+    report,
+    run,
+    schedule,
+    schema,
+    verify,
+)
 
 COMMANDS = (
     compile.COMPILE,
@@ -18,6 +34,7 @@ COMMANDS = (
     launch.COMMAND,
     doctor.COMMAND,
     schedule.COMMAND,
+    report.COMMAND,
     loads.COMMAND,
     verify.COMMAND,
     schema.COMMAND,

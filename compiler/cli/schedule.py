@@ -42,7 +42,8 @@ def schedule(options: Namespace) -> None:
         print(_shown(picture, program))
         return
     _check_apart(paths)
-    texts = {form: _writers()[form](picture) for form in paths}
+    writers = _writers(_table(picture, program))
+    texts = {form: writers[form](picture) for form in paths}
     for form, path in paths.items():
         check_replaceable(path, texts[form], form, MARK)
     for form, path in paths.items():
@@ -99,41 +100,47 @@ def _program(path: Path) -> "Program":
 def _picture(program: "Program", unit: bool, given: dict[str, float]) -> "Picture":
     """All stages alike, or as long as they are estimated to take, but for the times that are given."""
     from ..analysis.stage_schedule import estimated
-    from ..config.units import counted
-    from ..reports.schedule.picture import picture
+    from ..reports.schedule.picture import of_plan
     from ..schedules.timeline import Times
 
     pipeline = program.pipeline
     assert pipeline, "schedule: no pipeline"
-    assert pipeline.schedule, "schedule: no rows"
-    schedule, kind = pipeline.schedule, pipeline.settings.schedule.kind
-    stages, ranks = counted(schedule.stages, "stage"), f"{counted(schedule.ranks, 'rank')} of {pipeline.axis}"
-    title = f"{program.name}: {kind}, {stages} on {ranks}, {counted(schedule.microbatches, 'microbatch')}"
-    times = Times.uniform(schedule.stages) if unit else estimated(program, pipeline).rounded()
+    times = Times.uniform(len(pipeline.stage_to_rank)) if unit else estimated(program, pipeline).rounded()
     for name, time in given.items():
         times = times.uniform_in(TIMES[name], time)
-    return picture(title, kind, schedule, times)
+    return of_plan(program, times)
 
 
 def _shown(picture: "Picture", program: "Program") -> str:
     """For the terminal: the title, the drawing, the figures."""
     from shutil import get_terminal_size
 
-    from ..analysis.memory import accounts
-    from ..reports.schedule.figures import figures
     from ..reports.schedule.terminal import drawing
     from ..syntax.diagnostics import wants_colour
 
     grid = drawing(picture, get_terminal_size((120, 24)).columns, colour=wants_colour(sys.stdout))
-    return f"{picture.title}\n{picture.subtitle}\n\n{grid}\n\n{figures(picture, accounts(program))}"
+    return f"{picture.title}\n{picture.subtitle}\n\n{grid}\n\n{_table(picture, program)}"
 
 
-def _writers() -> "dict[str, Callable[[Picture], str]]":
+def _table(picture: "Picture", program: "Program") -> str:
+    """A line for each rank: its time and its memory."""
+    from ..analysis.memory import accounts
+    from ..reports.schedule.figures import figures
+
+    return figures(picture, accounts(program))
+
+
+def _writers(table: str) -> "dict[str, Callable[[Picture], str]]":
     from ..reports.schedule.svg import html, svg
     from ..reports.schedule.trace import trace
     from ..schedules.csv_file import csv
 
-    return {"csv": lambda picture: csv(picture.schedule), "svg": svg, "html": html, "trace": trace}
+    return {
+        "csv": lambda picture: csv(picture.schedule),
+        "svg": lambda picture: svg(picture, table),
+        "html": lambda picture: html(picture, table),
+        "trace": trace,
+    }
 
 
 def check_replaceable(path: Path, text: str, form: str, mark: str) -> None:

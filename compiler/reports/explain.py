@@ -191,7 +191,7 @@ def _use(program: Program, use: Use, listed: Sequence[Collective]) -> Iterator[R
     alike: dict[tuple[str, ...], list[Collective]] = {}
     for each in listed:
         if each.use == use:
-            alike.setdefault(_alike(program, each), []).append(each)
+            alike.setdefault(described(program, each), []).append(each)
     if not alike:
         return
     largest = sorted(alike.items(), key=lambda row: -_sent(row[1]))
@@ -213,8 +213,8 @@ def _use(program: Program, use: Use, listed: Sequence[Collective]) -> Iterator[R
         yield "total", "", f"{_calls(every):,}", "", amount(_sent(every)), ""
 
 
-def _alike(program: Program, each: Collective) -> tuple[str, str, str, str]:
-    """The key of a row: op and axes, place, size, links."""
+def described(program: Program, each: Collective) -> tuple[str, str, str, str]:
+    """An entry in words, by which alike ones share a row: op and axes, place, size, links."""
     op = f"{each.op} (max)" if each.maximum else each.op
     axes = axes_of(program, each)
     over = f"{op} over {axes}, {each.ranks:,} ranks"

@@ -100,7 +100,7 @@ def beside(schedule: Schedule, keeps: Keeps) -> Iterator[Beside]:
 
     cells, last = cell_table(schedule), schedule.stages - 1
     more = cells.each(lambda action: _more(action, last, keeps))
-    takes = cells.each(lambda action: _passes(action, last, keeps)[0])
+    takes = cells.each(lambda action: passes(action, last, keeps)[0])
     before, after = cells.each(keeps.before), cells.each(keeps.after)
     first = np.zeros(len(cells.kinds), dtype=np.int64)  # of each kind
     first[cells.like[::-1]] = np.arange(len(cells.like))[::-1]
@@ -119,11 +119,11 @@ def _more(action: Action, last: int, keeps: Keeps) -> float:
     if action.work.is_message:
         size = keeps.between(action.stage, action.peer)
         return -size if action.work.sends else size
-    takes, makes = _passes(action, last, keeps)
+    takes, makes = passes(action, last, keeps)
     return makes - takes
 
 
-def _passes(action: Action, last: int, keeps: Keeps) -> tuple[float, float]:
+def passes(action: Action, last: int, keeps: Keeps) -> tuple[float, float]:
     """The values that an action takes from another stage, and makes for another."""
     stage = action.stage
     follows = keeps.entering(stage)

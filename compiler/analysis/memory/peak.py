@@ -241,8 +241,14 @@ class Walk:
         kept = sum(size for key, size in self._live.items() if key in self._kept)
         other = sum(self._live.values()) - kept + workspace
         buckets = self._passing.weights, self._passing.gradients
-        moment = PeakSnapshot(op, self._where, tuple(self._layers), self._about(op), kept, *buckets, other)
+        self._note(PeakSnapshot(op, self._where, tuple(self._layers), self._about(op), kept, *buckets, other))
+
+    def _note(self, moment: PeakSnapshot) -> None:
         self.peaks[self._where] = max(self.peaks.get(self._where, moment), moment, key=lambda it: it.bytes)
+
+    def _of_others(self) -> int:
+        """Bytes that the other layers of the outermost repeat keep."""
+        return self._live.get(f"other {self._layers[0][0]}", 0) if self._layers else 0
 
     def _about(self, op: Op) -> str:
         """A parameter that the op reads, or else what it makes."""

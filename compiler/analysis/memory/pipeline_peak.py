@@ -18,7 +18,7 @@ from ...ir import ITEM_BYTES, Op, Pipeline, Program, Value, walk
 from ...ir.stages import crossing, stages
 from ...ops.saved_tensors import Device
 from ...schedules.actions import Schedule, Work
-from ...schedules.activation_memory import Beside, Keeps, beside
+from ...schedules.activation_memory import Beside, Keeps, beside, passes
 from ..stage_buckets import chunks, needed
 from ..stage_program import StageProgram, stage_programs
 from .aliasing import Storages
@@ -123,6 +123,24 @@ def peaks(program: Program, schedule: Schedule, of: Sequence[Stage], keeps: Keep
         moments = [_at(it, cell, of, own) for cell in it.cells.largest(it.kept + it.handed + own.held(it.cells.at))]
         update = PeakSnapshot(None, "update", (), "", 0, 0, own.gradients(len(schedule.rows[rank])), 0)
         yield max([*moments, update], key=lambda moment: moment.bytes)
+
+
+def over_row(program: Program, rank: int) -> list[tuple[PeakSnapshot, PeakSnapshot]]:
+    """For each action of a rank's row that computes, what is there before it, and when it runs the most."""
+    pipeline = program.pipeline
+    assert pipeline, "memory: no pipeline"
+    assert pipeline.schedule, "memory: no rows"
+    of, held = stages_of(program), keeps(program, stages_of(program))
+    it = [*beside(pipeline.schedule, held)][rank]
+    own = Chunks(program, pipeline, rank)
+    return [(_before(it, cell, held, own), _at(it, cell, of, own)) for cell in range(len(it.kept))]
+
+
+def _before(it: Beside, cell: int, held: Keeps, own: "Chunks") -> PeakSnapshot:
+    action, at = it.cells.action(cell), it.cells.cell(cell).at
+    kept = int(it.kept[cell]) + int(held.before(action))
+    other = int(it.handed[cell]) + int(passes(action, len(held.input) - 1, held)[0])
+    return PeakSnapshot(None, "between actions", (), "", kept, own.weights(at), own.gradients(at), other)
 
 
 def _at(it: Beside, cell: int, of: Sequence[Stage], own: "Chunks") -> PeakSnapshot:

@@ -75,22 +75,29 @@ def figures(picture: Picture, accounts: Sequence[Account] = ()) -> str:
 
     `accounts` are those of the ranks, where the schedule is a plan's.
     """
-    heads = (*_HEAD, *(_BYTES if accounts else ()))
-    bytes = [(amount(it.peak.bytes), amount(it.total)) for it in accounts]
-    rows = [row + more for row, more in zip_longest(_rows(picture), bytes, fillvalue=())]
-    return "\n".join((*table([heads, *rows]), "", *_bubble(picture, accounts)))
+    return "\n".join((*table([*ranks_table(picture, accounts)]), "", *_bubble(picture, accounts)))
 
 
 _HEAD = ("rank", "stages", "busy", "idle", "bubble", "microbatches in flight")
 _BYTES = ("activations", "with state")
 
 
-def _rows(picture: Picture) -> Iterator[tuple[str, ...]]:
+def ranks_table(
+    picture: Picture, accounts: Sequence[Account] = (), said: Callable[[float], str] = number
+) -> Iterator[tuple[str, ...]]:
+    """The head of the table and its rows, times written as `said`."""
+    yield (*_HEAD, *(_BYTES if accounts else ()))
+    bytes = [(amount(it.peak.bytes), amount(it.total)) for it in accounts]
+    for row, more in zip_longest(_rows(picture, said), bytes, fillvalue=()):
+        yield row + more
+
+
+def _rows(picture: Picture, said: Callable[[float], str]) -> Iterator[tuple[str, ...]]:
     timeline = picture.timeline
     for rank, held in enumerate(high_water(picture.schedule)):
         busy, idle = timeline.busy(rank), timeline.idle(rank)
         stages = " ".join(map(str, picture.schedule.stages_of(rank)))
-        yield str(rank), stages, number(busy), number(idle), share(idle / timeline.total), number(held)
+        yield str(rank), stages, said(busy), said(idle), share(idle / timeline.total), number(held)
 
 
 def _bubble(picture: Picture, accounts: Sequence[Account]) -> Iterator[str]:

@@ -6,6 +6,8 @@ from math import floor, log10
 
 from attrs import frozen
 
+from ...config.units import counted
+from ...ir import Program
 from ...schedules.actions import Action, Schedule, Work
 from ...schedules.timeline import Slot, Timeline, Times, simulate
 
@@ -104,6 +106,17 @@ def picture(title: str, kind: str, schedule: Schedule, times: Times) -> Picture:
     bare = Schedule(schedule.stage_to_rank, schedule.microbatches, rows)
     chunks = tuple(schedule.stages_of(owner).index(stage) for stage, owner in enumerate(schedule.stage_to_rank))
     return Picture(title, kind, bare, times, simulate(bare, times), chunks)
+
+
+def of_plan(program: Program, times: Times) -> Picture:
+    """The picture of the rows of a plan with a pipeline."""
+    pipeline = program.pipeline
+    assert pipeline, "schedule: no pipeline"
+    assert pipeline.schedule, "schedule: no rows"
+    schedule, kind = pipeline.schedule, pipeline.settings.schedule.kind
+    stages, ranks = counted(schedule.stages, "stage"), f"{counted(schedule.ranks, 'rank')} of {pipeline.axis}"
+    title = f"{program.name}: {kind}, {stages} on {ranks}, {counted(schedule.microbatches, 'microbatch')}"
+    return picture(title, kind, schedule, times)
 
 
 def label(action: Action) -> str:

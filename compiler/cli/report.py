@@ -1,0 +1,74 @@
+"""The command `report`: a plan, or two side by side, as a page."""
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .command import PLAN, Command, file_path
+from .compile import load
+from .streams import UsageError
+
+if TYPE_CHECKING:
+    from ..reports.html import Subject
+
+
+def report(options: Namespace) -> None:
+    """`scalec report`."""
+    from ..reports.html import MARK
+    from ..reports.html import report as page_of
+    from .schedule import check_replaceable, replace
+
+    if len(options.plans) > 2:
+        raise UsageError("report takes one plan, or two to compare")
+    page = page_of(*(subject(path, proved=options.verify) for path in options.plans), tokens=options.tokens)
+    path = options.output or Path(f"{options.plans[0].stem}.html")
+    check_replaceable(path, page, "output", MARK)
+    replace(path, page, "output")
+    print(f"wrote {path}")
+
+
+def subject(path: Path, *, proved: bool) -> "Subject":
+    """A plan as a report takes it."""
+    from ..reports.html import Subject
+
+    plan = load(path)
+    proof = None
+    if proved:
+        from ..proof import verify
+
+        proof = verify(plan.program, plan.model)
+    return Subject(plan.source, plan.model, plan.program, proof)
+
+
+def _tokens(text: str) -> float:
+    """A number with a letter for thousands, millions and so on."""
+    letter = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}.get(text[-1:].upper())
+    try:
+        number = float(text[:-1] if letter else text.replace("_", "")) * (letter or 1)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e18:
+        raise ArgumentTypeError(f"`{text}` is not a number of tokens, as 300B or 15T")
+    return number
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("plans", type=file_path, nargs="+", metavar="PLAN", help=f"{PLAN}; two plans are compared")
+    help = "the page to write (default: the plan's name with .html)"
+    parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
+    help = "the tokens to train on, as 15T (default: those of the plan's steps)"
+    parser.add_argument("--tokens", type=_tokens, metavar="D", help=help)
+    help = "skip the proof, and say so in the page"
+    parser.add_argument("--no-verify", dest="verify", action="store_false", help=help)
+
+
+COMMAND = Command(
+    "report",
+    report,
+    _arguments,
+    "write a page that shows a plan, or two side by side",
+    "Writes one page, which needs no network: the mesh on its machines, the model with its shards and collectives,\n"
+    "memory over a step, the pipeline, operations, seconds, days of training, the certificate, and the plan's text\n"
+    "with notes.  Of two plans, what differs too.",
+    "scalec report plans/llama3_70b.scale -o report.html",
+)

@@ -1,0 +1,133 @@
+"""Shapes of pictures, as SVG: boxes, words, lines, arrows, bands.
+
+Sizes are pixels, y grows downwards.  Styles are classes of `drawing.css.j2`; a picture that is a file of its own has
+them inside.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from itertools import pairwise
+from math import floor, log10
+
+from ..syntax.package_data import filled
+
+LETTER = 6.6
+"""The width of a letter of words, which are 11 pixels high."""
+
+SERIES = 8
+"""The number of colours of series: the classes `s0` to `s7` fill, `t0` to `t7` write, `l0` to `l7` draw lines."""
+
+
+def wide(text: str) -> float:
+    """The width of words."""
+    return len(text) * LETTER
+
+
+def fit(text: str, width: float) -> str:
+    """As much of a text as there is room for."""
+    most = int(width / LETTER)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def pixels(value: float) -> str:
+    """A length with at most one digit after the point."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+class Canvas:
+    """Shapes in the order in which they are drawn, each later one over the earlier ones."""
+
+    def __init__(self, width: float) -> None:
+        self.width, self.height = width, 0.0
+        self._shapes: list[str] = []
+
+    def box(self, x: float, y: float, width: float, height: float, style: str, note: str = "", round: int = 2) -> None:
+        """A rectangle; `note` is shown where the pointer is over it."""
+        inside = f"<title>{escape(note)}</title>" if note else ""
+        size = f'width="{pixels(width)}" height="{pixels(height)}"' + (f' rx="{round}"' if round else "")
+        end = f">{inside}</rect>" if inside else "/>"
+        self._add(f'<rect class="{style}" x="{pixels(x)}" y="{pixels(y)}" {size}{end}', y + height)
+
+    def words(self, x: float, y: float, text: str, style: str = "") -> None:
+        """Words whose baseline is at y; `style` has `mid` or `end` where x is not their beginning."""
+        named = f' class="{style}"' if style else ""
+        self._add(f'<text{named} x="{pixels(x)}" y="{pixels(y)}">{escape(text, quote=False)}</text>', y + 4)
+
+    def line(self, x: float, y: float, to_x: float, to_y: float, style: str = "grid") -> None:
+        """A straight line."""
+        ends = f'x1="{pixels(x)}" y1="{pixels(y)}" x2="{pixels(to_x)}" y2="{pixels(to_y)}"'
+        self._add(f'<line class="{style}" {ends}/>', max(y, to_y))
+
+    def arrow(self, x: float, y: float, to_x: float, to_y: float, style: str = "arrow") -> None:
+        """A straight line with a head at its end."""
+        far = max(((to_x - x) ** 2 + (to_y - y) ** 2) ** 0.5, 1e-9)
+        along, across = (to_x - x) / far * 5, (to_y - y) / far * 5
+        left, right = ((to_x - along - across * s, to_y - across + along * s) for s in (0.5, -0.5))
+        head = " ".join(f"{pixels(a)} {pixels(b)}" for a, b in (left, (to_x, to_y), right))
+        self._add(f'<path class="{style}" d="M{pixels(x)} {pixels(y)}L{pixels(to_x)} {pixels(to_y)}M{head}"/>', y)
+
+    def path(self, points: Iterable[tuple[float, float]], style: str, note: str = "") -> None:
+        """A line through points, which fills what it surrounds if its style does."""
+        drawn = " ".join(f"{pixels(x)} {pixels(y)}" for x, y in points)
+        inside = f"><title>{escape(note)}</title></path>" if note else "/>"
+        self._add(f'<path class="{style}" d="M{drawn}"{inside}')
+
+    def dot(self, x: float, y: float, radius: float, style: str) -> None:
+        """A filled circle."""
+        self._add(f'<circle class="{style}" cx="{pixels(x)}" cy="{pixels(y)}" r="{pixels(radius)}"/>')
+
+    def _add(self, shape: str, foot: float = 0) -> None:
+        self._shapes.append(shape)
+        self.height = max(self.height, foot)
+
+    def svg(self, label: str, note: str = "") -> str:
+        """The picture as part of a page; `label` says what it shows to those who do not see it."""
+        size = f'viewBox="0 0 {pixels(self.width)} {pixels(self.height + 6)}"'
+        said = f'role="img" aria-label="{escape(label)}"'
+        return "\n".join(
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" class="drawing" {size} {said}>',
+                *([note] if note else []),
+                *self._shapes,
+                "</svg>",
+            )
+        )
+
+    def file(self, label: str, mark: str = "", fills: Mapping[str, str] | None = None) -> str:
+        """The picture as a file of its own, in light and dark; `fills` are colours of classes of its own."""
+        note = f"<!-- {mark} -->\n" if mark else ""
+        page = '<rect class="page" width="100%" height="100%"/>'
+        text = self.svg(label, f"{note}<style>\n{styles(fills or {})}</style>\n{page}")
+        size = f'width="{pixels(self.width)}" height="{pixels(self.height + 6)}" '
+        return text.replace("viewBox", f"{size}viewBox", 1) + "\n"
+
+
+def styles(fills: Mapping[str, str]) -> str:
+    """The styles of all shapes, and of classes that fill with these colours."""
+    return filled("drawing.css.j2", fills=fills)
+
+
+def ticks(until: float, most: int = 6) -> Iterator[float]:
+    """Round numbers from 0 to `until`, at most `most` steps of 1, 2 or 5 times a power of ten."""
+    if until <= 0:
+        return
+    power = 10 ** floor(log10(until / most))
+    step = next(each * power for each in (1, 2, 5, 10) if until / (each * power) <= most)
+    yield from (at * step for at in range(int(until / step * (1 + 1e-9)) + 1))
+
+
+def columns(points: Sequence[tuple[float, float]], width: int) -> list[int]:
+    """At most one point for each of `width` columns, the highest in it; `points` are x from 0 to 1, in order, and y."""
+    found: dict[int, int] = {}
+    for at, (x, y) in enumerate(points):
+        column = min(int(x * width), width - 1)
+        if column not in found or y > points[found[column]][1]:
+            found[column] = at
+    return [*found.values()]
+
+
+def stairs(xs: Sequence[float], ys: Sequence[float], end: float) -> Iterator[tuple[float, float]]:
+    """The corners of a line that keeps each y from its x to the next."""
+    for (x, to), y in zip(pairwise((*xs, end)), ys, strict=True):
+        yield x, y
+        yield to, y

@@ -1,0 +1,81 @@
+"""`scalec report`: a plan, or two side by side, as one page that needs nothing else.
+
+Each section is gathered as a value of its own and then drawn.  Non-goals: compiling and proving (`cli`).
+"""
+
+from typing import Any
+
+from ...syntax.package_data import filled
+from ..diff import figures, rows
+from ..drawing import styles
+from ..summary import headline, tokens
+from . import certificate, lines, memory_svg, mesh, model, model_svg, pipeline, speed
+from . import memory as memory_of
+from .calls import calls
+from .subject import Subject
+
+__all__ = ["MARK", "Subject", "notebook", "report"]
+
+MARK = "Written by scalec report"
+"""A mark in the opening lines of every page."""
+
+
+def report(*subjects: Subject, tokens: float | None = None) -> str:
+    """The page of a plan, or of two with what differs; `tokens` to train on, by default those of the plan's steps."""
+    views = [_view(of, tokens) for of in subjects]
+    names = [of.source.path for of in subjects]
+    fills: dict[str, str] = {}
+    for view in views:
+        fills |= view["fills"]
+    return filled(
+        "report.html.j2",
+        escaped=True,
+        mark=MARK,
+        title=" and ".join(names),
+        styles=styles(fills),
+        plans=views,
+        differences=_differences(*subjects) if len(subjects) == 2 else [],
+    )
+
+
+def notebook(page: str, height: int = 900) -> str:
+    """A page inside a cell of a notebook, apart from the notebook's own styles."""
+    from html import escape
+
+    return f'<iframe srcdoc="{escape(page)}" style="width: 100%; height: {height}px; border: 0"></iframe>'
+
+
+def _view(of: Subject, count: float | None) -> dict[str, Any]:
+    """All sections of a plan, drawn."""
+    program, sent = of.program, calls(of)
+    colours = {axis.name: at % 8 for at, axis in enumerate(program.axes)}
+    rows_, figures_ = pipeline.pipeline(of), speed.speed(of, count)
+    memory = memory_of.memory(of, rows_.picture.timeline if rows_ else None)
+    return {
+        "path": of.source.path,
+        "headline": headline(program),
+        "tokens": tokens(program),
+        "mesh": mesh.drawing(mesh.mesh(of, sent)),
+        "model": model_svg.drawing(model.model(of, sent), colours),
+        "state": model.model(of, sent).state,
+        "memory": memory,
+        "memory_svg": memory_svg.drawing(memory),
+        "pipeline": rows_,
+        "pipeline_svg": pipeline.drawing(rows_) if rows_ else "",
+        "fills": rows_.fills if rows_ else {},
+        "speed": figures_,
+        "speed_svg": speed.drawing(figures_) if figures_.kinds else "",
+        "certificate": certificate.sentences(of),
+        "texts": lines.texts(of, sent),
+    }
+
+
+def _differences(first: Subject, second: Subject) -> list[tuple[str, list[tuple[str, str, str, str]]]]:
+    """By section the rows of `scalec diff` that differ."""
+    found = rows(figures(first.program, first.time), figures(second.program, second.time))
+    sections: dict[str, list[tuple[str, str, str, str]]] = {}
+    for row in found:
+        if row.differs:
+            what, a, b, change = row.cells()
+            sections.setdefault(row.section, []).append((what, a, b, change))
+    return [*sections.items()]

@@ -1,0 +1,85 @@
+"""The plan's text, and that of the model it uses, with notes on each line: values, memory, collectives."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+
+from attrs import frozen
+
+from ...analysis.memory import account
+from ...config.units import amount
+from ...ir import Program, base, walk
+from ...ir.printer import print_type
+from ...syntax.source import Span
+from ..time import seconds
+from .calls import Call
+from .subject import Subject
+
+
+@frozen
+class Line:
+    """A line of text, its notes, and what it costs in short."""
+
+    number: int
+    text: str
+    notes: tuple[str, ...]
+    badge: str
+
+
+@frozen
+class Text:
+    """A file."""
+
+    name: str
+    lines: tuple[Line, ...]
+
+
+def texts(of: Subject, calls: Sequence[Call]) -> list[Text]:
+    """The plan, then other files that its ops are from."""
+    files = {of.source.path: of.source.text}
+    spans = [op.span for op in walk(of.program.region.body)] + [param.span for param in of.program.params]
+    files |= {span.path: span.text for span in spans if span.text and span.path not in files}
+    notes = _notes(of, calls)
+    return [Text(PurePath(path).name, tuple(_lines(path, text, notes, calls))) for path, text in files.items()]
+
+
+def _lines(path: str, text: str, notes: dict[str, list[str]], calls: Sequence[Call]) -> Iterator[Line]:
+    for number, line in enumerate(text.rstrip("\n").split("\n"), 1):
+        place = str(Span(path, number, 1, number, 1))
+        own = [call for call in calls if call.line == place]
+        badge = f"sends {amount(sum(call.sent for call in own))}" if own else ""
+        yield Line(number, line, tuple(notes.get(place, ())), badge)
+
+
+def _notes(of: Subject, calls: Sequence[Call]) -> dict[str, list[str]]:
+    """Notes by line, as spans are written."""
+    program, found = of.program, dict[str, list[str]]()
+    for param in program.params:
+        found.setdefault(str(param.span), []).append(f"parameter {param.name}: {print_type(param.type)}")
+    for op in walk(program.forward.body):
+        for value in op.outputs:
+            if op.kind not in ("unpack", "pack") and not value.name.startswith("_"):
+                found.setdefault(str(op.span), []).append(f"{base(value.name)}: {print_type(value.type)}")
+    for line, size in _kept(program).items():
+        found.setdefault(line, []).append(f"saved for backward: {amount(size)} of a microbatch")
+    for call in calls:
+        if call.use != "stages":
+            found.setdefault(call.line, []).append(f"{call.op}, {call.often}: {call.cost}, {call.links}")
+    for line, note in _seconds(of):
+        found.setdefault(line, []).append(note)
+    return {line: list(dict.fromkeys(notes)) for line, notes in found.items()}
+
+
+def _kept(program: Program) -> dict[str, int]:
+    found = Counter[str]()
+    for kept in account(program).kept:
+        found[str(kept.op.span)] += kept.total
+    return found
+
+
+def _seconds(of: Subject) -> Iterator[tuple[str, str]]:
+    """For each line the seconds of a step that are spent on it, by kind."""
+    if time := of.time:
+        for (kind, line), spent in sorted(time.step.spent.items(), key=lambda item: -item[1]):
+            if spent > 0.0005 * time.step.seconds:
+                yield line, f"{kind}: {seconds(spent)} of a step of {seconds(time.step.seconds)}"

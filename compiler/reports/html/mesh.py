@@ -1,0 +1,141 @@
+"""The mesh on its machines: for each axis the ranks of a group, the nodes they are on, and what the axis shards."""
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from ...analysis.link_traffic import crosses
+from ...config.units import amount, counted
+from ...ir import Axis, Program
+from ..drawing import SERIES, Canvas, fit, wide
+from ..summary import launch, ranks
+from .calls import Call
+from .subject import Subject
+
+NODES = 4
+"""How many nodes are drawn of an axis; of the others there is the number."""
+
+RANKS = 16
+"""How many ranks are drawn of a node."""
+
+
+@frozen
+class Node:
+    """A node by its number, its first ranks, and those of them in the group of rank 0; `more` are not drawn."""
+
+    number: int
+    ranks: tuple[int, ...]
+    group: frozenset[int]
+    more: int
+
+
+@frozen
+class Group:
+    """The group of rank 0 over one axis.
+
+    use       what the axis is for: the dims that it shards, layers that it cuts, state that it shares out
+    sent      bytes that a rank sends over the axis alone, or with others
+    nodes     the first of the nodes that it is on; `more` others are not drawn
+    """
+
+    axis: str
+    size: int
+    crosses: bool
+    use: str
+    sent: int
+    nodes: tuple[Node, ...]
+    more: int
+
+
+@frozen
+class Mesh:
+    """All axes, outermost first."""
+
+    gpu: str
+    ranks: int
+    nodes: int
+    ranks_per_node: int
+    groups: tuple[Group, ...]
+
+
+def mesh(of: Subject, calls: Sequence[Call]) -> Mesh:
+    """The mesh of a plan."""
+    program = of.program
+    per_node, stride, groups = launch(program).ranks_per_node, 1, list[Group]()
+    for axis in reversed(program.axes):
+        groups.insert(0, _group(program, axis, stride, per_node, calls))
+        stride *= axis.size
+    return Mesh(program.cluster.gpu, ranks(program), program.cluster.nodes, per_node, tuple(groups))
+
+
+def _group(program: Program, axis: Axis, stride: int, per_node: int, calls: Sequence[Call]) -> Group:
+    members = range(0, axis.size * stride, stride)
+    on = list(dict.fromkeys(rank // per_node for rank in members))
+    sent = sum(each.sent for each in calls if axis.name in each.axes)
+    across = crosses(program, (axis.name,), per_node)
+    nodes = tuple(_node(number, per_node, members) for number in on[:NODES])
+    return Group(axis.name, axis.size, across, _use(program, axis), sent, nodes, len(on) - len(nodes))
+
+
+def _node(number: int, per_node: int, members: range) -> Node:
+    first = number * per_node
+    shown = tuple(range(first, first + min(per_node, RANKS)))
+    return Node(number, shown, frozenset(shown) & frozenset(members), per_node - len(shown))
+
+
+def _use(program: Program, axis: Axis) -> str:
+    """For instance `batch; state of parameters, gradients, optimizer`."""
+    dims = dict.fromkeys(claim.dim for claim in program.claims if claim.axis == axis.name)
+    uses = [", ".join(dims)] if dims else []
+    if program.pipeline and program.pipeline.axis == axis.name:
+        uses.append(f"stages of {', '.join(program.pipeline.dims)}")
+    parts = ("parameters", "gradients", "optimizer")
+    kept = dict.fromkeys(part for state in program.state for part in parts if axis.name in getattr(state, part))
+    return "; ".join((*uses, *([f"state of {', '.join(kept)}"] if kept else [])))
+
+
+WIDTH, LEFT, GAP, ROW, MORE = 1080, 330, 14, 60, 130
+SMALL = 5.8
+"""The width of a small letter."""
+
+
+def drawing(it: Mesh) -> str:
+    """A row for each axis: what it shards and sends, and the ranks of a group on their nodes."""
+    canvas = Canvas(WIDTH)
+    for at, group in enumerate(it.groups):
+        _draw(canvas, it, group, at, 14 + at * ROW)
+    gpus = f" of {it.ranks_per_node} {it.gpu}" if it.gpu else f" of {it.ranks_per_node}"
+    where = f"{counted(it.ranks, 'rank')} on {counted(it.nodes, 'node')}{gpus}"
+    foot = 14 + len(it.groups) * ROW + 8
+    canvas.words(0, foot, f"{where}; coloured: the group of rank 0, among the ranks of its nodes", "muted")
+    return canvas.svg("the mesh on its machines")
+
+
+def _draw(canvas: Canvas, it: Mesh, group: Group, at: int, top: float) -> None:
+    name = f"{group.axis} {group.size:,}"
+    canvas.words(0, top + 4, name, f"head t{at % SERIES}")
+    canvas.words(wide(f"{name}  "), top + 4, fit(group.use.partition("; ")[0], LEFT - wide(name) - 20), "muted")
+    canvas.words(0, top + 34, group.use.partition("; ")[2], "muted")
+    links = "alone" if group.size == 1 else "across nodes" if group.crosses else "within a node"
+    canvas.words(0, top + 19, f"{links}; a rank sends {amount(group.sent)} a step", "alarm" if group.crosses else "")
+    cell = min(len(str(it.ranks)) * SMALL + 5, (WIDTH - LEFT - MORE) / len(group.nodes[0].ranks))
+    shown = max(int((WIDTH - LEFT - MORE) / (len(group.nodes[0].ranks) * cell + 6 + GAP)), 1)
+    x = float(LEFT)
+    for node in group.nodes[:shown]:
+        x = _draw_node(canvas, node, f"s{at % SERIES}", x, top - 12, cell) + GAP
+    if more := group.more + len(group.nodes[shown:]):
+        canvas.words(x, top + 8, f"… and {more:,} more", "muted")
+
+
+def _draw_node(canvas: Canvas, node: Node, style: str, x: float, top: float, cell: float) -> float:
+    """One node's ranks in a box; returns its right edge."""
+    end = x + len(node.ranks) * cell + 6 + (24 if node.more else 0)
+    canvas.box(x, top, end - x, 32, "card", f"node {node.number}", 4)
+    for place, rank in enumerate(node.ranks):
+        left, inside = x + 4 + place * cell, rank in node.group
+        canvas.box(left, top + 4, cell - 2, 24, style if inside else "blank", f"rank {rank}")
+        canvas.words(left + cell / 2 - 1, top + 20, str(rank), "mid small on" if inside else "mid small muted")
+    if node.more:
+        canvas.words(end - 6, top + 20, f"+{node.more}", "end small muted")
+    canvas.words((x + end) / 2, top + 43, f"node {node.number:,}", "mid small muted")
+    return end

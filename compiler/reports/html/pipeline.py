@@ -1,0 +1,55 @@
+"""The pipeline of a plan: its rows in time, in seconds where these are known, and what each rank does and holds."""
+
+from collections.abc import Callable
+
+from attrs import frozen
+
+from ...analysis.memory import accounts
+from ...analysis.stage_schedule import estimated
+from ...analysis.time.pipeline import Rows
+from ..drawing import Canvas
+from ..schedule.figures import ranks_table
+from ..schedule.picture import Picture, number, of_plan, share
+from ..schedule.rows import draw, excerpt, fills, legend
+from ..time import seconds
+from .subject import Subject
+
+WIDTH = 1080
+
+
+@frozen
+class Pipeline:
+    """The rows, their times as they are written, and a table: its head, then a row for each rank."""
+
+    picture: Picture
+    said: Callable[[float], str]
+    summary: str
+    table: tuple[tuple[str, ...], ...]
+
+    @property
+    def fills(self) -> dict[str, str]:
+        """Colours of classes of actions."""
+        return fills(self.picture)
+
+
+def pipeline(of: Subject) -> Pipeline | None:
+    """The pipeline of a plan, if it has one."""
+    program, on = of.program, of.hardware
+    if not (pipeline := program.pipeline):
+        return None
+    times = Rows(program, pipeline, on).times if on else estimated(program, pipeline).rounded()
+    picture, said = of_plan(program, times), seconds if on else number
+    unit = "" if on else " times the most expensive forward, estimated from operations"
+    summary = (
+        f"the rows take {said(picture.timeline.total)}{unit}; bubble {share(picture.timeline.bubble)} of ranks' time"
+    )
+    return Pipeline(picture, said, summary, tuple(ranks_table(picture, accounts(program), said)))
+
+
+def drawing(it: Pipeline) -> str:
+    """All lines of the rows, or the beginning and the end."""
+    canvas, y = Canvas(WIDTH), 6.0
+    for line in excerpt(it.picture, WIDTH):
+        y = draw(canvas, it.picture, line, y, it.said)
+    legend(canvas, it.picture, y)
+    return canvas.svg("the pipeline's rows, with messages")

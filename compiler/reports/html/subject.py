@@ -1,0 +1,31 @@
+"""A compiled plan, as a report takes it."""
+
+from attrs import frozen
+
+from ...analysis.certificate import Proof
+from ...analysis.hardware import Hardware, hardware
+from ...analysis.time.expected import expected
+from ...analysis.time.report import Report
+from ...ir import Program
+from ...syntax.source import Source
+
+
+@frozen
+class Subject:
+    """A plan's text, its program before any placement and after the last pass, and its proof if there was one."""
+
+    source: Source
+    model: Program
+    program: Program
+    proof: Proof | None = None
+
+    @property
+    def time(self) -> Report | None:
+        """The time of a step, None where the speed of its GPUs is not known."""
+        return expected(self.program)
+
+    @property
+    def hardware(self) -> Hardware | None:
+        """The hardware that the plan names, None where its speed is not known."""
+        known = self.program.cluster.gpu or self.program.cluster.hardware
+        return hardware(self.program) if known else None

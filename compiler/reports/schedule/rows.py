@@ -1,0 +1,174 @@
+"""Ranks' rows as shapes: actions with their stages in boxes, waiting as blanks, messages as arrows.
+
+A schedule that is too long for one line goes on in the next, as music does; an excerpt has the beginning and the end.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import ceil
+
+from attrs import frozen
+
+from ...schedules.actions import Action, Work
+from ...schedules.timeline import Slot
+from ..drawing import LETTER, Canvas, ticks, wide
+from .picture import HUES, WORDS, Picture, colour, number
+
+LEFT, ROW, BAR, FOOT = 56, 24, 19, 30
+MOST = 4
+"""How many lines an excerpt has at most; what is longer is shown whole without words, and its two ends."""
+
+ARROWS = 400
+"""The most messages whose arrows are drawn in a line: more hide what they show."""
+
+
+@frozen
+class Line:
+    """The time that a line of the drawing shows, and what it is called if it is not all."""
+
+    start: float
+    end: float
+    name: str = ""
+
+
+def fills(picture: Picture) -> dict[str, str]:
+    """The colours of classes of actions."""
+    chunks = range(picture.depth)
+    return {style(chunk, work): f"#{colour(chunk, work)}" for chunk in chunks for work in picture.works}
+
+
+def style(chunk: int, work: Work) -> str:
+    """The class of an action, by its stage's place on its rank."""
+    return f"{work.value}{chunk % len(HUES)}"
+
+
+def lines(picture: Picture, width: float) -> list[Line]:
+    """As many lines as all labels need; each begins a little before the last one's end, so that none is cut in two."""
+    total, each, shared = picture.timeline.total, _room(picture, width), 2 * picture.shortest
+    if total <= each:
+        return [Line(0, total)]
+    count = ceil((total - shared) / (each - shared))
+    step = (total - shared) / count
+    return [Line(at * step, (at + 1) * step + shared) for at in range(count)]
+
+
+def excerpt(picture: Picture, width: float) -> list[Line]:
+    """All lines, where they are few; else the whole in one, and its ends."""
+    if len(every := lines(picture, width)) <= MOST:
+        return every
+    total, each = picture.timeline.total, _room(picture, width)
+    return [Line(0, total, "the whole step"), Line(0, each, "the beginning"), Line(total - each, total, "the end")]
+
+
+def _room(picture: Picture, width: float) -> float:
+    """The time for which a line has room, with a label in each action but the shortest."""
+    longest = max(len(str(slot.action)) for slot in picture.slots)
+    return (width - LEFT) / ((longest + 1) * LETTER) * picture.shortest
+
+
+def draw(canvas: Canvas, picture: Picture, line: Line, top: float, said: Callable[[float], str] = number) -> float:
+    """Draws a line from `top` on, its times written as `said`; returns where it ends."""
+    if line.name:
+        canvas.words(0, top + 11, line.name, "head")
+        top += 18
+    ranks = picture.schedule.ranks
+    row = ROW if ranks <= 16 else max(ROW * 16 / ranks, 5.0)
+    draw_ = _Line(canvas, picture, line, top, row)
+    draw_.axis(said)
+    for rank, slots in enumerate(picture.timeline.slots):
+        draw_.row(rank, slots)
+    draw_.arrows()
+    return top + ranks * row + FOOT
+
+
+class _Line:
+    def __init__(self, canvas: Canvas, picture: Picture, line: Line, top: float, row: float) -> None:
+        self._canvas, self._picture, self._line, self._top, self._row = canvas, picture, line, top, row
+        self._scale = (canvas.width - LEFT) / (line.end - line.start)
+        self._bar = min(BAR, row - 1)
+
+    def axis(self, said: Callable[[float], str]) -> None:
+        """Round times, and where they are."""
+        foot = self._top + self._picture.schedule.ranks * self._row
+        for time in ticks(self._line.end, most=max(int(10 * self._line.end / self._span), 1)):
+            if time >= self._line.start:
+                x = self._x(time)
+                self._canvas.line(x, self._top - 2, x, foot + 2)
+                at_end = x > self._canvas.width - 30
+                self._canvas.words(x, foot + 13, said(time), f"{'end' if at_end else 'mid'} muted")
+
+    @property
+    def _span(self) -> float:
+        return self._line.end - self._line.start
+
+    def row(self, rank: int, slots: Sequence[Slot]) -> None:
+        """A rank's actions; where it waits, its row is blank."""
+        y = self._top + rank * self._row
+        if self._row > 10:
+            self._canvas.words(0, y + self._bar - 6, f"rank {rank}")
+        self._canvas.box(LEFT, y, self._canvas.width - LEFT, self._bar, "idle", round=0)
+        for slot in slots:
+            if slot.end > self._line.start and slot.start < self._line.end:
+                self._slot(slot, y)
+
+    def _slot(self, slot: Slot, y: float) -> None:
+        left, right = self._x(max(slot.start, self._line.start)), self._x(min(slot.end, self._line.end))
+        chunk, told = self._picture.chunks[slot.action.stage], str(slot.action)
+        gap = 1 if right - left > 3 else 0
+        self._canvas.box(left, y, right - left - gap, self._bar, f"act {style(chunk, slot.action.work)}", round=0)
+        if right - left >= wide(told) and self._row > 14:
+            self._canvas.words((left + right) / 2, y + 13, told, "mid on")
+
+    def arrows(self) -> None:
+        """Messages between ranks, from the action that makes a value to that which takes it."""
+        found = [pair for pair in messages(self._picture) if self._shows(pair[0].end) and self._shows(pair[1].start)]
+        if len(found) > ARROWS or self._row <= 14:
+            return
+        owner = self._picture.schedule.stage_to_rank
+        for made, taken in found:
+            rows = owner[made.action.stage], owner[taken.action.stage]
+            y, to = (self._top + rank * self._row + self._bar / 2 for rank in rows)
+            down = 1 if to > y else -1
+            edge = down * self._bar / 2
+            x, to_x = self._x(made.end) - 3, self._x(taken.start) + 3
+            self._canvas.arrow(x, y + edge - down * 3, to_x, to - edge + down * 2, "arrow sent")
+
+    def _shows(self, time: float) -> bool:
+        return self._line.start <= time <= self._line.end
+
+    def _x(self, time: float) -> float:
+        return LEFT + (time - self._line.start) * self._scale
+
+
+def messages(picture: Picture) -> Iterator[tuple[Slot, Slot]]:
+    """Pairs of actions of two ranks of which the second takes what the first makes."""
+    owner, last = picture.schedule.stage_to_rank, picture.schedule.stages - 1
+    made = {
+        (slot.action.stage, slot.action.work is Work.FORWARD, slot.action.microbatch): slot
+        for slot in picture.slots
+        if slot.action.work is not Work.WEIGHT
+    }
+    for (stage, forward, microbatch), slot in made.items():
+        to = stage + 1 if forward else stage - 1
+        if 0 <= to <= last and owner[to] != owner[stage]:
+            yield slot, made[to, forward, microbatch]
+
+
+def legend(canvas: Canvas, picture: Picture, top: float) -> float:
+    """The meaning of letters and colours; returns where it ends."""
+    letters = ", ".join(f"{work.value} {WORDS[work]}" for work in picture.works)
+    label = Action(1, picture.works[0], 2)
+    canvas.words(
+        0, top + 11, f"{label}: stage 1, {WORDS[label.work]}, microbatch 2; {letters}; blank: waiting", "muted"
+    )
+    x, y = 0.0, top + 20
+    for chunk in range(picture.depth):
+        said = picture.stages_of(chunk)
+        if x + 26 * len(picture.works) + wide(said) + 30 > canvas.width:
+            x, y = 0.0, y + 24
+        for work in picture.works:
+            canvas.box(x, y, 24, 18, f"act {style(chunk, work)}", round=0)
+            canvas.words(x + 12, y + 13, work.value, "mid on")
+            x += 25
+        canvas.words(x + 4, y + 13, said)
+        x += wide(said) + 24
+    return y + 30

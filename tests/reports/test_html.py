@@ -1,0 +1,194 @@
+"""`scalec report`: its numbers are those of `scalec explain`, and the page is whole, small and needs nothing else."""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from scalec.compiler import cli
+from scalec.compiler.analysis.communication import collectives, places
+from scalec.compiler.analysis.link_traffic import sent
+from scalec.compiler.analysis.memory import account
+from scalec.compiler.cli.report import subject
+from scalec.compiler.config.units import amount
+from scalec.compiler.reports.drawing import LETTER, columns, ticks
+from scalec.compiler.reports.explain import memory as explained_memory
+from scalec.compiler.reports.html import Subject, report
+from scalec.compiler.reports.html.calls import by_rank, calls
+from scalec.compiler.reports.html.memory import memory
+from scalec.compiler.reports.html.mesh import mesh
+from scalec.compiler.reports.html.model import model
+from scalec.compiler.reports.html.pipeline import pipeline
+
+PLANS = Path(__file__).parents[2] / "plans"
+SPACE = "{http://www.w3.org/2000/svg}"
+SEVERAL = ("tiny_llama", "tiny_pipeline", "llama3_70b", "llama3_405b")
+EMPTY = {"meta", "rect", "path", "line", "circle"}
+
+
+@cache
+def plan(name: str) -> Subject:
+    return subject(PLANS / f"{name}.scale", proved=name.startswith("tiny"))
+
+
+@cache
+def page(*names: str) -> str:
+    return report(*map(plan, names))
+
+
+class Words(HTMLParser):
+    """The words of a page, a line for each element, and whether its elements are closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.lines: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in EMPTY or self.get_starttag_text() == f"<{tag}>":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in EMPTY:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and not {"style", "title"} & {*self.open}:
+            self.lines.append(data.strip())
+
+
+@pytest.fixture(params=SEVERAL)
+def each(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize(
+    "names", [("tiny_llama",), ("tiny_pipeline",), ("llama3_70b",), ("tiny_llama", "tiny_pipeline")]
+)
+def test_the_words_of_pages(names: tuple[str, ...], golden: Callable[[str, str], None]) -> None:
+    words = Words(page(*names).replace(str(PLANS), "plans"))
+    golden(f"report/{'_and_'.join(names)}.txt", "\n".join(words.lines) + "\n")
+
+
+def test_a_page_needs_nothing_else_and_is_small(each: str) -> None:
+    text = page(each)
+    assert len(text.encode()) < 400_000
+    assert not re.search(r"<script|<link|<img|@import|url\(|src=", text)
+    assert all(link.startswith('"#') for link in re.findall(r'href=("[^"]*")', text))
+    assert {*re.findall(r"https?://[^\"<\s]*", text)} == {"http://www.w3.org/2000/svg"}
+
+
+def test_a_page_is_well_formed_and_its_links_lead_somewhere(each: str) -> None:
+    text = page(each)
+    assert not Words(text).open
+    assert {*re.findall(r'href="#([^"]*)"', text)} <= {*re.findall(r'id="([^"]*)"', text)}
+
+
+def drawings(text: str) -> list[ElementTree.Element]:
+    return [ElementTree.fromstring(it) for it in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
+
+
+def test_drawings_are_well_formed_and_no_words_leave_them(each: str) -> None:
+    for drawing in drawings(page(each)):
+        width = float(drawing.get("viewBox", "").split()[2])
+        for text in drawing.iter(f"{SPACE}text"):
+            x, long, named = float(text.get("x", "")), len(text.text or "") * LETTER, text.get("class", "").split()
+            long *= 9.5 / 11 if "small" in named else 1
+            left = x - long / 2 if "mid" in named else x - long if "end" in named else x
+            assert left > -3, text.text
+            assert left + long < width + 3, text.text
+
+
+def test_every_class_of_a_drawing_has_a_style(each: str) -> None:
+    text = page(each)
+    used = {name for it in drawings(text) for shape in it.iter() for name in shape.get("class", "").split()}
+    assert used - {"drawing", "act", "s7", "p7"} <= {*re.findall(r"\.(\w+)", text.partition("</style>")[0])}
+
+
+@pytest.mark.parametrize("name", [*SEVERAL, "llama3_8b", "gemma2_9b", "mixtral_8x7b"])
+def test_memory_is_that_of_explain(name: str) -> None:
+    of = plan(name)
+    rows = pipeline(of)
+    found = memory(of, rows.picture.timeline if rows else None)
+    totals = [sum(sizes) for sizes in zip(*(owner.bytes for owner in found.owners), strict=True)]
+    scalars = account(of.program).needs - totals[found.peak]
+    assert max(totals) == totals[found.peak]
+    assert scalars == 0
+    assert "total" in explained_memory(of.program)
+    assert amount(found.needs) in explained_memory(of.program)
+    assert found.peak_words in explained_memory(of.program)
+
+
+def test_calls_are_those_of_explain(each: str) -> None:
+    of = plan(each)
+    most = max((collectives(of.program, rank) for rank in places(of.program)), key=lambda it: sum(map(sent, it)))
+    assert [call.sent for call in calls(of)] == [*map(sent, most)]
+
+
+def test_every_call_is_in_the_drawing(each: str) -> None:
+    """At its place, or in the table; of a pipeline those of other ranks too, at places where this one has none."""
+    of = plan(each)
+    found, known = model(of, calls(of)), calls(of)
+    rows = [row for stretch in found.stretches for row in stretch.rows]
+    drawn = [call for row in rows for call in (*row.calls, *row.back)]
+    sums = {use: sum(call.sent for call in known if call.use == use) for use in ("activations", "totals")}
+    if not of.program.pipeline:
+        assert sum(call.sent for call in drawn) == sums["activations"]
+    assert {(it.value, it.where) for own in by_rank(of) for it in own if it.use == "activations"} >= {
+        (it.value, it.where) for it in drawn
+    }
+    assert sum(call.sent for call in found.state) == sum(call.sent for call in known) - sum(sums.values())
+
+
+def test_every_parameter_is_in_the_drawing(each: str) -> None:
+    of = plan(each)
+    shards = {shard.name for it in model(of, calls(of)).stretches for row in it.rows for shard in row.shards}
+    assert shards == {param.name for param in of.program.params}
+
+
+def test_the_groups_of_a_mesh() -> None:
+    found = mesh(plan("llama3_70b"), calls(plan("llama3_70b")))
+    dp, tp = found.groups
+    assert (dp.axis, dp.crosses, dp.more) == ("dp", True, 60)
+    assert [(node.number, {*node.group}) for node in dp.nodes] == [(at, {8 * at}) for at in range(4)]
+    assert (tp.axis, tp.crosses, tp.more) == ("tp", False, 0)
+    assert {*tp.nodes[0].group} == {*range(8)}
+
+
+def test_ticks_are_round_and_few() -> None:
+    assert [*ticks(83)] == [0, 20, 40, 60, 80]
+    assert [*ticks(0.7)] == pytest.approx([0, 0.2, 0.4, 0.6])
+    assert [*ticks(0)] == []
+
+
+def test_a_column_has_its_highest_point() -> None:
+    assert columns([(0.0, 1), (0.1, 5), (0.2, 2), (0.9, 3)], 2) == [1, 3]
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = str(PLANS / "tiny_llama.scale")
+    for options in ((), ("--no-verify",), ("-o", "tiny_llama.html", "--tokens", "15T")):
+        assert cli.main(("report", tiny, *options)) == 0
+        assert capsys.readouterr().out == "wrote tiny_llama.html\n"
+    Path("mine.html").write_text("<p>mine</p>")
+    assert cli.main(("report", tiny, "-o", "mine.html")) == 2
+    assert "was not written by scalec" in capsys.readouterr().err
+    assert cli.main(("report", tiny, tiny, tiny)) == 2
+    assert "report takes one plan, or two to compare" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["", "x", "-3", "0", "1e99", "nan"])
+def test_tokens_that_cannot_be(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(("report", "plan.scale", f"--tokens={given}"))
+    assert f"`{given}` is not a number of tokens, as 300B or 15T" in capsys.readouterr().err
