@@ -20,11 +20,13 @@ from .values import (
     FRACTION,
     POSITIVE,
     SOME,
+    SPIKE_RULE,
     TEXT,
     TOKEN,
     WORD,
     Selection,
     Size,
+    SpikeRule,
     one_of,
     selection,
     share,
@@ -197,7 +199,9 @@ class Watch(Settings):
     finite: Annotated[
         int, EVERY, AT_LEAST_1, "steps between two looks at whether loss and gradient norm were finite"
     ] = 1
-    skips: Annotated[int, "steps in a row that may be skipped since they were not finite; one more ends the run"] = 0
+    skips: Annotated[
+        int, "steps in a row that may be skipped, since they were not finite or by `spikes`; one more ends the run"
+    ] = 0
     locate: Annotated[str, one_of(OFF, ON), "whether such a step is run once more to name the first such value"] = OFF
     copies: Annotated[
         int | None,
@@ -209,10 +213,16 @@ class Watch(Settings):
         int | None, EVERY, AT_LEAST_1, "steps between two that are run twice, and compared to the last bit; unset, none"
     ] = None
     spikes: Annotated[
-        float | None,
-        POSITIVE,
-        "by how many median deviations a loss is above the median of those before it to be told; unset, none is",
+        SpikeRule | None,
+        SPIKE_RULE,
+        "by how many median deviations a loss is above the median of those before it to be told, or for its step to be "
+        "skipped; unset, neither",
     ] = None
+
+    @property
+    def limited(self) -> float | None:
+        """The median deviations above which a step's loss has it skipped; None if no loss does."""
+        return self.spikes.deviations if self.spikes and self.spikes.skips else None
 
 
 @frozen

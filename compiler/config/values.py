@@ -197,6 +197,32 @@ BYTES_OR_AUTO = Value(
 )
 
 
+@frozen
+class SpikeRule:
+    """By how many median deviations a loss is a spike, and whether its step is skipped."""
+
+    deviations: float
+    skips: bool = False
+
+    def __str__(self) -> str:
+        return f"{SKIP}({self.deviations!r})" if self.skips else repr(self.deviations)
+
+
+SKIP = "skip"
+"""The rule by which a step updates nothing, `skip(10)`; a number alone has it told."""
+
+
+def _spike_rule(key: tree.Name, expr: tree.Expr) -> SpikeRule | None:
+    match expr:
+        case tree.Call(name=tree.Name(name=name), args=(given,), kwargs=()) if name == SKIP:
+            return SpikeRule(real(POSITIVE).read(key, given), skips=True)
+        case _:
+            return None if _number(key, expr) is None else SpikeRule(real(POSITIVE).read(key, expr))
+
+
+SPIKE_RULE = Value(f"a number or a rule, as in `{SKIP}(10)`", _spike_rule)
+
+
 # ---- lists
 
 

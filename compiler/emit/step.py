@@ -18,9 +18,24 @@ from .step_parts import Function, Ranks, Squares, runs, stage_reductions, unshar
 
 LOCALS = {
     *("num_tokens", "inv_num_tokens", "loss", "loss_sum", "tokens", "labels", "documents", "draws", "gradients"),
-    *("grad_norm", "finite", "weights", "flat_params", "scale", "router_loss", "router_loss_sum", "load", "load_sum"),
+    *(
+        "grad_norm",
+        "finite",
+        "usual",
+        "limit",
+        "weights",
+        "flat_params",
+        "scale",
+        "router_loss",
+        "router_loss_sum",
+        "load",
+        "load_sum",
+    ),
 }
 """The names that the lines below give their values."""
+
+_FINITE = "finite="
+"""The argument by which an update knows whether the step's values are as they should be."""
 
 LOSSES = "loss", "router_loss"
 """The names of a step's losses."""
@@ -57,9 +72,10 @@ def step_lines(program: Program, patterns: Mapping[str, str], sizes: Mapping[str
             step.write(stmt)
     loss, norm, count = (step.text[end.name] for end in program.region.yields[:3])
     scale = ", loss_scale=scale" if "scale" in step.text.values() else ""
+    limit = ", limit=limit" if "limit" in step.text.values() else ""
     routers = ", router_loss=router_loss" if program.losses > 1 else ""
     loads = f", loads=({', '.join(load_names(program))},)" if program.routes else ""
-    step.train.lines.append(f"return Metrics(loss={loss}, norm={norm}, tokens={count}{routers}{loads}{scale})")
+    step.train.lines.append(f"return Metrics(loss={loss}, norm={norm}, tokens={count}{routers}{loads}{scale}{limit})")
     step.evaluate.lines.append(f"return Metrics(loss={loss}, tokens={count})")
     return StepLines(tuple(step.train.all()), tuple(step.evaluate.all()))
 
@@ -284,10 +300,20 @@ class _Step:
     def _if_finite(self, op: Op) -> None:
         """With a loss scale a norm that is not finite is an overflow, of which the state makes something else."""
         if self._scale:
-            self.text[op.outputs[0].name] = "num_tokens == 0, overflow=~grad_norm.isfinite(), finite=loss.isfinite()"
+            self.text[op.outputs[0].name] = f"num_tokens == 0, overflow=~grad_norm.isfinite(), {_FINITE}loss.isfinite()"
             return
         self.train.lines.append("finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing")
-        self.text[op.outputs[0].name] = "num_tokens == 0, finite=finite"
+        self.text[op.outputs[0].name] = f"num_tokens == 0, {_FINITE}finite"
+
+    def _loss_limit(self, op: Op) -> None:
+        self.text[op.outputs[0].name] = "limit"
+        call = f"limit = state.loss_limit({literal(op.get('deviations'))})"
+        self.train.lines.append(f"{call}  # by the losses of the steps before; a loss above it is a spike")
+
+    def _if_below(self, op: Op) -> None:
+        skipped, finite, condition = self.text[op.inputs[0]].partition(_FINITE)
+        self.train.lines.append(f"usual = {condition} & (loss <= limit)")
+        self.text[op.outputs[0].name] = f"{skipped}{finite}usual"
 
     def _balanced(self, op: Op) -> None:
         """All biases of a route's routers, by its load."""

@@ -41,7 +41,7 @@ def read_settings(
         check_hardware(cluster, found)
     pipeline = read(Pipelining, given["pipeline"], found, check_file) if "pipeline" in given else None
     flow = read_flow(sections["state"], found)
-    watch = read(Watch, sections["watch"], found)
+    watch = read(Watch, sections["watch"], found, _check_skips)
     return Sections(train, cluster or Cluster(), flow or Flow(), watch or Watch(), pipeline if train else None)
 
 
@@ -50,6 +50,13 @@ def _train(section: tree.Section, cluster: Cluster, found: Diagnostics) -> Train
     with found.catch():
         return train and evolve(train, kernels=kernels_for(train, cluster))
     return None
+
+
+def _check_skips(watch: Watch) -> None:
+    """A rule by which steps are skipped says how many."""
+    if watch.limited and not watch.skips:
+        help = "add `skips = 3`: as many steps in a row may be skipped, and one more ends the run"
+        raise wrong("E0402", f"`spikes = {watch.spikes}` needs `skips`", watch.spans["spikes"], help=help)
 
 
 def standing_in(section: tree.Section, axes: Sequence[Axis]) -> Train:

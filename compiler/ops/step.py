@@ -100,14 +100,14 @@ def _scalar(types: Sequence[Type], op: Op) -> list[Shape]:
     return [("f64" if types[0].dtype == "f64" else "f32", ())]
 
 
-def _loss_scale(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+def _given(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [Type("f32", ())]
 
 
 def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """The count: all ranks hold the same, and the same norm and loss."""
+    """The count: all ranks hold the same, and the same of what decides."""
     if any(type.places for type in types):
-        raise TypingError("if_finite takes a count, a norm and a loss that are reduced")
+        raise TypingError(f"{op.kind} takes a count, a norm and a loss that are reduced")
     return [types[0]]
 
 
@@ -306,7 +306,7 @@ LOSS_SCALE = OpDef(
     "loss_scale",
     "The loss scale that the state keeps, a power of two: the gradient from which backward begins is multiplied by it, "
     "so that float16 holds what follows (Micikevicius et al. 2018).",
-    typing=_loss_scale,
+    typing=_given,
 )
 
 UNSCALED = OpDef("unscaled", "x / loss_scale.", same, operands=takes("x", "loss_scale"))
@@ -316,6 +316,21 @@ IF_FINITE = OpDef(
     "The count, or 0 where the norm or the loss is not finite, and from then on until the run goes on by rule; "
     "with a loss scale a norm that is not finite is that of this step alone.",
     operands=takes("count", "norm", "loss"),
+    typing=_counted,
+)
+
+LOSS_LIMIT = OpDef(
+    "loss_limit",
+    "The most that a loss may be, which the run gives each step by the losses before it: their median, and as many "
+    "median deviations above it (Hampel 1974); no limit while there are few.",
+    attributes=(Attribute("deviations"),),
+    typing=_given,
+)
+
+IF_BELOW = OpDef(
+    "if_below",
+    "The count, or 0 where the loss is above the limit, as of a step that is not finite.",
+    operands=takes("count", "loss", "limit"),
     typing=_counted,
 )
 

@@ -109,6 +109,11 @@ def _diagnostic(a: Program, b: Program, forward: tuple[str, Where] | None, wrong
         spans = [_span_of(program, name) for program in (a, b)]
         message = f"the plans first differ at `{name}`{iterations(where)}"
         return Diagnostic("E0702", message, spans[0], "here", (Note(spans[1], "and here in the second"), count))
+    if a.watch.limited != b.watch.limited:
+        spans = [program.watch.spans.get("spikes", program.region.span) for program in (a, b)]
+        rules = (f"`spikes = {it.watch.spikes}`" if it.watch.limited else "no rule" for it in (a, b))
+        message = f"the plans skip different steps: {' and '.join(rules)}"
+        return Diagnostic("E0702", message, spans[0], notes=(Note(spans[1], "and of the second"), count))
     spans = [program.train.spans.get("optimizer", program.region.span) for program in (a, b)]
     notes = (Note(spans[1], "and of the second"), Note(None, "forward and loss are the same"), count)
     return Diagnostic("E0702", "the plans first differ at the update", spans[0], "the optimizer of the first", notes)

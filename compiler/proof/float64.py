@@ -65,8 +65,20 @@ def _elementwise(formula: Formula) -> Callable[..., Array]:
     return apply
 
 
-def _balanced(bias: Array, load: Array, mean: Array, rate: float) -> Array:
+def _balanced(bias: Array, load: Array, mean: Array, count: Array, rate: float) -> Array:
     return bias + rate * np.sign(mean - load)
+
+
+def _if_finite(count: Array, norm: Array, loss: Array) -> Array:
+    return np.where(np.isfinite(norm) & np.isfinite(loss), count, 0.0)
+
+
+def _if_below(count: Array, loss: Array, limit: Array) -> Array:
+    return np.where(loss <= limit, count, 0.0)
+
+
+def _no_limit(any_number: Array, deviations: object) -> Array:
+    return np.full_like(any_number, np.inf)
 
 
 FUNCTIONS: dict[str, Callable[..., Array]] = {
@@ -83,6 +95,9 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "kept": _kept,
     "update": _descended,
     "balance": _balanced,
+    "finite": _if_finite,
+    "limit": _no_limit,
+    "below": _if_below,
 }
 """Each nonlinear function of numbers and constants; the update is gradient descent."""
 

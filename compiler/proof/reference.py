@@ -94,15 +94,24 @@ class Reference:
         grads = {name: found.get(id(param)) or self._zero(param) for name, param in params.items()}
         norm = meaning.norm(n, [meaning.squares(n, [grad]) for grad in grads.values()])
         scale = meaning.clipping(n, norm, self.program.train.optimizer.clip)
+        mean = n.product((), loss, share)
+        due = self._due(count, norm, mean)
         updated = {
-            name: meaning.updated(self.program, n, name, param, grads[name], scale, count)
+            name: meaning.updated(self.program, n, name, param, grads[name], scale, due)
             for name, param in params.items()
         }
         loads = others[self.program.losses - 1 :]
         for it in self.program.buffers:
-            updated[it.name] = meaning.balanced(n, state[it.name], loads[it.route], count, it.rate)
-        results = n.product((), loss, share), norm, count, *others
-        return Outcome(metrics(self.program, results), grads, updated)
+            updated[it.name] = meaning.balanced(n, state[it.name], loads[it.route], due, it.rate)
+        return Outcome(metrics(self.program, (mean, norm, count, *others)), grads, updated)
+
+    def _due(self, count: Tensor, norm: Tensor, loss: Tensor) -> Tensor:
+        """The count as the update takes it: 0 in a step that is skipped."""
+        due = meaning.gated(self.numbers, "finite", count, norm, loss)
+        if deviations := self.program.watch.limited:
+            limit = meaning.loss_limit(self.numbers, len(self.world.axes), deviations)
+            due = meaning.gated(self.numbers, "below", due, loss, limit)
+        return due
 
     # ---- forward
 

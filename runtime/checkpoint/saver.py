@@ -19,7 +19,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ..errors import RunError, named, reason
-from ..state import loss_scale
+from ..state import held, loss_scale, losses
 from ..state.engine import TrainState
 from ..state.shards import Box, whole
 from . import index, tensor_file
@@ -28,8 +28,8 @@ from .files import Disk, put, settle
 from .index import Identity
 from .reader import INDEX, Saved, folder_name, opened
 
-ADAPTED = (loss_scale.VALUE, loss_scale.STEPS)
-"""State that a run can find anew, as when a plan of another precision continues."""
+ADAPTED = (loss_scale.VALUE, loss_scale.STEPS, losses.LAST, losses.COUNT, held.ROW)
+"""State that a run can find anew, as when a plan of another precision, or that watches other things, continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def prune(folder: Path, keep: Keep, disk: Disk) -> None:
 def load(path: Path | Saved, state: TrainState) -> None:
     """Fills the state from a checkpoint written on any mesh, and closes it.  Collective.
 
-    A loss scale that it lacks starts from its initial value, and one that the state has no use for is ignored.
+    A loss scale or a window of losses that it lacks begins anew, and one that the state has no use for is ignored.
     RunError, on all ranks and before anything is changed, where one cannot read what it needs.
     """
     saved, boxes = together(lambda: _opened(path, [*state.boxes()]))

@@ -91,7 +91,7 @@ class Watch:
     """The looks of a run at its values, to find wrong ones; numbers are steps between two looks, None for none.
 
     finite  whether loss and gradient norm were finite
-    skips   so many steps in a row that were not are skipped, and one more ends the run
+    skips   so many steps in a row that were not, or that the program skips by rule, are skipped; one more ends the run
     locate  such a step is run once more, to name the first such value
     copies  whether ranks have the same of what they hold alike
     replay  whether a step that is run twice is the same to the last bit
@@ -168,7 +168,8 @@ class Plan:
 class Metrics:
     """Metrics of a step, tensors equal on all ranks: mean loss of a token, number of tokens, gradient norm if any.
 
-    With a loss scale a norm that is not finite is that of a step that was skipped.  `router_loss`: what routers add.
+    With a loss scale a norm that is not finite is that of a step that was skipped, and so is a loss above `limit`, of
+    which a step without that rule has none.  `router_loss`: what routers add.
     `loads`: of each route, how many of the step's tokens each expert took in each layer, int64 [layers, experts].
     """
 
@@ -178,3 +179,4 @@ class Metrics:
     loss_scale: Tensor | None = None
     router_loss: Tensor | None = None
     loads: tuple[Tensor, ...] = ()
+    limit: Tensor | None = None

@@ -19,6 +19,7 @@ from .flat_param_group import FlatParamGroup, FlatParams
 from .grad_reduction import Accumulate
 from .held import Held
 from .loss_scale import LossScale
+from .losses import Losses
 from .optimizers import Optimizer
 from .parameters import Spec, Weight
 from .shards import Box
@@ -59,6 +60,10 @@ class TrainState:
         self._biases = Biases(model)
         self.held = Held(mesh.device)
         """Whether updates change nothing since a step whose values were not finite."""
+        self.losses = Losses(mesh.device)
+        """The losses by which the next one may be a spike."""
+        self.kept: list[tuple[str, Tensor]] = []
+        """What a run keeps besides, by key: the same on all ranks."""
         self.looks: list[Callable[[], None]] = []
         """Called by each update before it changes anything, when gradients are complete."""
         self._stages = next((memory.bucket.stages for memory in self._memories), "")
@@ -131,6 +136,10 @@ class TrainState:
         assert self._loss_scale, "state: only float16 needs a loss scale"
         return self._loss_scale.value()
 
+    def loss_limit(self, deviations: float) -> Tensor:
+        """The largest loss that is no spike (0-dim float32), by the losses of the steps before."""
+        return self.losses.limit(deviations)
+
     def weights(self) -> dict[str, Tensor]:
         """The flat parameters, as the model uses them, of each bucket that is shared out as a whole, by name."""
         whole = {name: each[0] for name, each in self._of.items() if not each[0].bucket.moves}
@@ -155,8 +164,9 @@ class TrainState:
         """One optimizer step on the gradients, times `scale` (0-dim) if given, then zeroes them.
 
         Where `skip` (0-dim bool) holds nothing else changes: no decay, no momentum, no step count.  Where `finite`
-        (likewise) is given and does not hold, nothing changes from then on, as `held` says.  Where `overflow`
-        (likewise, of gradients with a loss scale) holds the loss scale is halved, and nothing else changes.
+        (likewise: finite, and no spike) is given and does not hold, nothing changes from then on, as `held` says.
+        Where `overflow` (likewise, of gradients with a loss scale) holds the loss scale is halved, and nothing else
+        changes.
         """
         skip = skip if finite is None else skip | self.held.after(finite | skip)
         if self.mesh.watch is not None:
@@ -209,14 +219,15 @@ class TrainState:
                     yield Box(each.key, each.spec.shape, each.offset, each.local, own)
         for name, bias in self._biases.by_name.items():
             yield Box(name, tuple(bias.shape), (0,) * bias.ndim, bias, self._is_first(self._bias_axes(name)))
-        for key, scalar in self._scalars():
-            yield Box(key, (), (), scalar, self._is_first(self.mesh.axes))
+        for key, value in self._whole():
+            yield Box(key, tuple(value.shape), (0,) * value.ndim, value, self._is_first(self.mesh.axes))
 
-    def _scalars(self) -> Iterator[tuple[str, Tensor]]:
-        """The values that there is one of, equal on all ranks."""
+    def _whole(self) -> Iterator[tuple[str, Tensor]]:
+        """The values that are whole on every rank, and equal."""
         yield STEP, self._step
         if self._loss_scale:
             yield from self._loss_scale.kept()
+        yield from self.kept
 
     def _is_first(self, axes: Iterable[str]) -> bool:
         """Whether this is the first of the ranks that differ on these axes."""
@@ -239,7 +250,7 @@ class TrainState:
         assert not shared, f"state: {', '.join(shared)} are shared out as no DTensor is: take `boxes`"
         records = (each for flat in self._flats() for each in flat.record())
         own = {each.key: _as_global(each.local, each.spec, self.mesh) for each in records}
-        return {**own, **self._biases.by_name, **dict(self._scalars())}
+        return {**own, **self._biases.by_name, **dict(self._whole())}
 
     def load_state_dict(self, values: dict[str, Tensor]) -> None:
         """Takes over values of the form of `state_dict`, which may be its own views, written to."""
@@ -254,8 +265,8 @@ class TrainState:
         for name, bias in self._biases.by_name.items():
             if axes := self._bias_axes(name):
                 yield Copies(bias, self.mesh.axis(*axes), "state", "", partial(_element, name))
-        for key, scalar in self._scalars():
-            yield Copies(scalar, self.mesh.axis(*self.mesh.axes), "state", "", partial(_named, key))
+        for key, value in self._whole():
+            yield Copies(value, self.mesh.axis(*self.mesh.axes), "state", "", partial(_named, key))
 
 
 def _element(name: str, at: int) -> tuple[str, str]:
@@ -264,7 +275,7 @@ def _element(name: str, at: int) -> tuple[str, str]:
 
 
 def _named(key: str, _: int) -> tuple[str, str]:
-    """The one element of a scalar."""
+    """An element of a value that is whole on every rank."""
     return key, ""
 
 

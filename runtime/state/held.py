@@ -1,17 +1,22 @@
-"""Updates are held from a step on whose values are not finite: the state remains that of before it.
+"""Updates are held from a step on whose values are not as they should be: the state remains that of before it.
 
 A rank's host learns of such a step some steps later, without waiting for the device; until then nothing may change.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
+
+ROW = "optimizer/skipped_in_a_row"
+"""The key of what it keeps: how many steps before this one have been skipped."""
 
 
 class Held:
     """Counts such steps in a row on the device, where no host sync decides; all ranks hold the same."""
 
     def __init__(self, device: torch.device) -> None:
-        self._row = torch.zeros((), dtype=torch.int64, device=device)
+        self._row = torch.zeros((), device=device)  # float32, as checkpoints have
         self._most = 0
         self.paused = False
         """Whether nothing changes for now, without being counted: a step is tried out."""
@@ -21,15 +26,19 @@ class Held:
         self._most = most
 
     def after(self, finite: Tensor) -> Tensor:
-        """Whether a step changes nothing (0-dim bool), given whether it is finite (likewise)."""
+        """Whether a step changes nothing (0-dim bool), given whether it is finite, and no spike (likewise)."""
         if self.paused:
             return self.holds()
-        self._row = torch.where(finite & ~self.holds(), 0, self._row + 1)
+        self._row.copy_(torch.where(finite & ~self.holds(), 0, self._row + 1))
         return self._row > 0
 
     def row(self) -> Tensor:
-        """How many steps in a row were not finite (0-dim int64); once updates are held, all after them count."""
+        """How many steps in a row were skipped (0-dim float32); once updates are held, all after them count."""
         return self._row
+
+    def kept(self) -> Iterator[tuple[str, Tensor]]:
+        """The state that checkpoints save, by key: its own memory."""
+        yield ROW, self._row
 
     def holds(self) -> Tensor:
         """Whether nothing changes any more."""

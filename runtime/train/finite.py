@@ -1,4 +1,4 @@
-"""Each rank's look at whether a step's loss and gradient norm were finite, without waiting for the device.
+"""Each rank's look at whether a step's loss and gradient norm were finite and usual, without waiting for the device.
 
 The step itself has changed nothing then, by the `finite` of its update, nor has any step after it.  A rank reads a
 step's metrics when the next step has been handed to the device; on the CPU, where they are there, at once.
@@ -19,20 +19,31 @@ from ..state.engine import TrainState
 
 @dataclass(frozen=True)
 class Bad:
-    """A step whose values were not finite: the first in a row of `row`."""
+    """A step whose values were not finite, or whose loss was a spike: above `limit`.
+
+    It is the last of `row` steps in a row that were skipped; 0 if it was not.
+    """
 
     step: int
     loss: float
     norm: float
     row: int
+    limit: float
+
+    @property
+    def is_spike(self) -> bool:
+        """Whether the loss is finite and above its limit."""
+        return isfinite(self.loss) and self.loss > self.limit
 
     def __str__(self) -> str:
+        if self.is_spike:
+            return f"step {self.step}: loss {self.loss:.4f} is a spike: above {self.limit:.4f}"
         return f"step {self.step}: loss {self.loss}, gradient norm {self.norm}"
 
 
 @dataclass(frozen=True)
 class _Due:
-    """A step's loss, norm, tokens, loss scale and steps in a row that were not finite, on their way to the host."""
+    """A step's loss, norm, tokens, loss scale, steps skipped in a row and limit, on their way to the host."""
 
     step: int
     values: Tensor
@@ -57,10 +68,8 @@ class Finite:
         every: int = 1,
         skips: int = 0,
         located: Callable[[int], str] | None = None,
-        loss: Callable[[int, float], None] | None = None,
     ) -> None:
-        """`loss` is told each loss that is finite, with its step."""
-        self._held, self._every, self._skips, self._located, self._loss = state.held, every, skips, located, loss
+        self._held, self._every, self._skips, self._located = state.held, every, skips, located
         self._held.allow(skips)
         self._due: _Due | None = None
 
@@ -74,30 +83,29 @@ class Finite:
         return found
 
     def settle(self) -> Bad | None:
-        """The step that was read, if it has been skipped.  RunError on all ranks alike if no more may be skipped."""
+        """The step that was read, if it was skipped or a spike.  RunError on all ranks if no more may be skipped."""
         if self._due is None:
             return None
         due, self._due = self._due, None
-        loss, norm, tokens, scale, row = due.read()
-        bad = Bad(due.step - max(0, int(row) - 1 - self._skips), loss, norm, int(row))
+        loss, norm, tokens, scale, row, limit = due.read()
+        bad = Bad(due.step - max(0, int(row) - 1 - self._skips), loss, norm, int(row), limit)
         finite = isfinite(loss) and (isfinite(norm) or scale >= 1)  # a scale below 1 would not have helped
         if row > self._skips or (tokens and not finite and not row):
             raise RunError(f"{bad}; {self._why(bad)}")
-        if self._loss and tokens and finite:
-            self._loss(due.step, loss)
-        return bad if row else None
+        return bad if row or (tokens and bad.is_spike) else None
 
     def _why(self, bad: Bad) -> str:
         skipped = f"{self._skips} in a row were skipped; " if self._skips else ""
-        found = f"; {self._located(bad.step)}" if self._located and bad.row else ""
+        found = f"; {self._located(bad.step)}" if self._located and bad.row and not bad.is_spike else ""
         return f"{skipped}no parameter has been updated by it; try a lower --lr{found}"
 
     def _begun(self, step: int, metrics: Metrics) -> _Due:
         """Begins to copy; scale 0 is none."""
         loss, zero = metrics.loss, torch.zeros_like(metrics.loss)
+        limit = torch.full_like(loss, torch.inf) if metrics.limit is None else metrics.limit
         norm = zero if metrics.norm is None else metrics.norm
         scale = zero if metrics.loss_scale is None else metrics.loss_scale
-        values = torch.stack([each.double() for each in (loss, norm, metrics.tokens, scale, self._held.row())])
+        values = torch.stack([each.double() for each in (loss, norm, metrics.tokens, scale, self._held.row(), limit)])
         if not loss.is_cuda:
             return _Due(step, values, None)
         values, copied = values.to("cpu", non_blocking=True), torch.cuda.Event()

@@ -90,6 +90,7 @@ class Log:
         self._due: _Due | None = None
         self._empty: Tensor | int = 0  # steps so far in which no label counts
         self._said_empty = False
+        self._handed, self._skipped = first, 0  # the last step that was handed over, and that has been skipped
         self.mark(first)
 
     def mark(self, step: int) -> None:
@@ -101,26 +102,29 @@ class Log:
         if self._folder is None:
             return
         self._empty = (metrics.tokens == 0) + self._empty
-        if not due:
-            return
-        self._due = _Due.of(step, metrics, lr, self._empty)
-        if self._due.copied is None:
+        self._handed = step
+        if due:
+            self._due = _Due.of(step, metrics, lr, self._empty)
+        if not (due and metrics.loss.is_cuda):
             self.settle()
 
     def settle(self) -> None:
-        """Writes the step that is due, if one is."""
-        if self._due is None:
-            return
-        due, self._due = self._due, None
-        metrics = due.read()
-        self._finished(due.step, metrics, due.lr, due.expert_load(), due.dropped(self._speed.tokens, self._choices))
+        """Writes the step that is due, if one is, and one that has been skipped and is not due."""
+        if self._due is not None:
+            due, self._due = self._due, None
+            metrics = due.read()
+            self._finished(due.step, metrics, due.lr, due.expert_load(), due.dropped(self._speed.tokens, self._choices))
+        if 0 < self._skipped <= self._handed:
+            self._write({"step": self._skipped, "skipped": True})
+            self._skipped = 0
 
     def _finished(
         self, step: int, metrics: dict[str, float], lr: float, load: list[list[int]], dropped: float | None
     ) -> None:
         loss, tokens, scale = metrics["loss"], int(metrics["tokens"]), metrics.get("loss_scale")
         norm = metrics.get("norm", 0.0)
-        skipped = bool(tokens) and not (isfinite(loss) and isfinite(norm))
+        skipped = step == self._skipped or (bool(tokens) and not (isfinite(loss) and isfinite(norm)))
+        self._skipped = 0 if step == self._skipped else self._skipped
         seconds, warm = (time.monotonic() - self._marked) / (step - self._marked_step), self._marked_step >= self._warm
         self.mark(step)
         self._say_empty(step, int(metrics["empty"]))
@@ -144,10 +148,10 @@ class Log:
             self._say(f"{complaint}; {f'most at {where}' if where else 'SCALEC_PROFILE=FOLDER tells where'}")
 
     def skipped(self, step: int, words: str) -> None:
-        """A step that has updated nothing, whether its line is due or not."""
+        """A step that has updated nothing: it has one record, that of its line if one is due."""
         if self._folder is not None:
             self._say(f"{words}: skipped")
-            self._write({"step": step, "skipped": True})
+            self._skipped = step
 
     def _say_empty(self, step: int, empty: int) -> None:
         """Once, that steps went by in which there was nothing to learn from."""

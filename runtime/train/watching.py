@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch.distributed as dist
 from torch import nn
@@ -12,7 +13,6 @@ from ..data.loader import Batch
 from ..state.engine import TrainState
 from .finite import Bad, Finite
 from .log import Log
-from .spikes import Spikes
 
 TrainStep = Callable[[nn.Module, TrainState, Batch, float], Metrics]
 
@@ -32,9 +32,9 @@ class Watching:
         """`train_step` is the program's own, `batch` gives the one of a step, from 0."""
         self._asked, self._model, self._state, self._log = asked, model, state, log
         self._train_step, self._batch, self._number = train_step, batch, 0
-        self._spikes = Spikes(asked.spikes) if asked.spikes else None
         located = self._located if asked.locate else str
-        self._finite = Finite(state, asked.finite, asked.skips, located, self._loss)
+        self._finite = Finite(state, asked.finite, asked.skips, located)
+        state.kept += [*(state.held.kept() if asked.skips else ()), *(state.losses.kept() if asked.spikes else ())]
         if asked.copies or asked.replay:
             from ..debug.twice import CopyCheck, Replay  # most runs do without
 
@@ -49,8 +49,16 @@ class Watching:
             self._state.looks.append(self._compare)
             self._number = number
         if _is_due(number, self._asked.replay):
-            return self._replay.step(number, self._model, batch, lr, run, begin)
-        return run(self._model, self._state, batch, lr)
+            metrics = self._replay.step(number, self._model, batch, lr, run, begin)
+        else:
+            metrics = run(self._model, self._state, batch, lr)
+        return self._limited(metrics, self._asked.spikes) if self._asked.spikes else metrics
+
+    def _limited(self, metrics: Metrics, deviations: float) -> Metrics:
+        """The metrics with their limit, by which the program may have skipped the step; a spike is not in the next."""
+        limit = self._state.loss_limit(deviations) if metrics.limit is None else metrics.limit
+        self._state.losses.add(metrics.loss, (metrics.tokens > 0) & (metrics.loss <= limit))
+        return replace(metrics, limit=limit)
 
     def _compare(self) -> None:
         """Once, before the next update."""
@@ -66,12 +74,10 @@ class Watching:
         self._told(self._finite.settle())
 
     def _told(self, bad: Bad | None) -> None:
-        if bad is not None:
+        if bad is not None and bad.row:
             self._log.skipped(bad.step, str(bad))
-
-    def _loss(self, step: int, loss: float) -> None:
-        if self._spikes and (line := self._spikes.after(step, loss)):
-            self._log.say(line)
+        elif bad is not None:
+            self._log.say(str(bad))
 
     def _located(self, step: int) -> str:
         """The first value of a step that is not finite: of its last run, on any rank; all ranks run it once more."""

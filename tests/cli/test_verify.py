@@ -220,6 +220,11 @@ def test_a_plan_and_its_own_ir_make_the_same_update(scalec: Run, kind: str) -> N
         ("ffn = 12", "ffn = 16", ["dim `ffn` is 12 in the first plan, 16 in the second"]),
         ("lr = 0.1", "lr = 0.2", ["the plans first differ at the update", "forward and loss are the same"]),
         ("clip = 1.0", "", ["the plans first differ at the update"]),
+        (
+            "train {",
+            "watch { skips = 1  spikes = skip(9) } train {",
+            ["the plans skip different steps: no rule and `spikes = skip(9.0)`"],
+        ),
         ("global_batch = 8", "global_batch = 16", ["the plans have different numbers of sequences per step"]),
     ],
 )

@@ -25,6 +25,7 @@ from scalec.compiler.config.settings import (
     Train,
     Watch,
 )
+from scalec.compiler.config.values import SpikeRule
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.syntax.diagnostics import Diagnostics, PlanError
 from scalec.compiler.syntax.overrides import merge
@@ -180,6 +181,8 @@ def test_a_setting_given_twice_shows_both_places() -> None:
         (Data, f"{DATA[:-1]} masked = 0% }}", "`masked` must be above 0 and below 1", ""),
         (Watch, "watch { skips every 2 }", "`skips` is not done every few steps", "write `skips = …`"),
         (Watch, "watch { copies every 0 }", "`copies` must be at least 1", ""),
+        (Watch, "watch { spikes = tell(3) }", "`spikes` takes a number or a rule, as in `skip(10)`, not a call", ""),
+        (Watch, "watch { spikes = skip(0) }", "`spikes` must be above 0", ""),
         (Watch, "watch { copies every 9 copies = 9 }", "`copies` is given twice", ""),
         (Data, "data text { files = [stdlib] }", "`files` takes strings or `python_stdlib`, not a name", ""),
     ],
@@ -288,7 +291,13 @@ pipelines = st.builds(Pipelining, orders, layers)
 
 flows = st.builds(Flow, st.none() | st.just(AUTO) | counts, st.integers(0, 2**63 - 1))
 watches = st.builds(
-    Watch, counts, st.integers(0, 9), st.sampled_from(["off", "on"]), st.none() | counts, st.none() | counts
+    Watch,
+    counts,
+    st.integers(0, 9),
+    st.sampled_from(["off", "on"]),
+    st.none() | counts,
+    st.none() | counts,
+    st.none() | st.builds(SpikeRule, st.floats(1e-9, 1e9), st.booleans()),
 )
 
 

@@ -161,6 +161,8 @@ SMALL = {
         CAPPED, shard="batch over dp  heads, kv_heads, ffn over tp", options=f"{KERNELS}  precision = fp16"
     ),
     "fp16": plan(options=FP16, optimizer="adamw { lr = 1e-2  clip = 1 }"),
+    "spikes": f"{plan()} watch {{ skips = 2  spikes = skip(8) }}",
+    "spikes, fp16": f"{plan(options=FP16)} watch {{ skips = 2  spikes = skip(8) }}",
     "fp16, unclipped": plan(options="precision = fp16", optimizer="sgd { lr = 1e-2 }"),
     "fp16, zero 1": plan(options=FP16, state="zero 1 over dp  bucket = 12KiB"),
     "fp16, zero 3": plan(options=FP16, state="zero 3 over dp"),

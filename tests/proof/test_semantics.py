@@ -412,7 +412,8 @@ CASES = {
     ],
     "embedding": [case("#bs vh -> bsh", embedding), case("#sb vnd -> sbnd", embedding)],
     "grad_norm": [case("+. +. -> .", lambda *xs: added(*xs).sqrt()), case("+. -> .", torch.sqrt)],
-    "if_finite": [case("#. +. -> .", lambda count, norm: count)],
+    "if_below": [case("#. . . -> .", lambda count, loss, limit: torch.where(loss <= limit, count, 0))],
+    "if_finite": [case("#. +. . -> .", lambda count, norm, loss: count)],
     "layernorm": [
         case("bsh h h -> bsh", layer_norm, eps=0.1),
         case("bsh h -> bsh", layer_norm, eps=0.1),
@@ -488,8 +489,8 @@ CASES = {
     ],
 }
 """For every kind but `coerce`, which is no function of one rank's operands, `fork`, any of distinct results,
-`loss_scale`, any number, `ring_attention`, of several ranks, `zeros` and `one`, which have no operands, and `vjp`,
-which is of all others that have gradients."""
+`loss_scale` and `loss_limit`, any number, `ring_attention`, of several ranks, `zeros` and `one`, which have no
+operands, and `vjp`, which is of all others that have gradients."""
 
 OF_ROUTES = {
     *("top", "balance", "router_z", "dispatch", "combine", "grouped_contract", "grouped_bias", "balanced"),
@@ -516,7 +517,7 @@ WITH_VJP = [param for param in ALL if (entry := OPS[str(param.values[0])]).vjp a
 
 
 def test_every_op_has_a_meaning_and_stands_here() -> None:
-    elsewhere = {"fork", "loss_scale", "one", "ring_attention", "vjp", "zeros", *OF_ROUTES}
+    elsewhere = {"fork", "loss_limit", "loss_scale", "one", "ring_attention", "vjp", "zeros", *OF_ROUTES}
     assert set(CASES) | elsewhere == set(MEANINGS) == set(OPS) - {"coerce"}
 
 

@@ -84,6 +84,7 @@ EXPECTED = {
     "wrong value saved for backward": ("d_q made of q.2 instead of _o.2", Fate.VALUES),
     "part of a gradient lost or doubled": ("d_x.1 lost from d_x.3", Fate.VALUES),
     "count of labels": ("update of wte by the rank's own count", Fate.VALUES),
+    "steps that are skipped": ("update of norm1 without if_finite", Fate.VALUES),
     "divided by the ranks": ("inv_num_tokens divided by the ranks of dp", Fate.VALUES),
     "before the reduction": ("update takes g_vectors before its reduction", Fate.VALUES),
     "gradient norm": ("grad_norm_sq.2 added over tp in the norm", Fate.VALUES),
@@ -109,6 +110,7 @@ EXPECTED = {
 """A mutant of each family in the tiny plan, and how it is found."""
 
 STAGED = "in three stages"
+SKIPPING = "spikes skipped"
 ELSEWHERE = {
     "recomputed with slices of another layer": "recomputed",
     "repeats exchanged": "layers that differ",
@@ -140,7 +142,10 @@ Rank = Callable[[Field, Tensor], Array]
 @cache
 def compiled(name: str) -> tuple[Program, Program]:
     """The program of a plan after the last pass, and its model."""
-    text = piped("tied embedding", pp=3) if name == STAGED else PLANS[name].text() if name else ""
+    text = {
+        STAGED: piped("tied embedding", pp=3),
+        SKIPPING: f"{PLANS['three axes'].text()} watch {{ skips = 1  spikes = skip(5) }}",
+    }.get(name, PLANS[name].text() if name in PLANS else "")
     model = compile_plan(Source("tiny.scale", text) if name else load(TINY), "resolve")
     return lower(model), model
 
@@ -170,6 +175,17 @@ def one_of_each_family(program: Program, number: int) -> list[Mutant]:
 
 
 # ---- what is found
+
+
+def test_steps_that_are_skipped_are_the_same_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audited, "mutants", only("steps that are skipped"))
+    found = audit(*compiled(SKIPPING))
+    assert survivors(found) == []
+    words = [verdict.mutant.what for verdict in found.verdicts]
+    for gate in ("if_finite", "if_below"):
+        assert f"update of wte without {gate}" in words
+        assert f"{gate} by the rank's own loss.2" in words
+    assert "if_finite by the rank's own grad_norm_sq.1" in words
 
 
 def test_every_mutant_of_the_tiny_plan_is_killed() -> None:

@@ -26,15 +26,17 @@ class Step(Microbatches):
     def __init__(self, machine: Machine, program: Program, node: ast.FunctionDef, paths: Mapping[str, str]) -> None:
         super().__init__(machine, program, node, paths)
         self._types = program.types
-        self._scale = next((op.outputs[0].name for op in program.ops if op.kind == "loss_scale"), "")
+        given = {op.kind: op.outputs[0].name for op in program.ops if op.kind in ("loss_scale", "loss_limit")}
+        self._scale, self._limit = given.get("loss_scale", ""), given.get("loss_limit", "")
         metrics = ("loss", "norm", "tokens", "router_loss")[: 2 + program.losses]
         ends = [end.name for end in program.region.yields]
         self._returns: dict[str, str] = dict(zip(metrics, ends, strict=False))
         self._loads = ends[len(metrics) :][: program.routes] if self._trains else []
         if not self._trains:
             self._returns = {key: name for key, name in self._returns.items() if key in ("loss", "tokens")}
-        elif self._scale:
-            self._returns["loss_scale"] = self._scale
+        else:
+            self._returns |= {"loss_scale": self._scale} if self._scale else {}
+            self._returns |= {"limit": self._limit} if self._limit else {}
         self._ops = ops_in(program.region.body) if self._trains else self._needed()
         self._updated = False
         self.biases: dict[str, object] = {}  # the names in the model's state by which biases are moved
@@ -155,6 +157,10 @@ class Step(Microbatches):
                 return self._squares(op)
             case "if_finite":
                 return "" if self._scale else "a2.isfinite() & a1.isfinite()"
+            case "loss_limit":
+                return f"state.loss_limit({op.get('deviations')!r})"
+            case "if_below":
+                return f"{'a1.isfinite()' if self._scale else 'a0'} & (a1 <= a2)"
             case _:
                 raise AssertionError(f"emit: nothing does {op.kind} at the scope of the step")
 
@@ -242,16 +248,15 @@ class Step(Microbatches):
 
     def _skipped(self, counted: str) -> tuple[str, dict[str, object]]:
         """When a step changes nothing, and the names in that."""
-        finite = next(each for each in self._ops if counted in [made.name for made in each.outputs])
+        makers = {made.name: each for each in self._ops for made in each.outputs}
+        decides = makers[counted]
+        finite = makers[decides.inputs[0]] if decides.kind == "if_below" else decides
         assert finite.kind == "if_finite", "emit: an update that does not look whether values are finite"
-        count, norm, loss = (self._values[name] for name in finite.inputs)
-        if self._scale:
-            return "skip=count == 0, overflow=~norm.isfinite(), finite=loss.isfinite()", {
-                "count": count,
-                "norm": norm,
-                "loss": loss,
-            }
-        return "skip=count == 0, finite=finite", {"count": count, "finite": self._values[counted]}
+        assert bool(self._limit) == (decides is not finite), "emit: an update that does not look at the loss's limit"
+        given = dict(zip(("count", "norm", "loss"), map(self._values.get, finite.inputs), strict=True))
+        overflow = ", overflow=~norm.isfinite()" if self._scale else ""
+        usual = "loss.isfinite()" if self._scale and decides is finite else "usual"
+        return f"skip=count == 0{overflow}, finite={usual}", {**given, "usual": self._values[counted]}
 
 
 def _balances(event: Event) -> bool:

@@ -100,6 +100,9 @@ class TrainingStep(OpBuilder):
         if self._loss_scale:
             scale = self.write("unscaled", [scale, self._loss_scale], scale)
         count = self.write("if_finite", [count, norm, loss], count)
+        if deviations := self.program.watch.limited:
+            limit = self.write("loss_limit", [], "loss_limit", deviations=deviations)
+            count = self.write("if_below", [count, loss, limit], count)
         updated = [self._updated(*each, scale, count) for each in zip(params, final, strict=True)]
         return norm, [*updated, *(self._balanced(it, loads[it.route], count) for it in self.program.buffers)]
 

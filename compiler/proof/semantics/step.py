@@ -7,7 +7,7 @@ import numpy as np
 from ...config.settings import Optimizer
 from ...ir import Bucket, Program
 from ..sharded_state import counted, own, packed, padded, parts
-from ..tensors import RANDOM, Numbers, Tensor
+from ..tensors import RANDOM, Dims, Numbers, Tensor
 from .call import Call, Semantics
 from .vjp import zero
 
@@ -66,20 +66,39 @@ def clipping(n: Numbers, norm: Tensor, most: object) -> Tensor:
 def updated(
     program: Program, n: Numbers, name: str, param: Tensor, grad: Tensor, scale: Tensor, count: Tensor
 ) -> Tensor:
-    """The optimizer's step on one parameter: a function of each element alone; nothing where no label counted."""
-    scaled = n.product(param.dims, grad, scale)
-    moved = n.function("update", param, scaled, constants=(name, *_settings(program.train.optimizer, name)))
-    there = count.onto(param.dims) > 0
-    return Tensor(param.dims, np.where(there, moved.array, param.array), moved.degree | param.degree)
+    """The optimizer's step on one parameter: a function of each element, and of what the count went through.
+
+    Nothing where no label counted.
+    """
+    scaled, due = n.product(param.dims, grad, scale), _onto(n, count, param.dims)
+    moved = n.function("update", param, scaled, due, constants=(name, *_settings(program.train.optimizer, name)))
+    return Tensor(param.dims, np.where(due.array > 0, moved.array, param.array), moved.degree | param.degree)
+
+
+def _onto(n: Numbers, count: Tensor, dims: Dims) -> Tensor:
+    """A count as a number beside values of these dims."""
+    return n.constant(count.onto(dims), dims)
+
+
+def gated(n: Numbers, name: str, count: Tensor, *values: Tensor) -> Tensor:
+    """A count that is 0 where it was, or where a rule says so of the values; who reads it depends on all of them."""
+    found = n.function(name, n.constant(count.array), *values)
+    return Tensor((), np.where(count.array > 0, found.array, np.zeros_like(found.array)), found.degree)
+
+
+def loss_limit(n: Numbers, axes: int, deviations: object) -> Tensor:
+    """Any number, which all ranks hold."""
+    return n.function("limit", Tensor((), n.random((1,) * axes, "loss limit"), RANDOM), constants=(deviations,))
 
 
 def balanced(n: Numbers, bias: Tensor, load: Tensor, count: Tensor, rate: float) -> Tensor:
-    """A function of each bias, its load and the mean of its row's; nothing where no label counted."""
+    """A function of each bias, its load, the mean of its row's and the count; nothing where no label counted."""
     own = Tensor(bias.dims, load.array)
     mean = n.product(bias.dims[:-1], own, n.ratio(1, load.array.shape[-1]))
     spread = Tensor(bias.dims, np.broadcast_to(mean.onto(bias.dims), own.array.shape))
-    moved = n.function("balance", bias, own, spread, constants=(rate,))
-    return Tensor(bias.dims, np.where(count.onto(bias.dims) > 0, moved.array, bias.array), moved.degree | bias.degree)
+    due = _onto(n, count, bias.dims)
+    moved = n.function("balance", bias, own, spread, due, constants=(rate,))
+    return Tensor(bias.dims, np.where(due.array > 0, moved.array, bias.array), moved.degree | bias.degree)
 
 
 def _balanced(c: Call) -> list[Tensor]:
@@ -135,9 +154,11 @@ MEANINGS = {
     "clip_scale": Semantics(lambda c: [clipping(c.numbers, c.args[0], c.get("max"))]),
     "count_valid": Semantics(lambda c: [count_valid(c.args[0])]),
     "grad_norm": Semantics(lambda c: [norm(c.numbers, c.args)]),
-    "if_finite": Semantics(_same),  # every number of a field is
+    "if_below": Semantics(lambda c: [gated(c.numbers, "below", *c.args)]),
+    "if_finite": Semantics(lambda c: [gated(c.numbers, "finite", *c.args)]),
     "leaf": Semantics(_same, lambda c, grads: [grads[0]]),
     "leaf_grad": Semantics(_same),
+    "loss_limit": Semantics(lambda c: [loss_limit(c.numbers, len(c.world.axes), c.get("deviations"))]),
     "loss_scale": Semantics(lambda c: [loss_scale(c.numbers, len(c.world.axes))]),
     "pack": Semantics(_pack),
     "reciprocal": Semantics(lambda c: [reciprocal(c.numbers, c.args[0])]),

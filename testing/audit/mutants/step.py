@@ -15,6 +15,11 @@ from .edits import Edit, aside, before, instead, ops, replaced, then, wide, with
 
 Found: TypeAlias = Iterator[tuple[str, Span, Program]]
 
+GATES = ("if_finite", "if_below")
+"""Ops that make a count 0 where nothing is to change."""
+COUNT = 2
+"""The operand of an update, of parameters or of biases, that is the count."""
+
 
 def _makers(program: Program) -> dict[str, Op]:
     """The op that makes each value."""
@@ -35,12 +40,43 @@ def _count(program: Program) -> Found:
 
 def _own_count(program: Program, op: Op) -> Found:
     """Each rank decides by its own count whether to update."""
-    makers = _makers(program)
-    reduced = makers[op.inputs[2]]
-    reduced = makers[reduced.inputs[0]] if reduced.kind == "if_finite" else reduced
+    *_, first = _gates(program, op)
+    reduced = _makers(program)[first.inputs[0]]
     if reduced.kind == "coerce":
         own = with_input(op, 2, reduced.inputs[0])
         yield f"update of {op.inputs[3]} by the rank's own count", op.span, replaced(program, op, own)
+
+
+def _gates(program: Program, op: Op) -> Iterator[Op]:
+    """The ops that decide whether an update changes anything, the last first."""
+    makers, count = _makers(program), op.inputs[COUNT]
+    while (made := makers.get(count)) and made.kind in GATES:
+        yield made
+        count = made.inputs[0]
+
+
+def _skipping(program: Program) -> Found:
+    """An update does not look whether values are finite, or whether the loss is a spike, or ranks decide apart."""
+    for op in (*ops(program, "update"), *ops(program, "balanced")):
+        at, what = COUNT, op.inputs[3 if op.kind == "update" else 0]
+        for gate in _gates(program, op):
+            free = with_input(op, at, gate.inputs[0])
+            yield f"{op.kind} of {what} without {gate.kind}", op.span, replaced(program, op, free)
+    for gate in (op for kind in GATES for op in ops(program, kind)):
+        for at, name in enumerate(gate.inputs[1:], start=1):
+            yield from _decided_apart(program, gate, at, name)
+
+
+def _decided_apart(program: Program, gate: Op, at: int, name: str) -> Found:
+    """By the rank's own part of a value, before its sum over ranks."""
+    makers = _makers(program)
+    made = makers.get(name)
+    for i, source in enumerate(made.inputs if made else ()):
+        summed = makers.get(source)
+        if made and summed and summed.kind == "coerce" and program.degree(summed.names("axes")) > 1:
+            own = evolve(with_input(made, i, summed.inputs[0]), outputs=(aside(made.outputs[0]),))
+            words = f"{gate.kind} by the rank's own {source}"
+            yield words, gate.span, replaced(program, gate, own, with_input(gate, at, own.outputs[0].name))
 
 
 def _divided(program: Program) -> Found:
@@ -201,6 +237,7 @@ def _indexed(program: Program, backward: Op, operands: list[Type]) -> list[tuple
 
 FAMILIES: dict[str, Edit] = {
     "count of labels": _count,
+    "steps that are skipped": _skipping,
     "divided by the ranks": _divided,
     "before the reduction": _stale,
     "gradient norm": _norm,

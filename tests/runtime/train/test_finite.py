@@ -1,5 +1,9 @@
 """Steps whose values are not finite change nothing, and are found on all ranks after the same step."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers.small_state import made, update
+from scalec.runtime.checkpoint.saver import load, save
 from scalec.runtime.config.plan import Metrics
 from scalec.runtime.errors import RunError
 from scalec.runtime.state.engine import TrainState
@@ -57,6 +62,31 @@ def test_with_a_rule_some_in_a_row_are_skipped() -> None:
         assert (value == 1.0) != all(torch.equal(before[key], now) for key, now in _boxes(state).items())
     with pytest.raises(RunError, match="step 7: loss inf, gradient norm inf; 2 in a row were skipped"):
         finite.after(7, _step(state, torch.inf))
+
+
+def test_steps_in_a_row_are_counted_on_over_a_checkpoint(tmp_path: Path) -> None:
+    state, other = made({"dp": 1}, 0), made({"dp": 1}, 1)
+    first, second = Finite(state, skips=1), Finite(other, skips=1)
+    for each in (state, other):
+        each.kept += each.held.kept()
+    assert first.after(1, _step(state, torch.nan))
+    load(save(tmp_path, 1, state), other)
+    with pytest.raises(RunError, match="step 2: loss nan, gradient norm nan; 1 in a row were skipped"):
+        second.after(2, _step(other, torch.nan))
+
+
+def test_a_spike_is_told_by_its_limit_and_skipped_where_the_step_says_so() -> None:
+    state = made({"dp": 1}, 0)
+    finite, limit = Finite(state, skips=1), torch.tensor(2.0)
+    told = finite.after(1, replace(_step(state, 3.0), limit=limit))
+    assert str(told) == "step 1: loss 3.0000 is a spike: above 2.0000"
+    assert told is not None
+    assert not told.row
+    assert finite.after(2, replace(_step(state, 2.0), limit=limit)) is None
+    for step in (3, 4):
+        state.update(0.1, skip=NO, finite=NO)
+        with nullcontext() if step == 3 else pytest.raises(RunError, match="step 4: loss 3"):
+            finite.after(step, Metrics(torch.tensor(3.0), torch.tensor(4), torch.tensor(1.0), limit=limit))
 
 
 def test_the_step_is_named_though_it_is_seen_later() -> None:

@@ -74,6 +74,23 @@ def test_a_line_says_that_its_step_was_skipped(tmp_path: Path, capsys: pytest.Ca
     assert "loss" not in record
 
 
+@pytest.mark.parametrize("due", [False, True])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_step_that_is_skipped_has_one_record(tmp_path: Path, due: bool, later: bool) -> None:
+    """Of the step before too, as on a GPU, where it is known when the next one has been handed over."""
+    log = small_log(tmp_path)
+    if later:
+        log.step(1, _metrics("cpu"), 0.1, due=False)
+    log.skipped(1, "step 1: loss 9.0 is a spike")
+    log.settle()
+    log.step(2 if later else 1, _metrics("cpu"), 0.1, due)
+    log.settle()
+    records = [*map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())]
+    assert [record["step"] for record in records] == [1] + [2] * (later and due)
+    assert records[0]["skipped"]
+    assert ("loss" in records[0]) == (due and not later)
+
+
 def test_a_terminal_that_lacks_a_sign_shows_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = BytesIO()
     monkeypatch.setattr(sys, "stdout", TextIOWrapper(seen, "ascii"))
