@@ -70,7 +70,7 @@ def _result(it: Diagnostic, rule: int) -> dict[str, Any]:
         "ruleId": it.code,
         "ruleIndex": rule,
         "level": it.severity,
-        "message": {"text": _told(it)},
+        "message": {"text": full_text(it)},
         "locations": [_location(it.span)],
         **({"relatedLocations": related} if related else {}),
     }
@@ -88,7 +88,7 @@ def _location(span: Span) -> dict[str, Any]:
     return {"physicalLocation": {"artifactLocation": {"uri": uri}, **({"region": region} if span.line else {})}}
 
 
-def _told(it: Diagnostic, *, placed: bool = False) -> str:
+def full_text(it: Diagnostic, *, placed: bool = False) -> str:
     """The message with what is said below it; notes that have places of their own only where these are `placed`."""
     head = f"{it.message}: {it.label}" if it.label else it.message
     notes = [f"note: {note.text}{f' ({note.span})' * bool(note.span)}" for note in it.notes if placed or not note.span]
@@ -97,7 +97,7 @@ def _told(it: Diagnostic, *, placed: bool = False) -> str:
 
 def as_github(found: Sequence[Diagnostic]) -> str:
     """A line each that GitHub shows at its place in a change: workflow commands `error` and `warning`."""
-    return "".join(f"::{it.severity} {_properties(it)}::{_escaped(_told(it, placed=True))}\n" for it in found)
+    return "".join(f"::{it.severity} {_properties(it)}::{_escaped(full_text(it, placed=True))}\n" for it in found)
 
 
 def _properties(it: Diagnostic) -> str:

@@ -1,7 +1,6 @@
 """Diagnostics: errors and warnings about a plan, shown the way rustc does."""
 
 import os
-import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
@@ -152,16 +151,8 @@ class Note:
 
 
 @frozen
-class Fix:
-    """An edit that mends a mistake: `text` in the place of `span`, "" to leave that out."""
-
-    span: Span
-    text: str
-
-
-@frozen
 class Diagnostic:
-    """One mistake, or a warning; of several `edits` each mends it by itself."""
+    """One mistake, or a warning."""
 
     code: str
     message: str
@@ -169,15 +160,6 @@ class Diagnostic:
     label: str = ""
     notes: tuple[Note, ...] = ()
     help: str = ""
-    edits: tuple[Fix, ...] = ()
-
-    @property
-    def fixes(self) -> tuple[Fix, ...]:
-        """The edits that mend it; where none is given, the word that its help means."""
-        word, meant = _WORD.fullmatch(self.span.words), _MEANT.match(self.help)
-        if self.edits or not word or not meant:
-            return self.edits
-        return (Fix(self.span, f"{word[1]}{meant[1] or meant[2]}{word[1]}"),)
 
     @property
     def severity(self) -> str:
@@ -201,17 +183,10 @@ class PlanError(Exception):
 
 
 def wrong(
-    code: str,
-    message: str,
-    span: Span,
-    label: str = "",
-    help: str = "",
-    *,
-    notes: Sequence[Note] = (),
-    edits: Sequence[Fix] = (),
+    code: str, message: str, span: Span, label: str = "", help: str = "", *, notes: Sequence[Note] = ()
 ) -> PlanError:
     """The error of one mistake."""
-    return PlanError([Diagnostic(code, message, span, label, tuple(notes), help, tuple(edits))])
+    return PlanError([Diagnostic(code, message, span, label, tuple(notes), help)])
 
 
 class Diagnostics:
@@ -221,19 +196,11 @@ class Diagnostics:
         self._found: list[Diagnostic] = []
 
     def error(
-        self,
-        code: str,
-        message: str,
-        span: Span,
-        label: str = "",
-        *,
-        notes: Sequence[Note] = (),
-        help: str = "",
-        edits: Sequence[Fix] = (),
+        self, code: str, message: str, span: Span, label: str = "", *, notes: Sequence[Note] = (), help: str = ""
     ) -> None:
         """Adds one mistake."""
         assert code in CODES, f"diagnostics: {code} is not in the table"
-        self._found.append(Diagnostic(code, message, span, label, tuple(notes), help, tuple(edits)))
+        self._found.append(Diagnostic(code, message, span, label, tuple(notes), help))
 
     def add(self, error: PlanError) -> None:
         """Adds the mistakes of an error that was caught so as to go on looking."""
@@ -269,12 +236,6 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Help for a misspelt word; "" if no choice is near it."""
     near = nearest(word, choices)
     return f"did you mean `{near}`?" if near else ""
-
-
-_MEANT = re.compile(r"did you mean `([^`]+)`\?$|it is called `(\w+)`(?!, as in)")
-"""A help that says which word to write in the place of another."""
-
-_WORD = re.compile(r'("?)[\w:./-]+\1')
 
 
 def listing(words: Iterable[str]) -> str:

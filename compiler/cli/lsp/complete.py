@@ -13,9 +13,10 @@ from ...frontend.calls import signature
 from ...frontend.sharding import HOW, ZERO
 from ...ir import STATES
 from ...ops import OPS
-from .document import Document, offset
+from .document import Document
 from .hover import op_named, takes
 from .mentions import DECLARING, SECTIONS, Kind, part_of
+from .moved import offset
 
 _WORDS = re.compile(r'#[^\n]*|"(?:[^"\\\n]|\\.)*"?|->|\.\.|[\w.]+%?|\S')
 _PAIRS = {"(": ")", "[": "]", "{": "}"}

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 
-from attrs import evolve, frozen
+from attrs import frozen
 
-from ...syntax.diagnostics import Diagnostic, Fix, Note
+from ...reports.diagnostic_formats import full_text
+from ...syntax.diagnostics import Diagnostic, Note
+from ...syntax.fixes import Fix, fixes
 from ...syntax.source import Span
 from .document import Document
 from .mentions import Kind
@@ -30,10 +32,7 @@ def _told(document: Document, it: Diagnostic) -> Told:
     span = it.span
     if span.path != document.source.path:
         notes, span = (Note(span, it.label or it.message), *notes), _use(document)
-    parts = [": ".join(filter(None, (it.message, it.label)))]
-    parts += [f"note: {note.text}" for note in it.notes if not note.span]
-    parts += [f"help: {it.help}"] if it.help else []
-    return Told(it, span, "\n".join(parts), notes)
+    return Told(it, span, full_text(it), notes)
 
 
 def _use(document: Document) -> Span:
@@ -55,19 +54,9 @@ def actions(document: Document, first: int, last: int) -> Iterator[Action]:
     """The edits for what is wrong in these lines."""
     for each in told(document):
         if each.span.line <= last and first <= max(each.span.end_line, each.span.line):
-            for fix in each.of.fixes:
-                yield Action(_title(fix), each, _whole(fix))
+            for fix in fixes(each.of):
+                yield Action(_title(fix), each, fix)
 
 
 def _title(fix: Fix) -> str:
-    words = fix.span.words
-    return f"write `{fix.text}`" if fix.text else f"leave `{words}` out" if words else "leave it out"
-
-
-def _whole(fix: Fix) -> Fix:
-    """The edit; what is left out takes the space before it along."""
-    if fix.text:
-        return fix
-    span, line = fix.span, fix.span.text.split("\n")[fix.span.line - 1]
-    before = line[: span.column - 1]
-    return evolve(fix, span=evolve(span, column=len(before.rstrip()) + 1)) if before.strip() else fix
+    return f"write `{fix.text}`" if fix.text else f"leave `{fix.span.words.strip()}` out"

@@ -6,8 +6,9 @@ from pathlib import PurePath
 
 from ...analysis.collective import Collective
 from ...config.units import amount
-from .document import Document, Moved
+from .document import Document
 from .mentions import Kind, Mention
+from .moved import Moved
 
 LEAST = 1024
 """The least bytes of a collective that is shown."""

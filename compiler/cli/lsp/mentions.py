@@ -11,19 +11,14 @@ from typing import Any, cast
 import attrs
 from attrs import evolve, field, frozen
 
+from ...config import json_schema
 from ...config.fields import Part, Settings, fields_of, heading_of
-from ...config.settings import Cluster, Flow, Pipelining, StateGroup, Train, Watch
+from ...config.settings import Flow, StateGroup
 from ...syntax import tree
 from ...syntax.source import Span
 
-SECTIONS: dict[str, type[Settings]] = {
-    "cluster": Cluster,
-    "pipeline": Pipelining,
-    "state": Flow,
-    "train": Train,
-    "watch": Watch,
-}
-"""The sections of a plan that are settings."""
+SECTIONS: dict[str, type[Settings]] = {of.SECTION: of for of in json_schema.SECTIONS}
+"""The sections of a plan that are settings, by name."""
 
 
 class Kind(Enum):

@@ -1,16 +1,17 @@
 """The language server: requests of an editor answered by the functions beside this module.
 
-Non-goals: answers (`hover`, `navigate`, `complete`, …), which are pure and of places counted from 1.
+Non-goals: the answers, which are pure (`hover`, `navigate`, `complete`, …), and the protocol's places (`wire`).
 """
 
 import asyncio
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from lsprotocol import types as lsp
-from pygls.exceptions import JsonRpcException
 from pygls.lsp.server import LanguageServer
-from pygls.uris import from_fs_path, to_fs_path
 
 from ... import __version__
 from ...syntax.diagnostics import PlanError
@@ -19,14 +20,18 @@ from ...syntax.limits import load
 from ...syntax.source import Source, Span
 from . import navigate
 from .complete import complete
-from .diagnose import Action, Told, actions, told
+from .diagnose import Action, actions, told
 from .document import Document, Overtaken, compiled, same_file, typed
 from .hints import TYPES, colours, hints
 from .hover import hover
 from .mentions import Kind, Mention
+from .wire import as_diagnostic, location, path_of, place_of, range_of, refused, uri_of
 
 PAUSE = 0.2
 """Seconds without a key stroke after which the step is compiled."""
+
+PLANS = 500
+"""How many plans of an editor's folders are looked through for a name."""
 
 
 def serve() -> None:
@@ -43,12 +48,15 @@ class Server(LanguageServer):
         self.folder = folder
         self.documents: dict[str, Document] = {}
         self._pauses: dict[str, asyncio.Task[None]] = {}
-        for feature, answer in FEATURES.items():
-            self.feature(feature)(answer)
-        for feature, (answer, options) in FEATURES_WITH_OPTIONS.items():
-            self.feature(feature, options)(answer)
-
-    # ---- documents
+        self._compiling = asyncio.Lock()
+        for feature, (answer, options) in ANSWERS.items():
+            self.feature(feature, options)(_asked(answer))
+        for feature, handle in {
+            lsp.TEXT_DOCUMENT_DID_OPEN: did_open,
+            lsp.TEXT_DOCUMENT_DID_CHANGE: did_change,
+            lsp.TEXT_DOCUMENT_DID_CLOSE: did_close,
+        }.items():
+            self.feature(feature)(handle)
 
     def read(self, path: Path, at: Span) -> Source:
         """A file as the editor has it, or else as it lies on disk.  Raises PlanError."""
@@ -56,129 +64,141 @@ class Server(LanguageServer):
         return Source(str(path), opened.source.text) if opened else load(path, at)
 
     def document(self, uri: str) -> Document | None:
-        """An open document; of a model that an open plan uses, that plan's."""
+        """An open document; of a model that an open plan uses, that plan's view of it."""
         document = self.documents.get(path_of(uri))
         if not document or document.facts:
             return document
         seen = (other.of_file(document.source) for other in reversed(self.documents.values()) if other.facts)
         return next((each for each in seen if each), document)
 
-    def changed(self, uri: str, text: str) -> None:
+    def others(self) -> Iterator[Document]:
+        """All plans that a name may be in: those that are open, and the others of the editor's folders."""
+        yield from self.documents.values()
+        folders = [Path(path_of(folder.uri)) for folder in self.workspace.folders.values()]
+        found = ((path, path.relative_to(folder).parts) for folder in folders for path in folder.rglob("*.scale"))
+        paths = (str(path.resolve()) for path, parts in found if not any(part.startswith(".") for part in parts))
+        for path in sorted({*paths} - self.documents.keys())[:PLANS]:
+            try:
+                yield typed(None, load(Path(path)), self.read)
+            except PlanError:
+                continue
+
+    def changed(self, path: str, text: str) -> None:
         """Takes a new text, says at once what is wrong with it and with plans that use it; compiles after a pause."""
-        path = path_of(uri)
         self._typed(Source(path, text))
         for other in list(self.documents.values()):
             if other.syntax and any(same_file(plan.span.path, path) for plan in other.syntax.plans[1:]):
                 self._typed(other.source)
 
     def _typed(self, source: Source) -> None:
-        path = source.path
-        self.documents[path] = document = typed(self.documents.get(path), source, self.read)
+        self.documents[source.path] = document = typed(self.documents.get(source.path), source, self.read)
         self._publish(document)
-        if pause := self._pauses.get(path):
-            pause.cancel()
-        self._pauses[path] = asyncio.get_running_loop().create_task(self._compile(document))
+        self.forget_pause(source.path)
+        self._pauses[source.path] = asyncio.get_running_loop().create_task(self._compile(document))
 
     async def _compile(self, document: Document) -> None:
         await asyncio.sleep(PAUSE)
         path = document.source.path
-        try:
-            found = await asyncio.to_thread(compiled, document, lambda: self.documents.get(path) is not document)
-        except Overtaken:
-            return
-        if self.documents.get(path) is document:
+
+        def is_stale() -> bool:
+            return self.documents.get(path) is not document
+
+        async with self._compiling:
+            try:
+                found = await asyncio.to_thread(compiled, document, is_stale)
+            except Overtaken:
+                return
+            except Exception:
+                words = f"this is a bug in scalec, at {path}:\n{traceback.format_exc()}"
+                self.window_log_message(lsp.LogMessageParams(lsp.MessageType.Error, words))
+                return
+        if not is_stale():
             self.documents[path] = found
             self._publish(found)
-            if self._refreshes():
+            workspace = self.client_capabilities.workspace
+            if workspace and workspace.inlay_hint and workspace.inlay_hint.refresh_support:
                 self.workspace_inlay_hint_refresh(None)
 
-    def _refreshes(self) -> bool:
-        workspace = self.client_capabilities.workspace
-        return bool(workspace and workspace.inlay_hint and workspace.inlay_hint.refresh_support)
-
-    def closed(self, uri: str) -> None:
-        """Forgets a document."""
-        if pause := self._pauses.pop(path_of(uri), None):
+    def forget_pause(self, path: str) -> None:
+        """Compiles a document no more."""
+        if pause := self._pauses.pop(path, None):
             pause.cancel()
-        self.documents.pop(path_of(uri), None)
-        self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri, []))
 
     def _publish(self, document: Document) -> None:
-        found = [_diagnostic(each) for each in told(document)]
-        self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri_of(document.source.path), found))
+        self.tell(document.source.path, [as_diagnostic(each) for each in told(document)])
 
-    def in_workspace(self) -> list[Document]:
-        """The open documents, and all other plans in the editor's folders."""
-        folders = [path_of(folder.uri) for folder in self.workspace.folders.values()]
-        paths = {str(path.resolve()) for folder in folders for path in Path(folder).rglob("*.scale")}
-        others = list[Document]()
-        for path in sorted(paths - self.documents.keys()):
-            try:
-                others.append(typed(None, load(Path(path)), self.read))
-            except PlanError:
-                continue
-        return [*self.documents.values(), *others]
+    def tell(self, path: str, found: list[lsp.Diagnostic]) -> None:
+        """Shows what is wrong with a document."""
+        self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri_of(path), found))
 
 
-# ---- answers
+def did_open(ls: Server, it: lsp.DidOpenTextDocumentParams) -> None:
+    ls.changed(path_of(it.text_document.uri), it.text_document.text)
 
 
-def did_open(server: Server, it: lsp.DidOpenTextDocumentParams) -> None:
-    server.changed(it.text_document.uri, it.text_document.text)
+def did_change(ls: Server, it: lsp.DidChangeTextDocumentParams) -> None:
+    ls.changed(path_of(it.text_document.uri), ls.workspace.get_text_document(it.text_document.uri).source)
 
 
-def did_change(server: Server, it: lsp.DidChangeTextDocumentParams) -> None:
-    server.changed(it.text_document.uri, server.workspace.get_text_document(it.text_document.uri).source)
+def did_close(ls: Server, it: lsp.DidCloseTextDocumentParams) -> None:
+    path = path_of(it.text_document.uri)
+    ls.forget_pause(path)
+    ls.documents.pop(path, None)
+    ls.tell(path, [])
 
 
-def did_close(server: Server, it: lsp.DidCloseTextDocumentParams) -> None:
-    server.closed(it.text_document.uri)
+# ---- answers about a document
 
 
-def on_hover(server: Server, it: lsp.HoverParams) -> lsp.Hover | None:
-    if not (document := server.document(it.text_document.uri)):
-        return None
+Answer = Callable[[Document, Any, Server], object]
+
+
+def _asked(answer: Answer) -> Callable[[Server, Any], object]:
+    """The handler of a request about a document; none is about one that is not open."""
+
+    def handle(ls: Server, it: Any) -> object:
+        document = ls.document(it.text_document.uri)
+        return answer(document, it, ls) if document else None
+
+    return handle
+
+
+def on_hover(document: Document, it: lsp.HoverParams, _: Server) -> lsp.Hover | None:
     found = hover(document, *place_of(document.source, it.position))
-    if not found:
-        return None
-    return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, found.text), range_of(found.span))
+    return found and lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, found.text), range_of(found.span))
 
 
-def on_definition(server: Server, it: lsp.DefinitionParams) -> lsp.Location | None:
-    if not (document := server.document(it.text_document.uri)):
-        return None
+def on_definition(document: Document, it: lsp.DefinitionParams, _: Server) -> lsp.Location | None:
     found = navigate.definition(document, *place_of(document.source, it.position))
-    return location(found) if found else None
+    return found and location(found)
 
 
-def on_implementation(server: Server, it: lsp.ImplementationParams) -> list[lsp.Location]:
+def on_implementation(document: Document, it: lsp.ImplementationParams, ls: Server) -> list[lsp.Location]:
     """The lines of `train.py` that come from a line of the plan, in a copy that is only to be read."""
-    if not (document := server.document(it.text_document.uri)) or not document.facts:
+    if not document.facts:
         return []
     line, _ = place_of(document.source, it.position)
-    now = Span(document.source.path, line, 1, line, 1, document.source.text)
-    text, lines = navigate.emitted(document.facts, now)
-    path = server.folder / Path(document.source.path).stem / "train.py"
+    text, lines = navigate.emitted(document.facts, Span(document.source.path, line, 1, line, 1))
+    path = ls.folder / Path(document.facts.source.path).stem / "train.py"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return [location(Span(str(path), at, 1, at, 1, text)) for at in lines]
 
 
-def _mentioned(server: Server, it: lsp.ReferenceParams | lsp.RenameParams) -> tuple[list[Document], Mention] | None:
+def _mentioned(document: Document, at: lsp.Position, ls: Server) -> tuple[list[Document], Mention] | None:
     """The name at a place, and the documents in which it means the same."""
-    document = server.document(it.text_document.uri)
-    mention = document.mention(*place_of(document.source, it.position)) if document else None
-    return (navigate.users(document, mention, server.in_workspace()), mention) if document and mention else None
+    mention = document.mention(*place_of(document.source, at))
+    return (navigate.users(document, mention, ls.others()), mention) if mention else None
 
 
-def on_references(server: Server, it: lsp.ReferenceParams) -> list[lsp.Location]:
-    if not (found := _mentioned(server, it)):
-        return []
-    return [location(span) for span in navigate.references(*found, binding=it.context.include_declaration)]
+def on_references(document: Document, it: lsp.ReferenceParams, ls: Server) -> list[lsp.Location]:
+    found = _mentioned(document, it.position, ls)
+    spans = navigate.references(*found, binding=it.context.include_declaration) if found else []
+    return [location(span) for span in spans]
 
 
-def on_rename(server: Server, it: lsp.RenameParams) -> lsp.WorkspaceEdit | None:
-    if not (found := _mentioned(server, it)):
+def on_rename(document: Document, it: lsp.RenameParams, ls: Server) -> lsp.WorkspaceEdit | None:
+    if not (found := _mentioned(document, it.position, ls)):
         return None
     try:
         spans = navigate.renamed(*found, it.new_name)
@@ -190,67 +210,51 @@ def on_rename(server: Server, it: lsp.RenameParams) -> lsp.WorkspaceEdit | None:
     return lsp.WorkspaceEdit(edits)
 
 
-def on_formatting(server: Server, it: lsp.DocumentFormattingParams) -> list[lsp.TextEdit]:
+def on_formatting(document: Document, _: lsp.DocumentFormattingParams, ls: Server) -> list[lsp.TextEdit]:
     """The text in scalec's layout; a plan with a syntax error is left alone."""
-    document = server.document(it.text_document.uri)
     try:
-        text = format_plan(document.source) if document else ""
+        text = format_plan(document.source)
     except PlanError:
         return []
-    lines = document.source.text.count("\n") + 1 if document else 0
-    return [lsp.TextEdit(lsp.Range(lsp.Position(0, 0), lsp.Position(lines, 0)), text)] if text else []
+    end = lsp.Position(document.source.text.count("\n") + 1, 0)
+    return [lsp.TextEdit(lsp.Range(lsp.Position(0, 0), end), text)]
 
 
-def on_code_action(server: Server, it: lsp.CodeActionParams) -> list[lsp.CodeAction]:
-    if not (document := server.document(it.text_document.uri)):
-        return []
-    found = actions(document, it.range.start.line + 1, it.range.end.line + 1)
-    return [_action(each) for each in found]
+def on_code_action(document: Document, it: lsp.CodeActionParams, _: Server) -> list[lsp.CodeAction]:
+    return [_action(each) for each in actions(document, it.range.start.line + 1, it.range.end.line + 1)]
 
 
 def _action(it: Action) -> lsp.CodeAction:
-    edit = lsp.TextEdit(range_of(it.fix.span), it.fix.text)
-    return lsp.CodeAction(
-        it.title,
-        lsp.CodeActionKind.QuickFix,
-        diagnostics=[_diagnostic(it.of)],
-        edit=lsp.WorkspaceEdit({uri_of(it.fix.span.path): [edit]}),
-    )
+    edit = lsp.WorkspaceEdit({uri_of(it.fix.span.path): [lsp.TextEdit(range_of(it.fix.span), it.fix.text)]})
+    return lsp.CodeAction(it.title, lsp.CodeActionKind.QuickFix, diagnostics=[as_diagnostic(it.of)], edit=edit)
 
 
-def on_inlay_hint(server: Server, it: lsp.InlayHintParams) -> list[lsp.InlayHint]:
-    if not (document := server.document(it.text_document.uri)):
-        return []
+def on_inlay_hint(document: Document, it: lsp.InlayHintParams, _: Server) -> list[lsp.InlayHint]:
     lines = document.source.text.split("\n")
     found = hints(document, it.range.start.line + 1, it.range.end.line + 1)
-    return [
-        lsp.InlayHint(position(lines[line - 1], line, len(lines[line - 1]) + 1), text, padding_left=True)
-        for line, text in found
-        if line <= len(lines)
-    ]
+    ends = ((Span("", line, 1, line, len(lines[line - 1]) + 1, document.source.text), text) for line, text in found)
+    return [lsp.InlayHint(range_of(span).end, text, padding_left=True) for span, text in ends]
 
 
-def on_semantic_tokens(server: Server, it: lsp.SemanticTokensParams) -> lsp.SemanticTokens:
-    """Each token by five numbers, its line and column relative to the one before."""
-    document, data, before = server.document(it.text_document.uri), list[int](), lsp.Position(0, 0)
-    for each in colours(document) if document else ():
-        if each.span.line == each.span.end_line:
-            at = range_of(each.span)
-            column = at.start.character - (before.character if at.start.line == before.line else 0)
-            kind = TOKEN_TYPES.index(TYPES[each.kind])
-            data += [at.start.line - before.line, column, at.end.character - at.start.character, kind, int(each.binds)]
-            before = at.start
+def on_semantic_tokens(document: Document, _: lsp.SemanticTokensParams, ls: Server) -> lsp.SemanticTokens:
+    """Each name by five numbers, its line and column relative to the one before."""
+    data, line, column = list[int](), 0, 0
+    for each in colours(document):
+        at = range_of(each.span)
+        column = at.start.character - (column if at.start.line == line else 0)
+        length, kind = at.end.character - at.start.character, TOKEN_TYPES.index(TYPES[each.kind])
+        data += [at.start.line - line, column, length, kind, int(each.binds)]
+        line, column = at.start.line, at.start.character
     return lsp.SemanticTokens(data)
 
 
-def on_completion(server: Server, it: lsp.CompletionParams) -> list[lsp.CompletionItem]:
-    if not (document := server.document(it.text_document.uri)):
-        return []
+TOKEN_TYPES = sorted(set(TYPES.values()))
+
+
+def on_completion(document: Document, it: lsp.CompletionParams, _: Server) -> list[lsp.CompletionItem]:
     found = complete(document, *place_of(document.source, it.position))
     return [
-        lsp.CompletionItem(
-            each.label, kind=ITEM_KINDS[each.kind], detail=each.detail or None, documentation=each.doc or None
-        )
+        lsp.CompletionItem(each.label, kind=ITEM_KINDS[each.kind], detail=each.detail, documentation=each.doc)
         for each in found
     ]
 
@@ -268,79 +272,19 @@ ITEM_KINDS = {
     Kind.WORD: lsp.CompletionItemKind.EnumMember,
 }
 
-TOKEN_TYPES = sorted(set(TYPES.values()))
-
-FEATURES = {
-    lsp.TEXT_DOCUMENT_DID_OPEN: did_open,
-    lsp.TEXT_DOCUMENT_DID_CHANGE: did_change,
-    lsp.TEXT_DOCUMENT_DID_CLOSE: did_close,
-    lsp.TEXT_DOCUMENT_HOVER: on_hover,
-    lsp.TEXT_DOCUMENT_DEFINITION: on_definition,
-    lsp.TEXT_DOCUMENT_IMPLEMENTATION: on_implementation,
-    lsp.TEXT_DOCUMENT_REFERENCES: on_references,
-    lsp.TEXT_DOCUMENT_RENAME: on_rename,
-    lsp.TEXT_DOCUMENT_FORMATTING: on_formatting,
-    lsp.TEXT_DOCUMENT_CODE_ACTION: on_code_action,
-    lsp.TEXT_DOCUMENT_INLAY_HINT: on_inlay_hint,
-}
-
-FEATURES_WITH_OPTIONS = {
+ANSWERS: dict[str, tuple[Answer, object]] = {
+    lsp.TEXT_DOCUMENT_HOVER: (on_hover, None),
+    lsp.TEXT_DOCUMENT_DEFINITION: (on_definition, None),
+    lsp.TEXT_DOCUMENT_IMPLEMENTATION: (on_implementation, None),
+    lsp.TEXT_DOCUMENT_REFERENCES: (on_references, None),
+    lsp.TEXT_DOCUMENT_RENAME: (on_rename, None),
+    lsp.TEXT_DOCUMENT_FORMATTING: (on_formatting, None),
+    lsp.TEXT_DOCUMENT_CODE_ACTION: (on_code_action, lsp.CodeActionOptions([lsp.CodeActionKind.QuickFix])),
+    lsp.TEXT_DOCUMENT_INLAY_HINT: (on_inlay_hint, None),
     lsp.TEXT_DOCUMENT_COMPLETION: (on_completion, lsp.CompletionOptions(trigger_characters=["=", "[", "(", ","])),
     lsp.TEXT_DOCUMENT_SEMANTIC_TOKENS_FULL: (
         on_semantic_tokens,
         lsp.SemanticTokensLegend(TOKEN_TYPES, [lsp.SemanticTokenModifiers.Definition]),
     ),
 }
-
-
-# ---- places and texts of the protocol: lines and columns from 0, in units of UTF-16
-
-
-def path_of(uri: str) -> str:
-    """The path of a document; of one that is no file, its URI."""
-    path = to_fs_path(uri)
-    return str(Path(path).resolve()) if path and uri.startswith("file:") else uri
-
-
-def uri_of(path: str) -> str:
-    """The URI of a path."""
-    return path if ":" in path.split("/")[0] else from_fs_path(str(Path(path).resolve())) or path
-
-
-def place_of(source: Source, at: lsp.Position) -> tuple[int, int]:
-    """Line and column, from 1."""
-    lines = source.text.split("\n")
-    line = lines[at.line] if at.line < len(lines) else ""
-    return at.line + 1, len(line.encode("utf-16-le")[: 2 * at.character].decode("utf-16-le", "ignore")) + 1
-
-
-def position(text: str, line: int, column: int) -> lsp.Position:
-    """The position of a column in a line of this text."""
-    return lsp.Position(max(line - 1, 0), len(text[: max(column - 1, 0)].encode("utf-16-le")) // 2)
-
-
-def range_of(span: Span) -> lsp.Range:
-    """The range of a span; of a file as a whole, its first line."""
-    if not span.line:
-        return lsp.Range(lsp.Position(0, 0), lsp.Position(0, len(span.text.split("\n")[0])))
-    lines = span.text.split("\n")
-    text, end_text = ((*lines, "")[min(at - 1, len(lines))] for at in (span.line, span.end_line))
-    return lsp.Range(position(text, span.line, span.column), position(end_text, span.end_line, span.end_column))
-
-
-def location(span: Span) -> lsp.Location:
-    """The location of a span."""
-    return lsp.Location(uri_of(span.path), range_of(span))
-
-
-def _diagnostic(it: Told) -> lsp.Diagnostic:
-    severity = lsp.DiagnosticSeverity.Error if it.of.severity == "error" else lsp.DiagnosticSeverity.Warning
-    related = [lsp.DiagnosticRelatedInformation(location(note.span), note.text) for note in it.notes if note.span]
-    return lsp.Diagnostic(
-        range_of(it.span), it.text, severity, it.of.code, source="scalec", related_information=related
-    )
-
-
-def refused(error: PlanError) -> JsonRpcException:
-    """A request that cannot be met, with the reason."""
-    return JsonRpcException(error.diagnostics[0].message, lsp.LSPErrorCodes.RequestFailed)
+"""The answer to each request about a document, with what the editor is told of it at first."""

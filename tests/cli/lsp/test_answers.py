@@ -4,7 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from helpers.edited_text import replaced
 from scalec.compiler.cli.lsp import navigate
 from scalec.compiler.cli.lsp.diagnose import actions, told
 from scalec.compiler.cli.lsp.document import Document, Overtaken, compiled, typed
@@ -99,11 +102,7 @@ def test_a_renamed_dim_makes_the_same_plan(mlp: Document) -> None:
     mention = mlp.mention(*at(mlp, "ffn over tp"))
     assert mention
     spans = navigate.renamed([mlp], mention, "inner")
-    lines = mlp.source.text.split("\n")
-    for span in sorted(spans, key=lambda it: (it.line, -it.column)):
-        line = lines[span.line - 1]
-        lines[span.line - 1] = line[: span.column - 1] + "inner" + line[span.end_column - 1 :]
-    again = typed(None, Source(mlp.source.path, "\n".join(lines)))
+    again = typed(None, Source(mlp.source.path, replaced(mlp.source.text, spans, "inner")))
     assert again.mistakes == ()
     assert again.source.text == mlp.source.text.replace("ffn", "inner")
 
@@ -128,10 +127,7 @@ def test_edits_mend_what_is_wrong(mlp: Document) -> None:
     for right, wrong in (("ffn over", "fnn over"), ("over tp", "over tpp"), ("lr = ", "learning_rate = ")):
         broken = edited(mlp, right, wrong)
         (action,) = actions(broken, 1, 99)
-        lines = broken.source.text.split("\n")
-        span, line = action.fix.span, lines[action.fix.span.line - 1]
-        lines[span.line - 1] = line[: span.column - 1] + action.fix.text + line[span.end_column - 1 :]
-        assert "\n".join(lines) == mlp.source.text
+        assert replaced(broken.source.text, [action.fix.span], action.fix.text) == mlp.source.text
 
 
 def test_a_mistake_of_a_used_file_is_told_where_that_is_named(full: Document) -> None:
@@ -165,3 +161,51 @@ def test_the_lines_of_a_program(mlp: Document) -> None:
     assert mention
     text, lines = navigate.emitted(mlp.facts, mention.span)
     assert any("self.w_in" in text.split("\n")[line - 1] for line in lines)
+
+
+# ---- whatever is typed
+
+
+def ask_all(document: Document) -> None:
+    """Each question about each name."""
+    for it in document.syntax.mentions if document.syntax else ():
+        if it.span.path == document.source.path and (span := document.here(it.span)):
+            hover(document, span.line, span.column)
+            navigate.definition(document, span.line, span.column)
+    assert all([*colours(document), *hints(document, 1, 999), *actions(document, 1, 999), *told(document)])
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("path", sorted(ROOT.glob("plans/*.scale")), ids=lambda path: path.stem)
+def test_every_plan_and_its_model_can_be_asked_about(path: Path) -> None:
+    plan = compiled(typed(None, load(path)))
+    assert plan.facts, told(plan)
+    ask_all(plan)
+    assert plan.syntax
+    for used in plan.syntax.plans[1:]:
+        model = plan.of_file(Source(used.span.path, used.span.text))
+        assert model
+        assert [*hints(model, 1, 999)] or len(plan.facts.program.axes) < 2
+        ask_all(model)
+
+
+def test_a_plan_that_is_typed_letter_by_letter(mlp: Document) -> None:
+    document = None
+    for end in range(0, len(mlp.source.text) + 1, 5):
+        document = typed(document, Source(mlp.source.path, mlp.source.text[:end]))
+        ask_all(document)
+    document = typed(document, mlp.source)
+    assert document.model
+    assert told(document) == []
+
+
+def test_a_plan_in_which_each_word_is_left_out(mlp: Document) -> None:
+    assert mlp.syntax
+    for it in mlp.syntax.mentions:
+        broken = typed(mlp, Source(mlp.source.path, replaced(mlp.source.text, [it.span], "")))
+        ask_all(broken if broken.mistakes else compiled(broken))
+
+
+@given(text=st.text(st.sampled_from('{}[]()=,#" \n\u0000\U0001f600abtrain0over@'), max_size=40))
+def test_any_text_is_told_about(text: str) -> None:
+    ask_all(typed(None, Source("any", text)))

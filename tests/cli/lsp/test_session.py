@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from lsprotocol import types as lsp
+from pygls.exceptions import JsonRpcException
 from pygls.lsp.client import LanguageClient
 
 from helpers.launched import HANGS
+from scalec.compiler import cli
 
 PLAN = """use "models/tiny.scale" { dims { hidden = 64 } }
 mesh  { dp = 2  tp = 2 }
@@ -19,7 +21,7 @@ shard { batch over dp  ffn over tp }
 train {
   seq = 128  global_batch = 8  microbatch = 4  steps = 20
   optimizer adamw { lr = 1e-3 }
-  data text { files = [python_stdlib] }
+  data text       { files = [python_stdlib] }
 }
 """
 MODEL = Path(__file__).parents[3] / "examples" / "06_mlp.scale"
@@ -34,6 +36,9 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "tiny.scale").write_text(model[0])
     (tmp_path / "plan.scale").write_text(PLAN)
+    (tmp_path / "other.scale").write_text(PLAN)
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "plan.scale").write_text(PLAN.replace("models", "../models"))
     return tmp_path
 
 
@@ -52,12 +57,24 @@ async def _session(folder: Path, run: Run) -> None:
     await client.shutdown_async(None)
     client.exit(None)
     await client.stop()
+    assert client.stopped
+
+
+async def _opened(client: LanguageClient, told: "asyncio.Queue[Any]", path: Path) -> lsp.TextDocumentIdentifier:
+    """Opens a file, in which nothing is wrong."""
+    item = lsp.TextDocumentItem(path.as_uri(), "scale", 1, path.read_text())
+    client.text_document_did_open(lsp.DidOpenTextDocumentParams(item))
+    assert not (await told.get()).diagnostics
+    return lsp.TextDocumentIdentifier(item.uri)
+
+
+def _whole(text: str) -> lsp.TextDocumentContentChangeWholeDocument:
+    return lsp.TextDocumentContentChangeWholeDocument(text)
 
 
 async def _typed_and_asked(client: LanguageClient, told: "asyncio.Queue[Any]", folder: Path) -> None:
-    plan = lsp.TextDocumentIdentifier((folder / "plan.scale").as_uri())
-    client.text_document_did_open(lsp.DidOpenTextDocumentParams(lsp.TextDocumentItem(plan.uri, "scale", 1, PLAN)))
-    assert not any([(await told.get()).diagnostics for _ in range(2)]), "after a key stroke, and after a pause"
+    plan = await _opened(client, told, folder / "plan.scale")
+    assert not (await told.get()).diagnostics, "after the pause"
 
     at_ffn = lsp.Position(2, PLAN.splitlines()[2].index("ffn") + 1)
     shown = await client.text_document_hover_async(lsp.HoverParams(plan, at_ffn))
@@ -71,17 +88,72 @@ async def _typed_and_asked(client: LanguageClient, told: "asyncio.Queue[Any]", f
     edit = await client.text_document_rename_async(lsp.RenameParams(plan, at_ffn, "inner"))
     assert edit
     assert edit.changes
-    assert {Path(uri).name: len(edits) for uri, edits in edit.changes.items()} == {"plan.scale": 1, "tiny.scale": 3}
+    counts = {Path(uri).name: len(edits) for uri, edits in edit.changes.items()}
+    assert counts == {"plan.scale": 1, "tiny.scale": 3, "other.scale": 1}, "in all files of the folder that share it"
+    with pytest.raises(JsonRpcException, match="`hidden` is the name of another dim"):
+        await client.text_document_rename_async(lsp.RenameParams(plan, at_ffn, "hidden"))
 
+    model = await _opened(client, told, folder / "models" / "tiny.scale")
     whole = lsp.Range(lsp.Position(0, 0), lsp.Position(99, 0))
-    model = lsp.TextDocumentIdentifier((folder / "models" / "tiny.scale").as_uri())
-    text = (folder / "models" / "tiny.scale").read_text()
-    client.text_document_did_open(lsp.DidOpenTextDocumentParams(lsp.TextDocumentItem(model.uri, "scale", 1, text)))
-    assert not (await told.get()).diagnostics, "a model by itself is no mistake"
     hints = await client.text_document_inlay_hint_async(lsp.InlayHintParams(model, whole))
     assert hints
     assert any("all_reduce tp" in str(hint.label) for hint in hints), "as in the plan that uses it"
+    text = (folder / "models" / "tiny.scale").read_text().split("\n")
+    line = next(at for at, words in enumerate(text) if "silu" in words)
+    lines = await client.text_document_implementation_async(lsp.ImplementationParams(model, lsp.Position(line, 8)))
+    assert isinstance(lines, list)
+    places = [each for each in lines if isinstance(each, lsp.Location)]
+    program = Path(places[0].uri.removeprefix("file://")).read_text().split("\n")
+    assert any("silu" in program[each.range.start.line] for each in places)
 
 
-def test_an_editor_is_told_what_it_asks(folder: Path) -> None:
-    asyncio.run(asyncio.wait_for(_session(folder, _typed_and_asked), HANGS))
+async def _mended(client: LanguageClient, told: "asyncio.Queue[Any]", folder: Path) -> None:
+    plan = await _opened(client, told, folder / "plan.scale")
+    assert not (await told.get()).diagnostics
+    version = lsp.VersionedTextDocumentIdentifier(2, plan.uri)
+    broken = PLAN.replace("[python_stdlib]", '["\U0001f600.txt"]  holdout = 5%').replace("steps", "max_steps")
+    client.text_document_did_change(lsp.DidChangeTextDocumentParams(version, [_whole(broken)]))
+    (mistake,) = (await told.get()).diagnostics
+    assert (mistake.code, mistake.range.start.line) == ("E0401", 4)
+    row = next(at for at, text in enumerate(broken.split("\n")) if "holdout" in text)
+    column = len(broken.split("\n")[row].split("holdout")[0].encode("utf-16-le")) // 2
+    shown = await client.text_document_hover_async(lsp.HoverParams(plan, lsp.Position(row, column)))
+    assert shown
+    assert shown.range == lsp.Range(lsp.Position(row, column), lsp.Position(row, column + len("holdout")))
+
+    asked = lsp.CodeActionParams(plan, mistake.range, lsp.CodeActionContext([mistake]))
+    actions = await client.text_document_code_action_async(asked)
+    assert actions
+    (action,) = actions
+    assert action.title == "write `steps`"
+    words = lsp.CompletionParams(plan, lsp.Position(2, len("shard { batch over ")))
+    items = await client.text_document_completion_async(words)
+    assert isinstance(items, list)
+    assert {item.label for item in items} == {"dp", "tp"}
+
+    client.text_document_did_change(lsp.DidChangeTextDocumentParams(version, [_whole(PLAN.replace("  {", "{"))]))
+    await told.get()
+    options = lsp.DocumentFormattingParams(plan, lsp.FormattingOptions(2, insert_spaces=True))
+    laid = await client.text_document_formatting_async(options)
+    assert laid
+    assert [edit.new_text for edit in laid] == [PLAN]
+    tokens = await client.text_document_semantic_tokens_full_async(lsp.SemanticTokensParams(plan))
+    assert tokens
+    assert len(tokens.data) % 5 == 0
+    client.text_document_did_close(lsp.DidCloseTextDocumentParams(plan))
+    assert await client.text_document_hover_async(lsp.HoverParams(plan, lsp.Position(0, 0))) is None
+
+
+@pytest.mark.parametrize("run", [_typed_and_asked, _mended])
+def test_an_editor_is_told_what_it_asks(folder: Path, run: Run) -> None:
+    asyncio.run(asyncio.wait_for(_session(folder, run), HANGS))
+
+
+def test_without_pygls_the_command_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    for name in [*sys.modules]:
+        if name.startswith(("pygls", "lsprotocol", "scalec.compiler.cli.lsp.server", "scalec.compiler.cli.lsp.wire")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pygls", None)
+    monkeypatch.setitem(sys.modules, "lsprotocol", None)
+    assert cli.main(["lsp"]) == 2
+    assert "pip install 'scalec[lsp]'" in capsys.readouterr().err

@@ -1,0 +1,72 @@
+"""`.venv/bin/python benchmarks/key_strokes.py`: the CPU time of a key stroke in Llama 3 405B's plan, in `scalec lsp`.
+
+A key stroke changes a number of the plan; everything an editor asks for then is answered: mistakes, colours, hints,
+words for the place, and after the pause the compiled step and a hover.  Bar: 150 ms of CPU for all of it.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import process_time
+
+from measure import asked_quick, table, where
+
+from scalec.compiler.cli.lsp.complete import complete
+from scalec.compiler.cli.lsp.diagnose import told
+from scalec.compiler.cli.lsp.document import Document, compiled, typed
+from scalec.compiler.cli.lsp.hints import colours, hints
+from scalec.compiler.cli.lsp.hover import hover
+from scalec.compiler.syntax.limits import load
+from scalec.compiler.syntax.source import Source
+
+PLAN = Path(__file__).parent.parent / "plans" / "llama3_405b.scale"
+BAR = 0.150
+
+
+def main() -> None:
+    rounds = 5 if asked_quick(__doc__) else 50
+    document = compiled(typed(None, load(PLAN)))
+    spent: dict[str, list[float]] = {}
+    for number in range(rounds):
+        document = _key_stroke(document, document.source.text, number, spent)
+    print(where())
+    rows = [_row(*it) for it in spent.items()]
+    table("A key stroke: medians, and the most, of CPU time", ("", "median", "most"), rows)
+    every = [sum(times) for times in zip(*spent.values(), strict=True)]
+    print(f"all of it: {_ms(median(every))}, at most {_ms(max(every))}; the bar is {_ms(BAR)}")
+
+
+def _key_stroke(document: Document, text: str, number: int, spent: dict[str, list[float]]) -> Document:
+    text = re.sub(r"seed = \d+", f"seed = {number}", text)
+
+    def timed(name: str, answer: Callable[[], Document | object]) -> object:
+        start = process_time()
+        found = answer()
+        spent.setdefault(name, []).append(process_time() - start)
+        return found
+
+    now = timed("syntax and mistakes", lambda: typed(document, Source(document.source.path, text)))
+    assert isinstance(now, Document)
+    timed("what is shown of them", lambda: told(now))
+    timed("colours", lambda: [*colours(now)])
+    timed("hints, by the step before", lambda: [*hints(now, 1, 99)])
+    timed("words for a place", lambda: complete(now, 14, 3))
+    step = timed("the step, after a pause", lambda: compiled(now))
+    assert isinstance(step, Document)
+    assert step.facts
+    assert step.facts.source == step.source, "the plan is whole after each key stroke"
+    timed("a hover", lambda: hover(step, 12, 20))
+    return step
+
+
+def _row(name: str, times: list[float]) -> tuple[str, str, str]:
+    return name, _ms(median(times)), _ms(max(times))
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+if __name__ == "__main__":
+    main()

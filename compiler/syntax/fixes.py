@@ -1,0 +1,54 @@
+"""The edits that mend a mistake, as the words of its help say them.
+
+Purpose: one row for each way in which a help names what to write.  Non-goals: a help that leaves a choice.
+"""
+
+import re
+from collections.abc import Iterator
+
+from attrs import evolve, frozen
+
+from .diagnostics import Diagnostic
+from .source import Span
+
+SETTING = r"(?P<own>\w+)\s*=\s.*"
+
+ROWS = (
+    (r"did you mean `(?P<new>[^`]+)`\?$", r'(?P<quote>"?)[\w:./-]+"?', "{quote}{new}{quote}"),
+    (r"it is called `(?P<new>\w+)`(?!, as in)", r"\w+", "{new}"),
+    (r"write `(?P<key>\w+) = (?P<new>[^`…]+)`", SETTING, "{key} = {new}"),
+    (r"leave (?:it|`(?P<key>\w+)`) out", SETTING, ""),
+    (r"multiples of .* for instance (?P<new>\d+)$", SETTING, "{own} = {new}"),
+    (r"write `(?P<new>\d+\.\.\d+)`, the least first", r"\d+\.\.\d+", "{new}"),
+    (r"write `(?P<new>\w+)` without brackets", r"\w+\[.*\]", "{new}"),
+    (r"write `(?P<new>\w+)`, or `\"", r'"\w+"', "{new}"),
+    (r"write (?:`\d+` or )?`(?P<new>\d+)`: a whole number", r"[\d.]+\w*", "{new}"),
+    (r"write `(?P<new>[\w, ]+ over [\w, ]+)`$", SETTING, "{new}"),
+)
+"""The words of a help, those that the diagnostic is about, and those in their place; a key is that of the setting."""
+
+
+@frozen
+class Fix:
+    """An edit that mends a mistake: `text` in the place of `span`, "" to leave that out."""
+
+    span: Span
+    text: str
+
+
+def fixes(diagnostic: Diagnostic) -> Iterator[Fix]:
+    """The edits, each of which mends the mistake by itself."""
+    span = diagnostic.span
+    for says, about, text in ROWS if span.line == span.end_line else ():
+        help, words = re.search(says, diagnostic.help), re.fullmatch(about, span.words)
+        if help and words:
+            named = {**words.groupdict(), **help.groupdict()}
+            if named.get("key") in (None, named.get("own")):
+                new = text.format_map(named)
+                yield Fix(span if new else _with_space(span), new)
+
+
+def _with_space(span: Span) -> Span:
+    """The span and the space before it on its line, unless the line begins with it."""
+    before = span.text.split("\n")[span.line - 1][: span.column - 1]
+    return evolve(span, column=len(before.rstrip()) + 1) if before.strip() else span

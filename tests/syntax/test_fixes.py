@@ -1,0 +1,61 @@
+"""Edits that mend mistakes: each row of the table by a plan that is wrong in one place."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from helpers.edited_text import replaced
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.reports.lints import advice
+from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
+from scalec.compiler.syntax.fixes import ROWS, fixes
+from scalec.compiler.syntax.limits import load
+from scalec.compiler.syntax.source import Source
+
+RIGHT = load(Path(__file__).parents[2] / "examples" / "06_mlp.scale")
+
+MENDED = [
+    ("ffn over tp", "fnn over tp", "ffn over tp"),
+    ("over dp", "over dpp", "over dp"),
+    ("silu(", "swish(", "silu("),
+    ("lr = 1e-3", "learning_rate = 1e-3", "lr = 1e-3"),
+    ("global_batch = 16", "global_batch = 9", "global_batch = 16"),
+    ("dp = 2", "dp = 4..2", "dp = 2..4"),
+    ("@ head[hidden -> vocab]", "@ wte[vocab, hidden]", "@ wte"),
+    ("[python_stdlib]", '["python_stdlib"]', "[python_stdlib]"),
+    ("seq = 128", "seq = 128.0", "seq = 128"),
+    ("batch over dp", "batch = dp", "batch over dp"),
+    ("steps =", "precision = bf16  reduce = fp16  steps =", "precision = bf16  reduce = bf16  steps ="),
+    ("steps =", "room = 1.5  steps =", "steps ="),
+    ("train {", "cluster { gpu = v100_16gb  gpus_per_node = 4 }\ntrain {\n  kernels = triton", "kernels = torch"),
+]
+
+
+def told(source: Source) -> list[Diagnostic]:
+    """All that is wrong with a plan."""
+    try:
+        return [*advice(compile_plan(source))]
+    except PlanError as error:
+        return [*error.diagnostics]
+
+
+@pytest.mark.parametrize(("words", "wrong", "mended"), MENDED)
+def test_the_first_edit_mends_the_plan(words: str, wrong: str, mended: str) -> None:
+    broken = Source(RIGHT.path, RIGHT.text.replace(words, wrong, 1))
+    found = [fix for diagnostic in told(broken) for fix in fixes(diagnostic)]
+    assert found, told(broken)
+    text = replaced(broken.text, [found[0].span], found[0].text)
+    assert mended in text
+    if mended not in wrong:
+        assert told(Source(RIGHT.path, text)) == []
+
+
+def test_each_row_is_used() -> None:
+    helps = {each.help for words, wrong, _ in MENDED for each in told(Source("p", RIGHT.text.replace(words, wrong, 1)))}
+    assert not [says for says, *_ in ROWS if not any(re.search(says, help) for help in helps)]
+
+
+def test_a_help_that_leaves_a_choice_is_no_edit() -> None:
+    uneven = Source(RIGHT.path, RIGHT.text.replace("ffn = 256", "ffn = 255"))
+    assert [fix for diagnostic in told(uneven) for fix in fixes(diagnostic)] == []
