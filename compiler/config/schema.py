@@ -227,13 +227,24 @@ def differing(first: Settings, second: Settings) -> Iterator[tuple[str, str, str
         match field.what:
             case Part(form="section" | "call"):
                 yield from differing(own, other)
+            case Part():
+                yield from _differing_parts(own, other)
             case what if own != other:
                 yield field.key, _said(what, own), _said(what, other)
             case _:
                 pass
 
 
-def _said(what: Value | Part, value: Any) -> str:
-    if isinstance(what, Part):
-        return ", ".join(map(_name, value)) or "none"
+def _differing_parts(first: Sequence[Settings], second: Sequence[Settings]) -> Iterator[tuple[str, str, str]]:
+    """The same of sections that there may be several of, by their names."""
+    ours, theirs = ({f"{part.SECTION} {_name(part)}": part for part in parts} for parts in (first, second))
+    for key in dict.fromkeys((*ours, *theirs)):
+        own, other = ours.get(key), theirs.get(key)
+        if own and other:
+            yield from ((f"{key} {name}", a, b) for name, a, b in differing(own, other))
+        else:
+            yield key, "set" if own else "unset", "set" if other else "unset"
+
+
+def _said(what: Value, value: Any) -> str:
     return "unset" if value is None else what.show(value)

@@ -45,6 +45,7 @@ def figures(program: Program, time: Report | None) -> Figures:
     sizes = {f"ranks of {name}": program.degree(tuple(factors(program, name))) for name in _parents(program)}
     found: Figures = {
         "plan": {"ranks": ranks(program), **sizes, "parameters": parameter_count(program)}
+        | {f"share of {name}": share for name, share in _shares(program)}
         | {"microbatches": program.size(MICROBATCHES), "tokens a step": program.train.global_batch * program.train.seq},
         "parameters": {param.name: _placed(program, param) for param in program.params},
         "values": {},
@@ -70,6 +71,12 @@ def figures(program: Program, time: Report | None) -> Figures:
         found["seconds"] = {"step": time.step.seconds, **kinds}
         found["rates"] = {"tokens/s/GPU": round(time.tokens), "MFU": time.mfu, "HFU": time.hfu}
     return found
+
+
+def _shares(program: Program) -> Iterator[tuple[str, float]]:
+    """The part of the sequences that each set of a mixture is."""
+    sets = program.train.data.sets
+    yield from ((each.name, each.weight / sum(it.weight for it in sets)) for each in sets)
 
 
 def _placed(program: Program, param: Param) -> str:

@@ -1,5 +1,6 @@
 """Steps of all ranks that succeed on all or fail on all, with the error of the first rank that failed."""
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,6 +23,16 @@ def together(do: Callable[[], _T], name: str = "together", store: Any = None) ->
     if failed := [each for each in meet(name, failure, store) if each]:
         raise RunError(*map(str.strip, failed[0].splitlines()))
     return done[0]
+
+
+def of_node(do: Callable[[], str]) -> str:
+    """A word that the first rank of each node makes, on all of its ranks.  RunError on all.  All ranks call it.
+
+    Where nodes have other words, ranks that make none have that of the first node.
+    """
+    own = together(lambda: do() if os.environ.get("LOCAL_RANK", "0") == "0" else "")
+    words = meet("of node", own)
+    return own or next(word for word in words if word)
 
 
 def anywhere(marks: list[bool]) -> list[bool]:

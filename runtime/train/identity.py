@@ -4,10 +4,15 @@ Mesh, microbatch, precision and kernels may change: each sample is still seen on
 schedule and the number of steps, which are stored to be told.
 """
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
+from pathlib import Path
+from typing import Any
 
+from ..checkpoint.agreement import of_node
 from ..checkpoint.index import Identity
 from ..config.plan import Plan
 from ..data.mixture import Mixture
@@ -26,15 +31,22 @@ _MEANING = {
     "masked": "other tokens are hidden",
     "mask_token": "hidden tokens are another",
     "model": "the weights were trained to compute something else",
+    "optimizer": "the state that was saved is another optimizer's",
+    "betas": "the averages that were saved decay otherwise",
+    "eps": "updates are scaled otherwise",
+    "momentum": "the velocity that was saved decays otherwise",
+    "weight_decay": "weights decay otherwise",
+    "clip": "gradients are clipped otherwise",
+    "groups": "parameters have another decay or learning rate",
 }
 
 
-def identity(plan: Plan, seed: int, training: Mixture) -> Identity:
-    """The identity of a run with this seed on this data."""
+def identity(plan: Plan, seed: int, training: Mixture, hashes: Sequence[str]) -> Identity:
+    """The identity of a run with this seed on this data, of which `content` has made the hashes."""
     data = plan.data
     return {
         "seed": seed,
-        **_sets(training),
+        **_sets(training, hashes),
         "global_batch": plan.global_batch,
         "seq": plan.seq,
         "dtype": str(data.dtype).removeprefix("torch."),
@@ -45,12 +57,28 @@ def identity(plan: Plan, seed: int, training: Mixture) -> Identity:
     }
 
 
-def _sets(training: Mixture) -> Identity:
+def _sets(training: Mixture, hashes: Sequence[str]) -> Identity:
     """The files of all sets and, if they have names, how often one of each is dealt out."""
-    files = [(part.name, _known_by(part.stream.files)) for part in training.parts]
+    known = [f"{_sizes(part.stream.files)}, {each}" for part, each in zip(training.parts, hashes, strict=True)]
+    data = [f"{part.name}: {it}" if part.name else it for part, it in zip(training.parts, known, strict=True)]
     weights = " ".join(f"{part.name} {part.weight:g}" for part in training.parts if part.name)
-    data = "; ".join(f"{name}: {known}" if name else known for name, known in files)
-    return {"data": data, **({"weights": weights} if weights else {})}
+    return {"data": "; ".join(data), **({"weights": weights} if weights else {})}
+
+
+def optimizer(program: Path) -> Identity:
+    """The optimizer's settings but for its learning rate, as plan.json beside the program has them; none without it."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        said = json.loads(program.with_name("plan.json").read_bytes())["settings"]["train"]["optimizer"]
+        groups = "; ".join(_group(each) for each in said["groups"]) or "none"
+        names = ("betas", "eps", "momentum", "weight_decay", "clip")
+        return {"optimizer": said["kind"], **{name: f"{said[name]}" for name in names}, "groups": groups}
+    return {}
+
+
+def _group(said: Mapping[str, Any]) -> str:
+    """For instance `norms (*norm*) with weight_decay 0.0, lr_scale 1.0`."""
+    decay, scale = said["weight_decay"], said["lr_scale"]
+    return f"{said['name']} ({', '.join(said['params'])}) with weight_decay {decay}, lr_scale {scale}"
 
 
 def rate(plan: Plan, lr: float, steps: int) -> Identity:
@@ -81,14 +109,24 @@ def _meaning(name: str, then: Identity, now: Identity, step: int) -> str:
     return _MEANING[name]
 
 
-def _known_by(files: Sequence[str]) -> str:
-    """Number, size and a hash of files in their order: of the size and both ends of each, wherever they lie."""
-    digest, whole = blake2b(digest_size=6), 0
+def content(training: Mixture) -> list[str]:
+    """A hash of the files of each set: of both ends of each, wherever they lie.  One rank of a node reads them.
+
+    Collective.  RunError.
+    """
+    return of_node(lambda: " ".join(_ends(part.stream.files) for part in training.parts)).split()
+
+
+def _ends(files: Sequence[str]) -> str:
+    digest = blake2b(digest_size=6)
     for path in files:
         size = os.path.getsize(path)
         with open(path, "rb") as file:
             digest.update(size.to_bytes(8, "big") + file.read(_ENDS))
             file.seek(max(0, size - _ENDS))
             digest.update(file.read(_ENDS))
-        whole += size
-    return f"{counted(len(files), 'file')} of {counted(whole, 'byte')}, {digest.hexdigest()}"
+    return digest.hexdigest()
+
+
+def _sizes(files: Sequence[str]) -> str:
+    return f"{counted(len(files), 'file')} of {counted(sum(map(os.path.getsize, files)), 'byte')}"

@@ -1,5 +1,6 @@
 """The start of a run: its data, and what it begins with, alike on all ranks; or the export of what was saved."""
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ..data.mixture import Mixture
 from ..errors import RunError
 from .alike import alike
 from .claim import Claim
-from .identity import differences, identity, other_rate, rate
+from .identity import content, differences, identity, optimizer, other_rate, rate
 from .launch import is_first
 from .log_file import NAME, REPEATED, mend
 from .options import Options
@@ -52,16 +53,20 @@ def start(plan: Plan, options: Options) -> Start:
     """The start of the run, equal on all ranks; moves an earlier run's files away.  RunError on all.  Collective."""
     lock, claim = take(options.out, plan)
     resume, damaged = newest_whole(checkpoints(options)) if options.resume else (None, [])
-    start = together(lambda: _prepare(plan, options, resume))
+    data = together(lambda: opened(plan.data, options.data, plan.seq))
+    hashes = content(data[0])
+    start = together(lambda: _prepare(plan, options, resume, data, hashes))
     alike({"checkpoint": f"{start.resume}", **{name: f"{value}" for name, value in start.run.items()}}, _FILES)
     moved = together(lambda: _cleared(options.out, start) if is_first() else [])
     warnings = [lock.warning] if lock and lock.warning else []
     return replace(start, notes=(*warnings, *damaged, *moved, *start.notes), lock=lock, claim=claim)
 
 
-def _prepare(plan: Plan, options: Options, resume: Saved | None) -> Start:
-    """Opens the data and the weights, and finds the checkpoint.  RunError if any is not there or not enough."""
-    training, held = opened(plan.data, options.data, plan.seq)
+def _prepare(
+    plan: Plan, options: Options, resume: Saved | None, data: tuple[Mixture, Mixture | None], hashes: list[str]
+) -> Start:
+    """Opens the weights, and looks at checkpoint and data.  RunError if any is not there or not enough."""
+    training, held = data
     if options.resume == "newest" and resume is None:
         raise RunError(f"nothing to resume: no checkpoint in {checkpoints(options)}")
     first = saver.finished_steps(resume.path) if resume else 0
@@ -69,7 +74,8 @@ def _prepare(plan: Plan, options: Options, resume: Saved | None) -> Start:
         raise RunError(f"{resume} has finished its {first} steps already: ask for more with --steps {2 * first}")
     if (asked := profiling()) and asked.first > options.steps - first > 0:
         raise RunError(f"SCALEC_PROFILE asks for step {asked.first} of this run, which has {options.steps - first}")
-    run = {**identity(plan, options.seed, training), **rate(plan, options.lr, options.steps)}
+    run = identity(plan, options.seed, training, hashes)
+    run = {**run, **optimizer(Path(sys.argv[0])), **rate(plan, options.lr, options.steps)}
     lr = plan.schedule.lr(first, options.steps, options.lr)
     notes = _changes(resume, run, lr, options.resume_anyway) if resume else []
     reader = Reader(options.init, plan.names) if options.init and plan.names and not resume else None

@@ -393,3 +393,10 @@ def test_a_group_has_the_optimizers_weight_decay_unless_it_gives_one() -> None:
         "norm1": (0.0, 1.0),
         "head": (0.3, 1.0),
     }
+
+
+def test_sections_of_several_differ_by_their_own_settings() -> None:
+    """A mixture's weights, not its sets' names alone."""
+    sets = ('set code { files = ["a"]  weight = 3 }', 'set code { files = ["a"] }', 'set wiki { files = ["b"] }')
+    first, second = (read(Data, f"data text {{ {' '.join(each)} }}") for each in (sets[::2], sets[1:2]))
+    assert [*schema.differing(first, second)] == [("set code weight", "3.0", "1.0"), ("set wiki", "set", "unset")]

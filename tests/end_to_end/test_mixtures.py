@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from helpers.bigram import PLAN, build, eval_step, train_step
 from helpers.launched import run_file, run_recorded
-from scalec.compiler.emit.train_py import program_files
+from scalec.compiler.emit import emit
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 from scalec.runtime import Batch, Metrics, Text, TrainState
@@ -36,7 +36,7 @@ shard { batch over dp }
 
 
 def _compiled(folder: Path, plan: str) -> None:
-    for name, text in program_files(compile_plan(Source("mixed.scale", plan)), Source("mixed.scale", plan)).items():
+    for name, text in emit(compile_plan(Source("mixed.scale", plan)), Source("mixed.scale", plan)).items():
         (folder / name).write_text(text)
 
 
@@ -61,11 +61,18 @@ def test_a_mixture_is_resumed_in_the_middle_and_only_under_its_own_weights(folde
     assert run_file(folder, 2, "--device=cpu --out parts --resume") == [(0, "")] * 2
     assert all(map(Tensor.equal, _weights(folder, "whole", 5), _weights(folder, "parts", 5)))
 
-    _compiled(folder, SAMPLE.replace("weight = 3", "weight = 2"))
+    group = 'betas = [0.8, 0.95]  clip = 1.0  group head { params = ["head"]  lr_scale = 0.5 }'
+    _compiled(folder, SAMPLE.replace("weight = 3", "weight = 2").replace("lr = 1e-2", f"lr = 1e-2  {group}"))
     (status, errors), _ = run_file(folder, 2, "--device=cpu --out parts --resume --steps 9")
     assert status == 2
     changed = "weights was low 3 high 1, now low 2 high 1: samples are of other sets"
     assert f"  {changed}, so some are skipped and others seen twice\n" in errors
+    assert (
+        "  betas was [0.9, 0.95], now [0.8, 0.95]: the averages that were saved decay otherwise\n"
+        "  clip was 0.0, now 1.0: gradients are clipped otherwise\n"
+        "  groups was none, now head (head) with weight_decay None, lr_scale 0.5: parameters have another decay or"
+        " learning rate\n"
+    ) in errors
     assert run_file(folder, 2, "--device=cpu --out parts --resume-anyway --steps 9") == [(0, "")] * 2
     out = (folder / "out0").read_text()
     assert f"{changed}, so some" in out

@@ -75,6 +75,20 @@ def test_figures_are_written_with_their_change(row: Row, cells: tuple[str, ...])
     assert row.cells() == cells
 
 
+def test_shares_of_a_mixture_are_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plans = [tmp_path / f"{weight}.scale" for weight in (3, 1)]
+    for plan in plans:
+        sets = f'set code {{ files = ["a"]  weight = {plan.stem} }}  set wiki {{ files = ["b"] }}'
+        text = (PLANS / "tiny_llama.scale").read_text().replace('"models/', f'"{PLANS}/models/')
+        plan.write_text(text.replace("files = [python_stdlib]", sets))
+    assert main(["diff", *map(str, plans)]) == 1
+    plan_rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("share")]
+    assert plan_rows == [
+        ["share", "of", "code", "75.0%", "50.0%", "-33.3%"],
+        ["share", "of", "wiki", "25.0%", "50.0%", "+100.0%"],
+    ]
+
+
 def test_two_plans_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["diff", LLAMA])

@@ -465,7 +465,12 @@ def test_ranks_that_see_other_files_refuse_alike(folder: Path, monkeypatch: pyte
     for name in ("0", "1"):
         (folder / name).mkdir()
         (folder / name / "a.txt").write_text(name * 360)
-    monkeypatch.setattr(corpus, "find_files", lambda _: [f"{os.environ['RANK']}/a.txt"])
+
+    def of_this_node(_: object) -> list[str]:
+        os.environ["LOCAL_RANK"] = "0"  # in a forked process
+        return [f"{os.environ['RANK']}/a.txt"]
+
+    monkeypatch.setattr(corpus, "find_files", of_this_node)
     first, second = _run(folder, PLAN)
     assert (first.status, second.status) == (2, 2)
     error, data, help = first.err.splitlines()
