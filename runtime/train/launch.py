@@ -19,6 +19,7 @@ from ..errors import RunError, counted, named
 from .alike import alike, settings
 from .allocator import expand_segments
 from .options import Options, mesh_words, torchrun
+from .sinks import check_sinks
 
 _MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables by which ranks find each other."""
@@ -48,7 +49,8 @@ def end_with_launcher() -> None:
 
 
 def check_options(plan: Plan, options: Options) -> None:
-    """RunError if the options do not fit each other or the plan."""
+    """RunError if the options do not fit each other, the plan, or what is installed."""
+    check_sinks(options.log)
     if plan.names is None and (options.init or options.export):
         raise RunError("this plan has no `names hf { … }`, which says what tensors are called in files of weights")
     if options.init and options.resume == "newest":

@@ -19,6 +19,8 @@ from torch import Tensor
 from ..config.plan import Account, Metrics
 from .allocator import Peak, line
 from .log_file import NAME, LogFile
+from .progress import Progress
+from .sinks import Sinks
 from .speed import Speed
 
 
@@ -76,6 +78,8 @@ class Log:
         speed: Speed,
         choices: Sequence[int] = (),
         warm_up: int = 1,
+        progress: Progress | None = None,
+        sinks: Sinks | None = None,
     ) -> None:
         """`choices`: of each load, how many experts a token chooses, where some may be dropped.
 
@@ -84,6 +88,7 @@ class Log:
         self._folder, self._first, self._steps = folder, first, steps
         self._file = LogFile(folder) if folder else None
         self._speed, self._choices, self._warm = speed, choices, first + warm_up
+        self._progress, self._sinks = progress, sinks
         self.slow_lines: Callable[[], str] = str  # of a run that is profiled, the lines that are slower than predicted
         self._began = time.monotonic()
         self._last: dict[str, float] = {}
@@ -105,6 +110,8 @@ class Log:
         self._handed = step
         if due:
             self._due = _Due.of(step, metrics, lr, self._empty)
+        else:
+            self._show(step)
         if not (due and metrics.loss.is_cuda):
             self.settle()
 
@@ -181,6 +188,17 @@ class Log:
         worst = {"account_at_worst": most} if most > least else {}
         self._write({"step": step, "account": least, **worst, "reserve": of.reserve, **measured})
 
+    def _show(self, step: int) -> None:
+        """The line of a terminal that says how far a run is, between two that stay."""
+        if self._progress is not None:
+            seconds = (time.monotonic() - self._marked) / (step - self._marked_step)
+            self._progress.show(step, self._steps, self._left(step), self._speed.words(seconds))
+
+    def close(self) -> None:
+        """Makes room on the terminal for what else is said."""
+        if self._progress is not None:
+            self._progress.clear()
+
     def say(self, line: str) -> None:
         """A line on the terminal."""
         if self._folder is not None:
@@ -199,6 +217,7 @@ class Log:
 
     def _say(self, line: str) -> None:
         try:
+            self.close()
             print(line, flush=True)
         except BrokenPipeError:  # a run goes on though nobody reads its lines: they are in log.jsonl
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -206,8 +225,9 @@ class Log:
     def _write(self, record: Mapping[str, float | list[list[int]]]) -> None:
         assert self._file is not None, "log: only rank 0 writes"
         self._last |= {key: value for key, value in record.items() if isinstance(value, int | float)}
-        if trouble := self._file.write(record):
-            self._say(trouble)
+        for place in (self._file, self._sinks):
+            if place is not None and (trouble := place.write(record)):
+                self._say(trouble)
 
 
 def _spread(load: list[list[int]]) -> str:

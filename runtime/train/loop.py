@@ -1,5 +1,6 @@
 """The training loop: batches, steps, log lines, checkpoints."""
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -24,7 +25,9 @@ from .elastic import fitted, releasing
 from .launch import check, check_options, connect, end_with_launcher, is_first, settle_streams, warn
 from .log import Log
 from .options import Options, going_on, mesh_words, parse, torchrun
+from .progress import Progress
 from .shutdown import ending, refuse
+from .sinks import Sinks
 from .speed import Speed
 from .start import Start, checkpoints, export_newest, start
 from .stop import Stop, Stopped
@@ -107,8 +110,10 @@ class _Run:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         asked = profiling()
-        warm_up = asked.last if asked else 1
-        return Log(folder, self.start.first, self.options.steps, self.speed, self.plan.choices, warm_up)
+        warm_up, first = asked.last if asked else 1, self.start.first
+        progress = Progress(sys.stdout, self.mesh.device) if folder else None
+        sinks = Sinks(self.options.log, folder, first) if folder and self.options.log else None
+        return Log(folder, first, self.options.steps, self.speed, self.plan.choices, warm_up, progress, sinks)
 
     def _speed(self) -> Speed:
         """Throughput beside the prediction, which knows nothing of what is done besides to find mistakes."""
@@ -121,6 +126,7 @@ class _Run:
         if sanitizing():
             self._sanitize()
         with ExitStack() as observers:
+            observers.callback(self.log.close)
             if asked := profiling():
                 observers.enter_context(self._profiler(asked))
             if recording():

@@ -7,6 +7,8 @@ import torch
 
 from scalec.runtime.config.plan import Expected
 from scalec.runtime.train.log import Log
+from scalec.runtime.train.progress import Progress
+from scalec.runtime.train.sinks import Sinks
 from scalec.runtime.train.speed import Speed
 
 
@@ -17,5 +19,7 @@ def small_log(
     expected: Expected | None = None,
     steps: int = 3,
     warm_up: int = 1,
+    progress: Progress | None = None,
+    sinks: Sinks | None = None,
 ) -> Log:
-    return Log(folder, 0, steps, Speed(tokens, 1, torch.device("cpu"), expected), choices, warm_up)
+    return Log(folder, 0, steps, Speed(tokens, 1, torch.device("cpu"), expected), choices, warm_up, progress, sinks)
