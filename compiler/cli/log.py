@@ -1,0 +1,72 @@
+"""The command `log`: losses, norms and speed of a run, or of several beside each other, as charts or a page."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from .command import Command, file_path
+from .streams import UsageError
+
+T = TypeVar("T")
+
+LOG = "log.jsonl"
+
+MOST = 8
+"""The number of runs that a page has colours for."""
+
+
+def log(options: Namespace) -> None:
+    """`scalec log`."""
+    from shutil import get_terminal_size
+
+    from attrs import evolve
+
+    from ..reports.run_log import read, text
+    from ..reports.run_log_page import MARK, page
+    from .schedule import check_replaceable, replace
+
+    if len(options.runs) > MOST:
+        raise UsageError(f"log takes at most {MOST} runs")
+    runs = [read_run(run, read, "loss: no step is logged yet") for run in options.runs]
+    if len({run.name for run in runs}) < len(runs):
+        runs = [evolve(run, name=str(path)) for run, path in zip(runs, options.runs, strict=True)]
+    if options.output is None:
+        print(text(runs, get_terminal_size((100, 24)).columns))
+        return
+    written = page(runs)
+    check_replaceable(options.output, written, "output", MARK)
+    replace(options.output, written, "output")
+    print(f"wrote {options.output}")
+
+
+def read_run(run: Path, read: Callable[[str, str], T | None], lacks: str) -> T:
+    """The result of `read` for the name and the log of a run; None means that it `lacks` something.  UsageError."""
+    path = run / LOG if run.is_dir() else run
+    try:
+        found = read(path.resolve().parent.name, path.read_text(encoding="utf-8"))
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise UsageError(f"cannot read `{path}`: {why}; name the folder of a run, such as runs/NAME") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"`{path}` is no log of a run: a line of it is no record of a step") from error
+    if found is None:
+        raise UsageError(f"`{path}` has no {lacks}")
+    return found
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("runs", type=file_path, nargs="+", metavar="RUN", help="folders of runs, or their log.jsonl")
+    help = "write a page with pictures, which needs no network"
+    parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
+
+
+COMMAND = Command(
+    "log",
+    log,
+    _arguments,
+    "draw losses, norms and speed of runs",
+    "Draws the losses, the gradient norm and the speed of a run over its steps, from its log; of several runs on one\n"
+    "scale.  With -o it writes a page with the pictures.",
+    "scalec log runs/tiny_llama -o log.html",
+)

@@ -1,0 +1,137 @@
+"""The numbers of a run's log over its steps: a table and charts for the terminal.
+
+Non-goals: loads of experts (`expert_load`); the page (`run_log_page`).
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
+from math import isfinite, nan
+from statistics import fmean, median
+from typing import Any
+
+from attrs import frozen
+
+from .summary import table
+
+ROWS, LEFT = 5, 12
+"""Lines of a chart, and columns left of it."""
+
+DOTS = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
+"""The bits of a braille character by column, its four dots from the bottom (Unicode 15, section 21.1)."""
+
+
+@frozen
+class Measure:
+    """A number of log.jsonl, its name for people, and how it is written."""
+
+    key: str
+    name: str
+    form: str
+
+    def __call__(self, value: float) -> str:
+        return format(value, self.form)
+
+
+LOSS, VALIDATION = Measure("loss", "loss", ".4f"), Measure("validation", "validation loss", ".4f")
+NORM, SPEED = Measure("norm", "gradient norm", ".3g"), Measure("tokens_per_s_gpu", "tokens/s/GPU", ",.0f")
+MEASURES = (LOSS, VALIDATION, NORM, Measure("router_loss", "router loss", ".4f"), SPEED, Measure("mfu", "MFU", ".1%"))
+"""The charts, in order; of a number that no run has there is none."""
+
+Points = Sequence[tuple[int, float]]
+"""Steps, and the numbers of them."""
+
+
+@frozen
+class Run:
+    """A run's records by step, in order; of a step that was repeated, the last ones."""
+
+    name: str
+    records: tuple[dict[str, Any], ...]
+
+    def points(self, measure: Measure) -> Points:
+        """The logged steps that have this number."""
+        return [(it["step"], it[measure.key]) for it in self.records if isfinite(it.get(measure.key, nan))]
+
+    @property
+    def skipped(self) -> int:
+        """Steps that have updated nothing."""
+        return sum(bool(it.get("skipped")) for it in self.records)
+
+
+def read(name: str, log: str) -> Run | None:
+    """The run of a log of JSON lines; None where no line has a loss.  ValueError or KeyError where it is no log."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in log.splitlines():
+        record = json.loads(line)
+        found[record["step"]] = found.get(record["step"], {}) | record
+    run = Run(name, tuple(found[step] for step in sorted(found)))
+    return run if run.points(LOSS) else None
+
+
+def text(runs: Sequence[Run], columns: int) -> str:
+    """The table, and for each number a chart of each run, which have one scale."""
+    return "\n\n".join(("\n".join(summary(runs)), *charts(runs, columns)))
+
+
+def summary(runs: Sequence[Run]) -> Iterator[str]:
+    """A table with a row for each run."""
+    return table([HEAD, *map(row, runs)], "lr")
+
+
+HEAD = ("run", "steps", "loss", "least", "validation", "tokens/s/GPU", "skipped")
+
+
+def row(run: Run) -> tuple[str, ...]:
+    """The last loss, the least, the last validation, the median speed."""
+    losses = [value for _, value in run.points(LOSS)]
+    held, speeds = [[value for _, value in run.points(it)] for it in (VALIDATION, SPEED)]
+    validation, speed = VALIDATION(held[-1]) if held else "", SPEED(median(speeds)) if speeds else ""
+    steps = f"{run.points(LOSS)[0][0]:,} to {run.records[-1]['step']:,}"
+    return run.name, steps, LOSS(losses[-1]), LOSS(min(losses)), validation, speed, str(run.skipped or "")
+
+
+def charts(runs: Sequence[Run], columns: int) -> Iterator[str]:
+    """A chart for each number and run."""
+    first, last = min(run.records[0]["step"] for run in runs), max(run.records[-1]["step"] for run in runs)
+    for measure in MEASURES:
+        lines = [run.points(measure) for run in runs]
+        values = [value for _, value in chain.from_iterable(lines)]
+        for run, points in zip(runs, lines, strict=True):
+            if points:
+                head = f"{measure.name}{f' of {run.name}' if len(runs) > 1 else ''}"
+                drawn = _chart(points, (first, last), (min(values), max(values)), max(columns - LEFT, 10))
+                yield "\n".join((head, *_labelled(drawn, measure, min(values), max(values))))
+
+
+def _labelled(drawn: Sequence[str], measure: Measure, low: float, high: float) -> Iterator[str]:
+    """The highest and the lowest number left of a chart."""
+    labels = {0: measure(high), len(drawn) - 1: measure(low)}
+    for at, line in enumerate(drawn):
+        yield f"{labels.get(at, ''):>{LEFT - 3}} {'┤' if at in labels else '│'}{line}".rstrip()
+
+
+def _chart(points: Points, steps: tuple[int, int], values: tuple[float, float], columns: int) -> list[str]:
+    """Lines of braille: in each column of dots the mean of its steps, joined to the next."""
+    wide, high = 2 * columns, 4 * ROWS
+    cells = [[0] * columns for _ in range(ROWS)]
+    scale = (high - 1) / ((values[1] - values[0]) or 1)
+    dots = [(x, round((value - values[0]) * scale)) for x, value in binned(points, steps, wide)]
+    for x, y in chain(dots[:1], *(_joined(*pair) for pair in pairwise(dots))):
+        cells[ROWS - 1 - y // 4][x // 2] |= DOTS[x % 2][y % 4]
+    return ["".join(chr(0x2800 + cell) if cell else " " for cell in line) for line in cells]
+
+
+def _joined(begin: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """The dots of a line from one to another."""
+    (x, y), (to_x, to_y) = begin, end
+    count = max(to_x - x, abs(to_y - y))
+    return ((x + round((to_x - x) * at / count), y + round((to_y - y) * at / count)) for at in range(1, count + 1))
+
+
+def binned(points: Points, steps: tuple[int, int], count: int) -> Iterator[tuple[int, float]]:
+    """The mean of the numbers in each of `count` equal parts of the steps that has any."""
+    found: dict[int, list[float]] = {}
+    for step, value in points:
+        found.setdefault((step - steps[0]) * (count - 1) // max(steps[1] - steps[0], 1), []).append(value)
+    return ((at, fmean(found[at])) for at in sorted(found))
