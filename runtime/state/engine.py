@@ -63,7 +63,7 @@ class TrainState:
         self.losses = Losses(mesh.device)
         """The losses by which the next one may be a spike."""
         self.kept: list[tuple[str, Tensor]] = []
-        """What a run keeps besides, by key: the same on all ranks."""
+        """All else that a run keeps, by key: the same on all ranks."""
         self.looks: list[Callable[[], None]] = []
         """Called by each update before it changes anything, when gradients are complete."""
         self._stages = next((memory.bucket.stages for memory in self._memories), "")
