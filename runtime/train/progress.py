@@ -26,7 +26,7 @@ class Progress:
         self._device, self._shown, self._at = device, False, 0.0
 
     def show(self, step: int, steps: int, left: str, speed: str) -> None:
-        """What is known after a step, unless the last change was a moment ago."""
+        """Shows how far a run is after a step, unless the last change was a moment ago."""
         if self._stream is None or time.monotonic() < self._at + OFTEN:
             return
         self._at, done = time.monotonic(), round(BAR * step / steps)
