@@ -97,12 +97,17 @@ def _over(base: tree.Section | None, section: tree.Section) -> tree.Section:
 
 def opened(use: tree.Use, source: Source, read: Reader = load, users: tuple[str, ...] = ()) -> Source:
     """The file that a plan uses.  Raises PlanError where it cannot be read, or is one of its `users`."""
-    written = use.path.value
-    path = _shipped(use.path) if written.startswith(SHIPPED) else Path(source.path).parent / written
+    written, path = use.path.value, used_path(use, source)
     if len(users) > DEEPEST or str(path) in users:
         help = f"files cannot use one another in a cycle, nor be nested deeper than {DEEPEST}"
         raise wrong("E0205", f"cannot use `{written}`", use.path.span, "used here", help=help)
     return read(path, use.path.span)
+
+
+def used_path(use: tree.Use, source: Source) -> Path:
+    """The path of a file that a plan uses.  Raises PlanError where it is said to come with scalec, and does not."""
+    written = use.path.value
+    return _shipped(use.path) if written.startswith(SHIPPED) else Path(source.path).parent / written
 
 
 def _shipped(written: tree.String) -> Path:

@@ -4,15 +4,13 @@ Purpose: diagnostics at once, facts of the compiled step after a pause.  All fun
 plan uses.  Non-goals: the protocol.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from os.path import realpath
 
 from attrs import evolve, frozen
 
-from ...analysis.collective import Collective
-from ...analysis.communication import collectives, places
 from ...analysis.elastic import smallest
 from ...analysis.hardware import hardware
 from ...analysis.memory import Account, account, fits, too_large
@@ -30,6 +28,7 @@ from ...syntax.parser import parse_plan
 from ...syntax.source import Source, Span, is_ir
 from .mentions import Mention, mentions
 from .moved import Moved
+from .sent import Ranks, of_ranks
 
 PLACED = "insert_collectives"
 """The pass after which each value that a plan names has its placement."""
@@ -63,15 +62,17 @@ class Syntax:
 class Facts:
     """The step of the last text that made a program.
 
+    model    the program without placements
     placed   the program in which each value has its placement
     program  the program after the last pass
     step     its time, with that of each op in `rows`; None where the speed of the plan's GPU is not known
     """
 
     source: Source
+    model: Program
     placed: Program
     program: Program
-    sent: tuple[Collective, ...]
+    sent: Ranks
     memory: Account
     rows: tuple[OpRow, ...] = ()
     step: StepTime | None = None
@@ -221,19 +222,11 @@ def _facts(source: Source, model: Program, is_stale: Callable[[], bool]) -> Fact
             placed.append(program)
 
     program = lower(model, seen=seen)
-    sent = tuple(dict.fromkeys(_sent(program)))
-    facts = Facts(source, placed[-1], program, sent, account(program))
+    facts = Facts(source, model, placed[-1], program, of_ranks(program), account(program))
     if not (on := hardware(program)):
         return facts
     step = step_time(program, on)
     return evolve(facts, step=step, rows=tuple(op_rows(program, on, step.rank)))
-
-
-def _sent(program: Program) -> Iterable[Collective]:
-    """The collectives of all ranks; those of stages at the same line once."""
-    for rank in places(program):
-        for each in collectives(program, rank):
-            yield evolve(each, rank=None, stage=None, peer=None, chunk=(), among=())
 
 
 def _warnings(facts: Facts) -> Iterator[Diagnostic]:

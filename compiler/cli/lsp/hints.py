@@ -1,14 +1,12 @@
 """Collectives beside the lines that cause them, and names coloured by what they name."""
 
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import PurePath
 
-from ...analysis.collective import Collective
-from ...config.units import amount
 from .document import Document
 from .mentions import Kind, Mention
 from .moved import Moved
+from .sent import Sent, sent
 
 LEAST = 1024
 """The least bytes of a collective that is shown."""
@@ -23,21 +21,17 @@ def hints(document: Document, first: int, last: int) -> Iterator[tuple[int, str]
         return
     path, name = document.source.path, PurePath(document.source.path).name
     moved = Moved(facts.source, document.source) if path == facts.source.path else None
-    own = (each for each in facts.sent if each.bytes >= LEAST and each.line.rpartition(":")[0] == name)
-    for number, found in groupby(sorted(own, key=_line), key=_line):
+    lines = {it.line for rank in facts.sent for it in rank if it.bytes >= LEAST}
+    for number in sorted(int(line.removeprefix(f"{name}:")) for line in lines if line.startswith(f"{name}:")):
         place = moved.now(number) if moved else number
         if place and first <= place <= last:
-            yield place, " · ".join(dict.fromkeys(map(_short, found)))
+            found = sent(facts.sent, lambda it, line=f"{name}:{number}": it.line == line and it.bytes >= LEAST)
+            yield place, " · ".join(map(_short, found))
 
 
-def _line(it: Collective) -> int:
-    return int(it.line.rpartition(":")[2])
-
-
-def _short(it: Collective) -> str:
+def _short(it: Sent) -> str:
     """For instance `bwd reduce_scatter tp 256.0 MiB × 126`."""
-    times = f" × {it.count:,}" if it.count > 1 else ""
-    return f"{BACKWARD.get(it.where, '')}{it.op} {'×'.join(it.axes)} {amount(it.bytes)}{times}"
+    return f"{BACKWARD.get(it.where, '')}{it.op} {'×'.join(it.axes)} {it}"
 
 
 TYPES = {

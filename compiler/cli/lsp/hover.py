@@ -1,24 +1,31 @@
 """The text for the name under the cursor: its meaning, and what becomes of it on the ranks, as Markdown."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from inspect import cleandoc
+from itertools import islice
 from math import prod
 
+import attrs
 from attrs import frozen
 
 from ...analysis.collective import Collective
+from ...analysis.memory import capacity
 from ...analysis.time.op_rows import OpRow
 from ...config.fields import Field, Part, Settings, fields_of
 from ...config.units import amount, counted
 from ...frontend.calls import signature
-from ...ir import ITEM_BYTES, Op, Program, Region, Type, Value, base, results
+from ...frontend.routes import CALL
+from ...ir import ITEM_BYTES, Op, Param, Program, Region, Type, Value, base, results
 from ...ir.printer import print_type
 from ...ops import OPS, OpDef
+from ...reports.summary import headline, tokens
 from ...reports.time import seconds
 from ...syntax.diagnostics import listing
 from ...syntax.source import Span
 from .document import Document, Facts
 from .mentions import Kind, Mention
+from .sent import sent
+from .words import MEANINGS
 
 Lines = Iterator[str]
 
@@ -43,26 +50,49 @@ def hover(document: Document, line: int, column: int) -> Hover | None:
 def _said(document: Document, it: Mention) -> Lines:
     facts = document.facts
     match it.kind:
-        case Kind.VALUE | Kind.PARAM if facts:
-            yield from _of_param(facts, it.name) if it.kind is Kind.PARAM else _of_value(document, facts, it)
+        case Kind.VALUE if facts:
+            yield from _of_value(document, facts, it)
+        case Kind.PARAM if facts:
+            yield from _of_params(document, facts, it.name)
         case Kind.DIM if program := facts.program if facts else document.model:
             yield from _dim(program, it.name)
         case Kind.AXIS if facts:
             yield from _axis(facts, it.name)
         case Kind.OP | Kind.WORD if entry := op_named(it.name):
             yield f"```\n{signature(entry)}\n```"
+            yield from _of_call(document, facts, it, entry) if facts else ()
             yield entry.doc
+        case Kind.OP if own := _declaration(document, it.name):
+            yield f"```\n{own}\n```"
         case Kind.SETTING if isinstance(it.of, type):
             yield from setting(it.of, it.name)
-        case Kind.SECTION if isinstance(it.of, type):
+        case Kind.SECTION | Kind.WORD if isinstance(it.of, type):
             yield cleandoc(it.of.__doc__ or "")
+        case Kind.MODEL | Kind.FILE if facts:
+            yield from _whole(facts)
         case _:
-            yield ""
+            yield MEANINGS.get(it.name, "")
 
 
 def op_named(name: str) -> OpDef | None:
     """The op that a plan calls by this name."""
-    return next((entry for entry in OPS.values() if entry.user_visible and entry.plan_name == name), None)
+    visible = (entry for entry in (*OPS.values(), CALL) if entry.user_visible or entry is CALL)
+    return next((entry for entry in visible if entry.plan_name == name), None)
+
+
+def _declaration(document: Document, name: str) -> str:
+    """The line of the plan that declares an op of its own; "" where none does."""
+    found = document.syntax.mentions if document.syntax else ()
+    spans = (it.span for it in found if it.binds and (it.kind, it.name) == (Kind.OP, name))
+    return next((span.text.split("\n")[span.line - 1].strip() for span in spans), "")
+
+
+def _whole(facts: Facts) -> Lines:
+    """The plan as a whole: its size, its memory, its time."""
+    yield f"{headline(facts.program)}, {tokens(facts.program)}"
+    has = f"; its GPU has {amount(room)}" if (room := capacity(facts.program)) else ""
+    yield f"a rank needs {amount(facts.memory.needs)}{has}"
+    yield f"a step takes {seconds(facts.step.seconds)}" if facts.step else ""
 
 
 def setting(of: type[Settings], key: str) -> Lines:
@@ -71,6 +101,9 @@ def setting(of: type[Settings], key: str) -> Lines:
     if field:
         yield f"`{key}`: {takes(field)}"
         yield field.doc
+        default = attrs.fields_dict(of)[field.name].default
+        if not isinstance(field.what, Part) and default not in (attrs.NOTHING, None, ""):
+            yield f"by default `{field.what.show(default)}`"
 
 
 def takes(field: Field) -> str:
@@ -83,11 +116,28 @@ def takes(field: Field) -> str:
 
 
 def _of_value(document: Document, facts: Facts, it: Mention) -> Lines:
-    at = document.of_facts(it.span)
-    value = at and value_at(facts.placed.region, it.name, at, it.binds)
-    if not value:
+    if not (at := document.of_facts(it.span)):
         return
-    yield f"```\n{it.name}: {print_type(value.type)}\n```"
+    if value := value_at(facts.placed.region, it.name, at, it.binds):
+        yield f"```\n{it.name}: {print_type(value.type)}\n```"
+        yield from _made(facts, value)
+    elif value := value_at(facts.model.region, it.name, at, it.binds):
+        yield f"```\n{it.name}: {print_type(value.type)}\n```"
+        yield "no rank holds it by itself: it is part of a larger op"
+
+
+def _of_call(document: Document, facts: Facts, it: Mention, entry: OpDef) -> Lines:
+    """The result of a call, which may have no name."""
+    at = document.of_facts(it.span)
+    place = at and (entry.name, at.path, at.line, at.column)
+    ops = (op for op in facts.placed.ops if (op.kind, op.span.path, op.span.line, op.span.column) == place)
+    for op in islice(ops, 1):
+        yield f"gives `{print_type(op.outputs[0].type)}`"
+        yield from _made(facts, op.outputs[0])
+
+
+def _made(facts: Facts, value: Value) -> Lines:
+    """All that is known of a value with a placement."""
     yield _on_a_rank(facts.placed, value.type)
     kept = [each for each in facts.memory.kept if each.what == value.name]
     if kept:
@@ -95,7 +145,7 @@ def _of_value(document: Document, facts: Facts, it: Mention) -> Lines:
         yield f"kept for backward: {amount(sum(each.total for each in kept))} of a microbatch{layers}"
     if maker := facts.makers.get(value.name):
         yield from _seconds(facts, maker)
-        yield "\n".join(f"- {sent(each)}" for each in facts.sent if each.line == str(maker.span))
+        yield _sent(facts, lambda it: it.line == str(maker.span))
 
 
 def value_at(region: Region, name: str, at: Span, binds: bool) -> Value | None:
@@ -128,32 +178,41 @@ def _on_a_rank(program: Program, of: Type) -> str:
 
 def _seconds(facts: Facts, maker: Op) -> Lines:
     """The time of an op, and of all that its line does in backward."""
-    if not facts.step:
-        return
     own = [row for row in facts.rows if row.where == "forward" and row.name == maker.outputs[0].name]
     backward = [row for row in facts.rows if (row.where, row.line) == ("backward", str(maker.span))]
-    took = f"`{maker.kind}` takes {_summed(own)} of the {seconds(facts.step.seconds)} of a step"
-    yield f"{took}, backward of {maker.span} {_summed(backward)}"
+    if facts.step and own:
+        took = f"`{maker.kind}` takes {_summed(own)} of the {seconds(facts.step.seconds)} of a step"
+        yield f"{took}, backward of {maker.span} {_summed(backward)}"
 
 
 def _summed(rows: Sequence[OpRow]) -> str:
     return seconds(sum(sum(row.taken.values()) for row in rows))
 
 
-def sent(it: Collective) -> str:
-    """For instance `all_gather` over tp, 32.0 MiB × 126, forward."""
-    times = f" × {it.count:,}" if it.count > 1 else ""
-    return f"`{it.op}` over {' × '.join(it.axes)}, {amount(it.bytes)}{times}, {it.where}"
+def _sent(facts: Facts, wanted: Callable[[Collective], bool]) -> str:
+    """A list, for instance of `all_gather` over tp, 32.0 MiB × 126, forward."""
+    return "\n".join(f"- `{it.op}` over {' × '.join(it.axes)}, {it}, {it.where}" for it in sent(facts.sent, wanted))
 
 
 # ---- parameters, dims, axes
 
 
-def _of_param(facts: Facts, name: str) -> Lines:
-    program = facts.program
-    param = next((param for param in program.stored if param.name == name), None)
-    if not param:
-        return
+def _of_params(document: Document, facts: Facts, name: str) -> Lines:
+    """A parameter; where branches of a repeat have one each, all of them."""
+    found = document.syntax.mentions if document.syntax else ()
+    bound = next((it.span for it in found if it.binds and (it.kind, it.name) == (Kind.PARAM, name)), None)
+    place = document.of_facts(bound) if bound else None
+    for param in facts.program.stored:
+        if param.name == name or (place and (param.span.path, _begin(param.span)) == (place.path, _begin(place))):
+            yield from _of_param(facts, param)
+
+
+def _begin(span: Span) -> tuple[int, int]:
+    return span.line, span.column
+
+
+def _of_param(facts: Facts, param: Param) -> Lines:
+    program, name = facts.program, param.name
     yield f"```\n{name}: {print_type(param.type)}\n```"
     yield f"{counted(prod(map(program.valid, param.type.dims)), 'element')}; {_on_a_rank(program, param.type)}"
     bucket = next((bucket for bucket in program.buckets if name in bucket.params), None)
@@ -162,7 +221,7 @@ def _of_param(facts: Facts, name: str) -> Lines:
         held = f": {amount(bytes.total)} of state on a rank" if bytes else ""
         shared = f", shared out over {' × '.join(bucket.shard_axes)}" if bucket.shard_axes else ""
         yield f"in bucket `{bucket.name}` with {counted(len(bucket.params) - 1, 'other')}{held}{shared}"
-        yield "\n".join(f"- {sent(each)}" for each in facts.sent if each.bucket == bucket.name)
+        yield _sent(facts, lambda it: it.bucket == bucket.name)
 
 
 def _dim(program: Program, name: str) -> Lines:
@@ -184,6 +243,6 @@ def _axis(facts: Facts, name: str) -> Lines:
     dims = dict.fromkeys(claim.dim for claim in program.claims if claim.axis in {axis.name for axis in axes})
     if dims:
         yield f"shards {listing(dims)}"
-    over = [each for each in facts.sent if {axis.name for axis in axes} & {*each.axes}]
-    into = sum(each.bytes * each.count for each in over)
-    yield f"{counted(sum(each.count for each in over), 'collective')} of a step, into which a rank puts {amount(into)}"
+    over = sent(facts.sent, lambda it: not {axis.name for axis in axes}.isdisjoint(it.axes))
+    count, into = sum(it.count for it in over), amount(sum(it.bytes for it in over))
+    yield f"{counted(count, 'collective')} of a step, into which a rank puts {into}"

@@ -1,14 +1,14 @@
 """From a name to its definition, to all its mentions, to another name; from a line to those of `train.py`."""
 
 import re
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
-from ...frontend.load_plan import SHIPPED
+from ...frontend.load_plan import SHIPPED, used_path
 from ...syntax import tree
-from ...syntax.diagnostics import wrong
+from ...syntax.diagnostics import PlanError, wrong
 from ...syntax.source import Span
-from .document import Document, Facts
+from .document import Document, Facts, source_of
 from .mentions import RENAMED, Kind, Mention
 
 FROM_SETTINGS = {"seq": "seq", "batch": "microbatch", "microbatches": "global_batch"}
@@ -20,7 +20,8 @@ def definition(document: Document, line: int, column: int) -> Span | None:
     if not (document.syntax and (mention := document.mention(line, column))):
         return None
     if mention.kind is Kind.FILE:
-        return _file(document.syntax.plans, mention)
+        paths = [path for path, use in _used(document) if use.path.span == mention.span]
+        return Span(paths[0], 1, 1, 1, 1) if paths else None
     bound = [it for it in document.syntax.mentions if it.binds and _same(it, mention)]
     if mention.kind is Kind.VALUE:
         before = [it for it in bound if it.span.path == mention.span.path and _place(it.span) <= _place(mention.span)]
@@ -31,11 +32,13 @@ def definition(document: Document, line: int, column: int) -> Span | None:
     return document.here(bound[0].span) if bound else None
 
 
-def _file(plans: Sequence[tree.Plan], mention: Mention) -> Span | None:
-    """The beginning of a file that a plan uses."""
-    written = mention.name.removeprefix(SHIPPED)
-    path = next((plan.span.path for plan in plans if Path(plan.span.path).match(f"*/{Path(written).name}")), None)
-    return Span(path, 1, 1, 1, 1) if path else None
+def _used(document: Document) -> Iterator[tuple[str, tree.Use]]:
+    """The path of each file that a document uses, also by way of another."""
+    for plan in document.syntax.plans if document.syntax else ():
+        for use in plan.items:
+            if isinstance(use, tree.Use):
+                with suppress(PlanError):
+                    yield str(used_path(use, source_of(plan))), use
 
 
 def _place(span: Span) -> tuple[int, int]:
@@ -77,7 +80,11 @@ def renamed(documents: Sequence[Document], mention: Mention, name: str) -> list[
     taken = {it.name: it.kind for document in documents if document.syntax for it in document.syntax.mentions}
     if (kind := taken.get(name)) in RENAMED:
         raise wrong("E0207", f"`{name}` is the name of another {kind.value}", at)
-    return references(documents, mention)
+    found = references(documents, mention)
+    shipped = {path for it in documents for path, use in _used(it) if use.path.value.startswith(SHIPPED)}
+    if not shipped.isdisjoint(span.path for span in found):
+        raise wrong("E0215", f"`{mention.name}` is a name of a file that comes with scalec", at)
+    return found
 
 
 # ---- the program

@@ -209,3 +209,15 @@ def test_a_plan_in_which_each_word_is_left_out(mlp: Document) -> None:
 @given(text=st.text(st.sampled_from('{}[]()=,#" \n\u0000\U0001f600abtrain0over@'), max_size=40))
 def test_any_text_is_told_about(text: str) -> None:
     ask_all(typed(None, Source("any", text)))
+
+
+def test_names_of_what_comes_with_scalec_stay(full: Document) -> None:
+    shipped = edited(full, "models/llama.scale", "scalec:models/llama.scale")
+    mention = shipped.mention(*at(shipped, "ffn over tp"))
+    assert mention
+    assert mention.kind is Kind.DIM
+    with pytest.raises(PlanError, match="comes with scalec"):
+        navigate.renamed([shipped], mention, "inner")
+    found = navigate.definition(shipped, *at(shipped, "scalec:models"))
+    assert found
+    assert Path(found.path).samefile(ROOT / "plans" / "models" / "llama.scale")
