@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from .. import __version__
 from ..syntax.diagnostics import CODES, Diagnostic
+from ..syntax.fixes import Fix, fixes
 from ..syntax.source import Span
 from .explain import texts
 
@@ -28,7 +29,8 @@ def as_json(found: Sequence[Diagnostic]) -> str:
 def _plain(it: Diagnostic) -> dict[str, Any]:
     notes = [{"message": note.text, **(_place(note.span) if note.span else {})} for note in it.notes]
     said = {"code": it.code, "severity": it.severity, "message": it.message, "label": it.label, "help": it.help}
-    return said | _place(it.span) | {"notes": notes}
+    edits = [_place(fix.span) | {"text": fix.text} for fix in fixes(it)]
+    return said | _place(it.span) | {"notes": notes, "fixes": edits}
 
 
 def _place(span: Span) -> dict[str, Any]:
@@ -73,7 +75,18 @@ def _result(it: Diagnostic, rule: int) -> dict[str, Any]:
         "message": {"text": full_text(it)},
         "locations": [_location(it.span)],
         **({"relatedLocations": related} if related else {}),
+        **({"fixes": edits} if (edits := [_fix(fix) for fix in fixes(it)]) else {}),
     }
+
+
+def _fix(it: Fix) -> dict[str, Any]:
+    place = _location(it.span)["physicalLocation"]
+    inserted = {"insertedContent": {"text": it.text}} if it.text else {}
+    edit = {
+        "artifactLocation": place["artifactLocation"],
+        "replacements": [{"deletedRegion": place["region"]} | inserted],
+    }
+    return {"artifactChanges": [edit]}
 
 
 def _location(span: Span) -> dict[str, Any]:

@@ -43,15 +43,23 @@ def _closed(required: list[str], **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
+FILE = _closed(["uri"], uri={"type": "string", "pattern": r"^[!-~]+$"})
+REGION = _closed(["startLine"], startLine=FROM_1, startColumn=FROM_1, endLine=FROM_1, endColumn=FROM_1)
 PLACE = _closed(
     [],
-    physicalLocation=_closed(
-        ["artifactLocation"],
-        artifactLocation=_closed(["uri"], uri={"type": "string", "pattern": r"^[!-~]+$"}),
-        region=_closed(["startLine"], startLine=FROM_1, startColumn=FROM_1, endLine=FROM_1, endColumn=FROM_1),
-    ),
+    physicalLocation=_closed(["artifactLocation"], artifactLocation=FILE, region=REGION),
     message=TEXT,
 )
+REPLACEMENT = _closed(["deletedRegion"], deletedRegion=REGION, insertedContent=TEXT)
+CHANGES = {
+    "type": "array",
+    "minItems": 1,
+    "items": _closed(
+        ["artifactLocation", "replacements"],
+        artifactLocation=FILE,
+        replacements={"type": "array", "minItems": 1, "items": REPLACEMENT},
+    ),
+}
 SARIF = _closed(
     ["version", "runs"],
     **{
@@ -92,6 +100,7 @@ SARIF = _closed(
                         message=TEXT,
                         locations={"type": "array", "items": PLACE},
                         relatedLocations={"type": "array", "items": PLACE, "uniqueItems": True},
+                        fixes={"type": "array", "items": _closed(["artifactChanges"], artifactChanges=CHANGES)},
                     ),
                 },
             ),
