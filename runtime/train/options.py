@@ -90,7 +90,7 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--first-step-limit", type=_seconds, default=1800.0, metavar="SECONDS", help=help)
     help = "the same in later steps (default 10 times the longest so far, 120 at least)"
     add("--step-limit", type=_seconds, metavar="SECONDS", help=help)
-    help = "the same in a save (default %(default)s)"
+    help = "the same in a save, pauses between its tries apart (default %(default)s)"
     add("--save-limit", type=_seconds, default=1800.0, metavar="SECONDS", help=help)
     values: dict[str, Any] = vars(parser.parse_args(arguments))
     values["resume"] = values["resume"] or ("newest" if values["resume_anyway"] else "")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from torch.distributed import run
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
@@ -23,6 +24,7 @@ def main() -> None:
     Exit status 1 where a rank failed, 75 where a signal has ended the run, which goes on by the same line.
     """
     torchrun = cast(Any, run)
+    _tell_stops()
     for name, value in _SIGNALS.items():
         os.environ.setdefault(name, value)
     try:
@@ -33,11 +35,24 @@ def main() -> None:
     except SignalException as error:
         sys.exit(INTERRUPTED if error.sigval == signal.SIGINT else SAVED)
     except ChildFailedError as error:
-        if {failure.exitcode for failure in error.failures.values()} - {-signal.SIGTERM} == {SAVED}:
-            sys.exit(SAVED)  # torchrun ends ranks that are about to end, when all have saved
         rank, failure = first(error.failures)
         print(f"{error}\nerror: {_reason(rank, failure)}", file=sys.stderr)
         sys.exit(1)
+
+
+def _tell_stops() -> None:
+    """Has torchrun end as by a signal where ranks end that have all saved: it would take them to have failed."""
+    agent: Any = LocalElasticAgent
+    monitor: Any = agent._monitor_workers
+
+    def monitored(self: object, group: object) -> Any:
+        result = monitor(self, group)
+        ends = {failure.exitcode for failure in result.failures.values()} - {-signal.SIGTERM}  # of ranks about to end
+        if ends in ({SAVED}, {INTERRUPTED}):
+            raise SignalException("all ranks have saved", signal.SIGTERM if ends == {SAVED} else signal.SIGINT)
+        return result
+
+    agent._monitor_workers = monitored
 
 
 def first(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:

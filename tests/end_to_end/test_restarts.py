@@ -69,7 +69,6 @@ def test_a_killed_rank_is_one_restart(program: Program) -> None:
 )
 def test_a_signal_ends_all_and_the_same_line_goes_on(action: Action, status: int, program: Program) -> None:
     wanted = _undisturbed(program)
-    program = Program(program.folder, 2, OPTIONS)
     slow = [Fault(Point("step", None, rank), Slow(0.5), times=9) for rank in range(2)]
     ended = torchrun(program, Fault(Point("step", 5, 1), action), *slow).wait()
     assert ended.statuses == (status,), ended.err

@@ -126,6 +126,13 @@ def test_stopped_and_slow_ranks_go_on(program: Program) -> None:
     assert ended.seconds >= 0.5
 
 
+def test_a_save_is_tried_anew_whatever_its_limit(program: Program) -> None:
+    program = replace(program, options=f"{program.options} --save-limit=0.1")
+    ended = _after(program, disk_full(), Point("write", STEPS))
+    assert ended.succeeded, ended.err
+    assert "trying again in 1 s" in ended.out[0]
+
+
 def test_exceptions_and_values_fail_as_such(program: Program) -> None:
     program = _one(program)
     assert "planted" in _after(program, Raise(RuntimeError, ("planted",)), Point("data", 3)).err[0]

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from ...checkpoint.background import PAUSES
 from ...comm.mesh import Mesh
 from ...comm.store import FAILED, READS, job_store
 from ..options import Options
@@ -240,7 +241,7 @@ def watch(mesh: Mesh, options: Options) -> Watchdog | None:
     """Begins to watch this rank, if there are others."""
     if (store := job_store()) is None:
         return None
-    limits = Limits(options.first_step_limit, options.step_limit, options.save_limit)
+    limits = Limits(options.first_step_limit, options.step_limit, options.save_limit + sum(PAUSES))
     watchdog = Watchdog(store.clone(), mesh, dist.get_rank(), Pace(limits))
     watchdog.start()
     return watchdog

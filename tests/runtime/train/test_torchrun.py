@@ -41,14 +41,20 @@ def test_the_last_line(program: str, tmp_path: Path) -> None:
     assert "train.py FAILED" in ended.stderr
 
 
-def test_ranks_that_have_saved_give_their_status(tmp_path: Path) -> None:
-    """Also where torchrun ends one that is about to end."""
-    program = "import os, sys, time\nsys.exit(75) if os.environ['RANK'] == '0' else time.sleep(600)"
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("status", [75, 130])
+def test_ranks_that_have_saved_give_their_status(status: int, tmp_path: Path) -> None:
+    """Also where torchrun ends one that is about to end; they are not started anew."""
+    program = f"""import os, sys, time
+open({str(tmp_path / "starts")!r}, "a").write("1")
+sys.exit({status}) if os.environ['RANK'] == '0' else time.sleep(600)
+"""
     (tmp_path / "train.py").write_text(program)
-    options = ["--standalone", "--nproc-per-node=2", str(tmp_path / "train.py")]
+    options = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", str(tmp_path / "train.py")]
     command = [sys.executable, "-m", "scalec.runtime.train.torchrun", *options]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANGS)
-    assert ended.returncode == 75, ended.stderr
+    assert ended.returncode == status, ended.stderr
+    assert len((tmp_path / "starts").read_text()) <= 2
 
 
 ORPHAN = """
