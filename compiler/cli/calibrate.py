@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from .command import PLAN, Command, file_path
+from .shown import show
 from .streams import UsageError, cannot_write
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _fit(options: Namespace) -> None:
         )
     if others := strangers(profile, plan.program, of.step):
         raise UsageError(f"`{options.fit}` is of another plan: this one has no line {others[0]}")
-    print(fitted(profile, beside(profile, of.step), of, fit(plan.program, of.on, profile)))
+    show(fitted(profile, beside(profile, of.step), of, fit(plan.program, of.on, profile)))
 
 
 def _check_device(program: "Program") -> None:

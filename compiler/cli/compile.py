@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from .command import Command, output_arguments, plan_argument
+from .shown import show
 from .streams import PLAN_WRONG, UsageError, as_file
 from .tell import TEXT, format_argument, tell
 
@@ -73,7 +74,7 @@ def check(options: Namespace) -> int:
         return PLAN_WRONG
     if options.format != TEXT:
         return 0
-    print("\n".join(filter(None, (f"ok  {headline(plan.program)}, {tokens(plan.program)}", elastic(plan.program)))))
+    show("\n".join(filter(None, (f"ok  {headline(plan.program)}, {tokens(plan.program)}", elastic(plan.program)))))
     return 0
 
 
@@ -177,7 +178,7 @@ def written(plan: Plan, options: Namespace) -> Path:
     shown = f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
     parts = [said(plan.program) for said in (headline, elastic, communication, needs_by_load, kernels, recomputation)]
     parts.append(largest_bucket(plan.program, plan.model))
-    print("\n\n".join(filter(None, (*parts, f"{shown}\nwrote {wrote}"))))
+    show("\n\n".join(filter(None, (*parts, f"{shown}\nwrote {wrote}"))))
     return paths[0].parent / "train.py"
 
 

@@ -4,6 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 from .command import PLAN, Command, file_path
 from .compile import load
+from .shown import show
 
 DIFFERENT = 1
 """The exit status where plans differ."""
@@ -19,8 +20,8 @@ def diff(options: Namespace) -> int:
     programs = [load(path).program for path in options.plans]
     found = [*rows(*(figures(program, expected(program)) for program in programs))]
     different = [row for row in found if row.differs]
-    shown = found if options.all else different
-    print(json.dumps(as_json(shown), indent=2) if options.json else text(programs, shown))
+    listed = found if options.all else different
+    show(json.dumps(as_json(listed), indent=2) if options.json else text(programs, listed))
     return DIFFERENT if different else 0
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .command import PLAN, Command, count, file_path
 from .compile import Plan, load
+from .shown import show
 from .streams import UsageError
 
 if TYPE_CHECKING:
@@ -32,10 +33,10 @@ def explain(options: Namespace) -> None:
     elif topic in of_program:
         plan = _sized(load(path), options.size)
         parts = of_program[topic](plan.program), largest_bucket(plan.program, plan.model)
-        print("\n\n".join(filter(None, parts)))
+        show("\n\n".join(filter(None, parts)))
     else:
         assert code in CODES, "explain: neither a topic nor a code"
-        print(explain_code(code))
+        show(explain_code(code))
 
 
 def _sized(plan: Plan, size: int | None) -> Plan:
@@ -82,11 +83,11 @@ def _time(plan: Plan, options: Namespace) -> None:
 
         if options.trace or options.csv:
             _write(with_ops(report_of(plan)), options)
-        print(against(plan, options.against))
+        show(against(plan, options.against))
         return
     found = with_ops(report_of(plan))
     _write(found, options)
-    print({"lines": _lines, "critical": _critical}.get("".join(forms), _whole)(found, plan, options))
+    show({"lines": _lines, "critical": _critical}.get("".join(forms), _whole)(found, plan, options))
 
 
 def _write(found: "Report", options: Namespace) -> None:

@@ -4,6 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 from .command import Command, file_path
 from .log import read_run
+from .shown import show
 
 
 def loads(options: Namespace) -> None:
@@ -14,7 +15,7 @@ def loads(options: Namespace) -> None:
     lacks = "loads of experts: the plan has no `route`, or no step is logged yet"
     found = read_run(options.run, read, lacks)
     if options.svg is None:
-        print(text(found))
+        show(text(found))
         return
     drawn = svg(found)
     check_replaceable(options.svg, drawn, "svg", MARK)

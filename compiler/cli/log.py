@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from .command import Command, file_path
+from .shown import show
 from .streams import UsageError
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ def log(options: Namespace) -> None:
     if len({run.name for run in runs}) < len(runs):
         runs = [evolve(run, name=str(path)) for run, path in zip(runs, options.runs, strict=True)]
     if options.output is None:
-        print(text(runs, get_terminal_size((100, 24)).columns))
+        show(text(runs, get_terminal_size((100, 24)).columns))
         return
     written = page(runs)
     check_replaceable(options.output, written, "output", MARK)

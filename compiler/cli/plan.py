@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from .command import Command, count, file_path
 from .schedule import check_replaceable, replace
+from .shown import show
 from .streams import PLAN_WRONG, UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def plan(options: Namespace) -> int:
 
         print(json.dumps(as_json(it), indent=1))
     else:
-        print(print_plans(it))
+        show(print_plans(it))
     if options.output and it.text:
         check_replaceable(options.output, it.text, "output", MARK)
         replace(options.output, it.text, "output")

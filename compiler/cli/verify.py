@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from .command import PLAN, Command, file_path
 from .compile import Plan, load
+from .shown import show
 from .streams import PLAN_WRONG, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def _plan(path: Path) -> int:
     began = perf_counter()
     plan = load(path)
     proof = _proved(plan)
-    print(f"equal  {_headline(plan)}\n\n{proof.lines()}\n{'time':<9} {perf_counter() - began:.2f} s")
+    show(f"equal  {_headline(plan)}\n\n{proof.lines()}\n{'time':<9} {perf_counter() - began:.2f} s")
     return 0
 
 
@@ -56,7 +57,7 @@ def _audit(path: Path) -> int:
     plan = load(path)
     _proved(plan)
     found = audit(plan.program, plan.model)
-    print("\n".join(found.lines()))
+    show("\n".join(found.lines()))
     return 0 if found.passed else PLAN_WRONG
 
 
@@ -68,14 +69,14 @@ def _recorded(folder: Path) -> int:
         found = compare(folder)
     except RecordError as error:
         raise UsageError(str(error)) from error
-    print(found.lines())
+    show(found.lines())
     return 0 if found.equal else PLAN_WRONG
 
 
 def _recheck(folder: Path) -> int:
     from .recheck import recheck
 
-    print(recheck(folder))
+    show(recheck(folder))
     return 0
 
 
