@@ -76,6 +76,7 @@ class Facts:
     memory: Account
     rows: tuple[OpRow, ...] = ()
     step: StepTime | None = None
+    warnings: tuple[Diagnostic, ...] = ()
 
     @cached_property
     def makers(self) -> dict[str, Op]:
@@ -92,7 +93,6 @@ class Document:
     facts: Facts | None = None
     model: Program | None = None
     mistakes: tuple[Diagnostic, ...] = ()
-    warnings: tuple[Diagnostic, ...] = ()
 
     @property
     def is_current(self) -> bool:
@@ -121,11 +121,22 @@ class Document:
         if not own:
             return None
         others = (plan for plan in plans if plan is not own[0])
-        return evolve(self, source=source_of(own[0]), syntax=Syntax((own[0], *others)), mistakes=(), warnings=())
+        return evolve(self, source=source_of(own[0]), syntax=Syntax((own[0], *others)), mistakes=())
 
     def here(self, span: Span) -> Span | None:
         """Where a span of the last syntax is in the text as it is now; None where that was edited away."""
         return span if span.path != self.source.path else self._moved.after(span)
+
+    @property
+    def warnings(self) -> Iterator[Diagnostic]:
+        """The warnings of the last step, at their places now; without those whose place was edited away."""
+        if not (facts := self.facts):
+            return
+        moved = Moved(facts.source, self.source)
+        for it in facts.warnings:
+            own = it.span.path == facts.source.path == self.source.path
+            if span := moved.after(it.span) if own else it.span:
+                yield evolve(it, span=span)
 
     def of_facts(self, span: Span) -> Span | None:
         """Where a span of the last syntax was in the text that the facts are of."""
@@ -154,12 +165,17 @@ def typed(before: Document | None, source: Source, read: Reader = load) -> Docum
         return Document(source)
     mistakes, model, syntax = (), None, before.syntax
     try:
-        syntax = Syntax(tuple(_files(source, read)))
+        syntax = syntax_of(source, read)
         model = resolve(source, _stand_in(syntax), read)
     except PlanError as error:
         mistakes = tuple(each for each in error.diagnostics if each.span.path != STAND_IN.path)
     alone = syntax and is_model(syntax.plans[0])
-    return evolve(before, source=source, syntax=syntax, model=None if alone else model, mistakes=mistakes, warnings=())
+    return evolve(before, source=source, syntax=syntax, model=None if alone else model, mistakes=mistakes)
+
+
+def syntax_of(source: Source, read: Reader = load) -> Syntax:
+    """The syntax of a plan and of all files that it uses.  Raises PlanError."""
+    return Syntax(tuple(_files(source, read)))
 
 
 def _files(source: Source, read: Reader) -> Iterator[tree.Plan]:
@@ -209,7 +225,7 @@ def compiled(document: Document, is_stale: Callable[[], bool] = lambda: False) -
         facts = _facts(document.source, document.model, is_stale)
     except PlanError as error:
         return evolve(document, mistakes=error.diagnostics)
-    return evolve(document, facts=facts, warnings=tuple(_warnings(facts)))
+    return evolve(document, facts=evolve(facts, warnings=tuple(_warnings(facts))))
 
 
 def _facts(source: Source, model: Program, is_stale: Callable[[], bool]) -> Facts:

@@ -4,8 +4,11 @@ Non-goals: the answers, which are pure (`hover`, `navigate`, `complete`, …), a
 """
 
 import asyncio
+import os
+import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +24,7 @@ from ...syntax.source import Source, Span
 from . import navigate
 from .complete import complete
 from .diagnose import Action, actions, told
-from .document import Document, Overtaken, compiled, same_file, typed
+from .document import Document, Overtaken, compiled, same_file, syntax_of, typed
 from .hints import TYPES, colours, hints
 from .hover import hover
 from .mentions import Kind, Mention
@@ -36,8 +39,9 @@ PLANS = 500
 
 def serve() -> None:
     """Answers an editor on standard input and output until it leaves."""
-    with TemporaryDirectory(prefix="scalec-lsp-") as folder:
-        Server(Path(folder)).start_io()
+    own = open(os.dup(sys.stdout.fileno()), "wb")  # noqa: SIM115 (the server closes it)
+    with TemporaryDirectory(prefix="scalec-lsp-") as folder, redirect_stdout(sys.stderr):
+        Server(Path(folder)).start_io(stdout=own)
 
 
 class Server(LanguageServer):
@@ -78,10 +82,9 @@ class Server(LanguageServer):
         found = ((path, path.relative_to(folder).parts) for folder in folders for path in folder.rglob("*.scale"))
         paths = (str(path.resolve()) for path, parts in found if not any(part.startswith(".") for part in parts))
         for path in sorted({*paths} - self.documents.keys())[:PLANS]:
-            try:
-                yield typed(None, load(Path(path)), self.read)
-            except PlanError:
-                continue
+            with suppress(PlanError):
+                source = load(Path(path))
+                yield Document(source, syntax_of(source, self.read))
 
     def changed(self, path: str, text: str) -> None:
         """Takes a new text, says at once what is wrong with it and with plans that use it; compiles after a pause."""

@@ -83,6 +83,15 @@ def test_places_move_with_what_is_typed_before_them(mlp: Document) -> None:
     assert [*hints(stale, 1, 99)] == [*hints(longer, 1, 99)], "before the pause, those of the step before"
 
 
+def test_warnings_stay_until_the_step_is_compiled_anew(full: Document) -> None:
+    (warning,) = told(full)
+    longer = edited(full, "cluster {", "# a comment\ncluster {")
+    (moved,) = told(longer)
+    assert (moved.text, moved.span.line) == (warning.text, warning.span.line + 1)
+    edited_away = edited(full, warning.span.words, "nodes = 1")
+    assert [each.of.code for each in told(edited_away)] != ["W0901"]
+
+
 def test_definitions(mlp: Document, full: Document) -> None:
     for words, within, bound in (("ffn over tp", 0, "ffn = 256"), ("over tp", 5, "tp = 2"), ("+ silu", 2, "")):
         found = navigate.definition(mlp, *at(mlp, words, within))
@@ -132,8 +141,9 @@ def test_edits_mend_what_is_wrong(mlp: Document) -> None:
 
 def test_a_mistake_of_a_used_file_is_told_where_that_is_named(full: Document) -> None:
     broken = edited(full, "heads = 128", "heads = 3")
-    (mistake,) = told(broken)
-    assert mistake.span.path == broken.source.path
+    mistake, *_ = told(broken)
+    assert Path(mistake.of.span.path).name == "llama.scale"
+    assert (mistake.span.path, mistake.span.line) == (broken.source.path, at(broken, "use ")[0])
 
 
 def test_a_model_by_itself_has_no_mistake_but_its_own() -> None:

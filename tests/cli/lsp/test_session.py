@@ -1,7 +1,9 @@
 """`scalec lsp` as an editor uses it: a client on its standard input and output."""
 
 import asyncio
+import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -147,6 +149,27 @@ async def _mended(client: LanguageClient, told: "asyncio.Queue[Any]", folder: Pa
 @pytest.mark.parametrize("run", [_typed_and_asked, _mended])
 def test_an_editor_is_told_what_it_asks(folder: Path, run: Run) -> None:
     asyncio.run(asyncio.wait_for(_session(folder, run), HANGS))
+
+
+def _framed(method: str, **more: Any) -> bytes:
+    content = json.dumps({"jsonrpc": "2.0", "method": method, **more}).encode()
+    return b"Content-Length: %d\r\n\r\n%s" % (len(content), content)
+
+
+def test_it_ends_as_it_is_told_to_and_prints_nothing_else() -> None:
+    asked = [
+        _framed("initialize", id=1, params={"processId": None, "rootUri": None, "capabilities": {}}),
+        _framed("initialized", params={}),
+        _framed("no/such/method", id=2, params={}),
+        _framed("shutdown", id=3),
+        _framed("exit"),
+    ]
+    command = [sys.executable, "-m", "scalec", "lsp"]
+    ended = subprocess.run(command, check=False, input=b"".join(asked), capture_output=True, timeout=HANGS)
+    assert ended.returncode == 0
+    assert b"Traceback" not in ended.stderr
+    answers = re.split(rb"Content-Length: \d+\r\n(?:[^\r]+\r\n)*\r\n", ended.stdout)[1:]
+    assert [json.loads(answer).get("id") for answer in answers if b'"id"' in answer] == [1, 2, 3]
 
 
 def test_without_pygls_the_command_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
