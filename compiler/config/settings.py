@@ -18,15 +18,15 @@ from .values import (
     COUNT_OR_BYTES,
     COUNTS,
     FRACTION,
+    NUMBER_OR_SKIP,
     POSITIVE,
     SOME,
-    SPIKE_RULE,
     TEXT,
     TOKEN,
     WORD,
     Selection,
     Size,
-    SpikeRule,
+    Skip,
     one_of,
     selection,
     share,
@@ -213,16 +213,21 @@ class Watch(Settings):
         int | None, EVERY, AT_LEAST_1, "steps between two that are run twice, and compared to the last bit; unset, none"
     ] = None
     spikes: Annotated[
-        SpikeRule | None,
-        SPIKE_RULE,
+        float | Skip | None,
+        NUMBER_OR_SKIP,
         "by how many median deviations a loss is above the median of those before it to be told, or for its step to be "
         "skipped; unset, neither",
     ] = None
 
     @property
+    def deviations(self) -> float | None:
+        """The median deviations above which a loss is a spike; None if none is."""
+        return self.spikes.deviations if isinstance(self.spikes, Skip) else self.spikes
+
+    @property
     def limited(self) -> float | None:
-        """The median deviations above which a step's loss has it skipped; None if no loss does."""
-        return self.spikes.deviations if self.spikes and self.spikes.skips else None
+        """The same, if the step of a spike is skipped."""
+        return self.deviations if isinstance(self.spikes, Skip) else None
 
 
 @frozen

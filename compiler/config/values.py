@@ -198,29 +198,34 @@ BYTES_OR_AUTO = Value(
 
 
 @frozen
-class SpikeRule:
-    """By how many median deviations a loss is a spike, and whether its step is skipped."""
+class Skip:
+    """The rule `skip(10)`: a step is skipped whose loss is so many median deviations above those before it."""
 
     deviations: float
-    skips: bool = False
 
     def __str__(self) -> str:
-        return f"{SKIP}({self.deviations!r})" if self.skips else repr(self.deviations)
+        return f"{SKIP}({self.deviations!r})"
 
 
 SKIP = "skip"
-"""The rule by which a step updates nothing, `skip(10)`; a number alone has it told."""
 
 
-def _spike_rule(key: tree.Name, expr: tree.Expr) -> SpikeRule | None:
+def _number_or_skip(key: tree.Name, expr: tree.Expr) -> float | Skip | None:
     match expr:
         case tree.Call(name=tree.Name(name=name), args=(given,), kwargs=()) if name == SKIP:
-            return SpikeRule(real(POSITIVE).read(key, given), skips=True)
+            return Skip(real(POSITIVE).read(key, given))
         case _:
-            return None if _number(key, expr) is None else SpikeRule(real(POSITIVE).read(key, expr))
+            return None if _number(key, expr) is None else real(POSITIVE).read(key, expr)
 
 
-SPIKE_RULE = Value(f"a number or a rule, as in `{SKIP}(10)`", _spike_rule)
+_MOST = real(POSITIVE).schema
+_SKIP = {
+    "type": "object",
+    "properties": {"deviations": _MOST},
+    "required": ["deviations"],
+    "additionalProperties": False,
+}
+NUMBER_OR_SKIP = Value(f"a number or a rule, as in `{SKIP}(10)`", _number_or_skip, json={"anyOf": [_MOST, _SKIP]})
 
 
 # ---- lists

@@ -180,7 +180,7 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
 
 def _watch(it: Watch) -> str:
     steps = f"finite={it.finite}, skips={it.skips}, locate={it.locate == ON}"
-    return f"Watch({steps}, copies={it.copies}, replay={it.replay}, spikes={it.spikes and it.spikes.deviations})"
+    return f"Watch({steps}, copies={it.copies}, replay={it.replay}, spikes={it.deviations})"
 
 
 def _sets(data: Data) -> str:

@@ -45,8 +45,9 @@ class FirstValue(TorchFunctionMode):
             self._hooks += [module.register_forward_pre_hook(partial(self._enter, name))]
             self._hooks += [module.register_forward_hook(self._leave)]
 
-    def close(self) -> None:
-        """Takes its hooks off the model."""
+    def __exit__(self, *raised: Any) -> None:
+        """Takes its hooks off the model, also where the step has raised."""
+        cast(Any, super()).__exit__(*raised)
         for hook in self._hooks:
             hook.remove()
 

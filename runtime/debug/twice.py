@@ -1,13 +1,15 @@
-"""`watch { copies  replay }`: what ranks hold alike is compared, and steps are run twice and compared to the last bit.
+"""`watch { copies  replay }`: what should be the same is compared: copies of ranks, state at rest, steps run twice.
 
 Ranks compare hashes by the job's store, in which no group of the plan takes part; a step that is run twice does its own
 collectives twice.  Only where hashes differ do ranks exchange values, to find the first, and then the run ends.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from socket import gethostname
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -17,32 +19,63 @@ from torch.utils._python_dispatch import _disable_current_modes  # pyright: igno
 from ..comm.mesh import Axis, Copies
 from ..comm.store import job_store, meet
 from ..config.plan import Metrics
-from ..data.loader import Batch
+from ..data.loader import Batch, Input
 from ..errors import RunError
 from ..state.engine import TrainState
+from ..state.optimizers import Part
 from .compare import Comparison
 from .source_lines import first_use
+
+_SHOWN = 3
+"""The most differences of a rank that are named."""
 
 TrainStep = Callable[[nn.Module, TrainState, Batch, float], Metrics]
 
 
 class CopyCheck:
-    """Compares parameters, optimizer state, working copies and reduced gradients over the ranks that hold them."""
+    """Compares inputs, parameters, optimizer state, working copies and reduced gradients over the ranks that hold them.
 
-    def __init__(self, model: nn.Module, state: TrainState) -> None:
-        self._model, self._comparison = model, Comparison(state.mesh.device)
+    Also the state at the beginning of a step, which may be one rank's alone, with that before its update.
+    """
+
+    def __init__(self, model: nn.Module, state: TrainState, inputs: Mapping[str, Input]) -> None:
+        self._model, self._state, self._comparison = model, state, Comparison(state.mesh.device)
+        whole = {name: {axis for axes in it.split.values() for axis in axes} for name, it in inputs.items()}
+        self._inputs = {name: state.mesh.without(split) for name, split in whole.items()}
+        self._held = [*state.copies()]
         self._by_axis: dict[Axis, list[Copies]] = {}
-        for each in state.copies():
+        self._begun: dict[str, Tensor] = {}
+
+    def begin(self, batch: Batch) -> None:
+        """The beginning of a step that is compared."""
+        self._by_axis = {}
+        for each in (*self._of_batch(batch), *self._held):
             if each.axis.size > 1:
                 self._by_axis.setdefault(each.axis, []).append(each)
+        self._begun = self._at_rest()
+
+    def _of_batch(self, batch: Batch) -> Iterator[Copies]:
+        for name, axis in self._inputs.items():
+            tensor: Tensor = getattr(batch, name)
+            yield Copies(tensor, axis, "state", "input ", partial(_of_input, name, tensor.shape))
+
+    def _at_rest(self) -> dict[str, Tensor]:
+        """Hashes of what nothing but an update changes, by key."""
+        counted = dict(self._state.kept)
+        boxes = {box.key: box.tensor for box in self._state.boxes() if box.key not in counted and box.tensor.numel()}
+        return dict(zip(boxes, self._comparison.hashes([*boxes.values()]).cpu(), strict=True))
 
     def compare(self, step: int) -> None:
-        """RunError on all ranks, with the first element that differs.  All ranks call it before the same update."""
+        """RunError on all ranks, with the first that differs.  All ranks call it before the update of the same step."""
         differing = [self._differs(step, axis, copies) for axis, copies in self._by_axis.items()]
-        found = meet("copies", "differ" if any(differing) else "")
+        moved = [key for key, hashes in self._at_rest().items() if not torch.equal(hashes, self._begun[key])]
+        found = meet("copies", "differ" if any(differing) else "moved" if moved else "")
         self._forget(step)
-        if [*found] != [""]:
+        if "differ" in found:
             _end(f"step {step}", [self._first(axis, copies) for axis, copies in self._by_axis.items()])
+        if [*found] != [""]:
+            more = f" and {len(moved) - 1} others" if moved[1:] else ""
+            _end(f"step {step}", [f"`{moved[0]}`{more} changed before the update, on {_who()}" if moved else ""])
 
     def _differs(self, step: int, axis: Axis, copies: Sequence[Copies]) -> bool:
         """Whether this rank has other values than the rank of the axis that came first."""
@@ -68,7 +101,7 @@ class CopyCheck:
 
 
 class Replay:
-    """Runs a step twice from one state, and compares loss, norm and each bucket's gradients."""
+    """Runs a step twice from one state, and compares loss, norm and each bucket's gradients; then each update."""
 
     def __init__(self, state: TrainState, train_step: TrainStep) -> None:
         """`train_step` is that of the program, which nothing else watches."""
@@ -85,36 +118,77 @@ class Replay:
         finally:
             self._state.held.paused = False
         begin()
-        second, metrics = self._seen(run, model, batch, lr)
-        other = [name for name, hashes in first.items() if not torch.equal(hashes, second[name])]
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        told = f"run twice, rank {rank} on {gethostname()} has another {', '.join(other)}" if other else ""
-        _end(f"step {number}", [told])
+        usual, updated = self._state.around, list[str]()
+        self._state.around = partial(self._twice, updated)
+        try:
+            second, metrics = self._seen(run, model, batch, lr)
+        finally:
+            self._state.around = usual
+        places = [at for at, name in enumerate(first) if not torch.equal(first[name], second[name])]
+        other = [[*first][at] for at in places[:_SHOWN]] or updated[:_SHOWN]
+        told = f"run twice, {_who()} has another {', '.join(other)}" if other else ""
+        _end(f"step {number}", [told], places[0] if places else 0)
         return metrics
 
+    def _twice(self, found: list[str], part: Part, update: Callable[[], None]) -> None:
+        """Updates a part twice from one state, which is kept meanwhile; adds what differs to `found`."""
+        tensors = part.tensors()
+        kept = {name: tensor.clone() for name, tensor in tensors.items()}
+        update()
+        first = self._comparison.hashes([*tensors.values()])
+        for name, tensor in tensors.items():
+            tensor.copy_(kept[name])
+        update()
+        same = (self._comparison.hashes([*tensors.values()]) == first).all(-1)
+        names = ", ".join(" + ".join(each) for each in part.group.patterns)
+        found += [f"update of {name} in {names}" for name, alike in zip(tensors, same, strict=True) if not alike]
+
     def _seen(self, run: TrainStep, model: nn.Module, batch: Batch, lr: float) -> tuple[Mapping[str, Tensor], Metrics]:
-        """Hashes by name, and the step's metrics."""
-        seen: dict[str, Tensor] = {}
+        """Hashes by name, in the order in which they are made, and the step's metrics."""
+        seen, calls = dict[str, Tensor](), Counter[str]()
+
+        def result(name: str, module: nn.Module, given: object, made: Any) -> None:
+            calls[name] += 1
+            several = isinstance(made, tuple)
+            values = [
+                each for each in (cast("tuple[Any, ...]", made) if several else (made,)) if isinstance(each, Tensor)
+            ]
+            if values:
+                seen[f"result of {name} in call {calls[name]}"] = self._comparison.hashes(values)
 
         def look() -> None:
             for name, flat in self._state.gradients().items():
                 flats = cast("list[Tensor]", flat) if isinstance(flat, list) else [flat]
                 seen[f"gradient of bucket `{name}`"] = self._comparison.hashes(flats)
 
+        modules = [*cast(Any, model).named_modules()][1:]
+        hooks = [module.register_forward_hook(partial(result, name)) for name, module in modules]
         self._state.looks.append(look)
         try:
             metrics = run(model, self._state, batch, lr)
         finally:
             self._state.looks.remove(look)
+            for hook in hooks:
+                hook.remove()
         values = {"loss": metrics.loss, "gradient norm": metrics.norm}
-        return {k: self._comparison.hashes([v]) for k, v in values.items() if v is not None} | seen, metrics
+        return seen | {k: self._comparison.hashes([v]) for k, v in values.items() if v is not None}, metrics
 
 
-def _end(when: str, found: Sequence[str]) -> None:
-    """RunError on all ranks, with what the first that has found something says."""
-    own = next(filter(None, found), "")
-    if told := [each for each in meet("watch", own) if each]:
-        raise RunError(f"{when}: {told[0]}", *told[1:4])
+def _end(when: str, found: Sequence[str], place: int = 0) -> None:
+    """RunError on all ranks, with what the ranks say that have found something, that of the first place first."""
+    own = next((f"{place:08} {each}" for each in found if each), "")
+    if told := sorted(each for each in meet("watch", own) if each):
+        first, *others = (each.partition(" ")[2] for each in told)
+        raise RunError(f"{when}: {first}", *others[:3])
+
+
+def _who() -> str:
+    return f"rank {dist.get_rank() if dist.is_initialized() else 0} on {gethostname()}"
+
+
+def _of_input(name: str, shape: Sequence[int], at: int) -> tuple[str, str]:
+    """An element of an input: microbatch, and the place in it."""
+    return name, str([int(each) for each in torch.unravel_index(torch.tensor(at), [*shape])])
 
 
 def _key(step: int, axis: Axis) -> str:

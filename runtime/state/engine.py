@@ -20,7 +20,7 @@ from .grad_reduction import Accumulate
 from .held import Held
 from .loss_scale import LossScale
 from .losses import Losses
-from .optimizers import Optimizer
+from .optimizers import Optimizer, Part
 from .parameters import Spec, Weight
 from .shards import Box
 
@@ -66,6 +66,8 @@ class TrainState:
         """All else that a run keeps, by key: the same on all ranks."""
         self.looks: list[Callable[[], None]] = []
         """Called by each update before it changes anything, when gradients are complete."""
+        self.around: Callable[[Part, Callable[[], None]], None] = _once
+        """Called for each part with what updates it."""
         self._stages = next((memory.bucket.stages for memory in self._memories), "")
         self._loss_scale = LossScale(mesh.device) if dtype == torch.float16 else None
         if mesh.watch is not None:
@@ -180,7 +182,7 @@ class TrainState:
         skipped = skip.float()  # read on the device, by the kernels too: no host sync decides
         self._step += 1 - skipped
         for part in self._parts:
-            self._optimizer.update(part, lr, self._step, skipped, scale)
+            self.around(part, partial(self._optimizer.update, part, lr, self._step, skipped, scale))
         self.zero()
         if self.mesh.watch is not None:
             self.mesh.watch.updated()
@@ -267,6 +269,11 @@ class TrainState:
                 yield Copies(bias, self.mesh.axis(*axes), "state", "", partial(_element, name))
         for key, value in self._whole():
             yield Copies(value, self.mesh.axis(*self.mesh.axes), "state", "", partial(_named, key))
+
+
+def _once(part: Part, update: Callable[[], None]) -> None:
+    """The update of a part."""
+    update()
 
 
 def _element(name: str, at: int) -> tuple[str, str]:

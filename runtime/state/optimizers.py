@@ -42,6 +42,11 @@ class Part:
     slots: Mapping[str, Tensor]
     copies: Tensor | None = None
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Its memory by name, all that an update may change."""
+        copies = {} if self.copies is None else {"working copy": self.copies}
+        return {"parameter": self.parameters, "gradient": self.gradients, **self.slots, **copies}
+
     def scale(self, scale: Tensor | None) -> None:
         """Multiplies the gradients, if there is a scale."""
         if scale is not None:

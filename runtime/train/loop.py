@@ -96,7 +96,9 @@ class _Run:
         self.held = self._loader(start.validation) if start.validation else None
         self.speed = self._speed()
         self.log = self._log()
-        self.watching = Watching(plan.watch, self.model, self.state, train_step, self.loader.batch, self.log)
+        self.watching = Watching(
+            plan.watch, self.model, self.state, train_step, self.loader.batch, self.log, plan.inputs
+        )
         keep = saver.Keep(options.keep, options.keep_every)
         self.saver = Saver(checkpoints(options), self.state, start.run, keep, start.check_claim)
         self.stop = Stop(start.first)

@@ -1,7 +1,7 @@
 """A run's looks at its values, as `watch { … }` of its plan asks for them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch.distributed as dist
@@ -9,7 +9,7 @@ from torch import nn
 
 from ..comm.store import meet
 from ..config.plan import Metrics, Watch
-from ..data.loader import Batch
+from ..data.loader import Batch, Input
 from ..state.engine import TrainState
 from .finite import Bad, Finite
 from .log import Log
@@ -28,8 +28,9 @@ class Watching:
         train_step: TrainStep,
         batch: Callable[[int], Batch],
         log: Log,
+        inputs: Mapping[str, Input],
     ) -> None:
-        """`train_step` is the program's own, `batch` gives the one of a step, from 0."""
+        """`train_step` is the program's own, `batch` gives the one of a step, from 0; `inputs` says what is in it."""
         self._asked, self._model, self._state, self._log = asked, model, state, log
         self._train_step, self._batch, self._number = train_step, batch, 0
         located = self._located if asked.locate else str
@@ -38,7 +39,7 @@ class Watching:
         if asked.copies or asked.replay:
             from ..debug.twice import CopyCheck, Replay  # most runs do without
 
-            self._copies, self._replay = CopyCheck(model, state), Replay(state, train_step)
+            self._copies, self._replay = CopyCheck(model, state, inputs), Replay(state, train_step)
 
     def step(self, number: int, batch: Batch, lr: float, run: TrainStep, begin: Callable[[], None]) -> Metrics:
         """Step `number` (from 1) by `run`, and what is due in it.  RunError on all ranks where a value is wrong.
@@ -46,6 +47,7 @@ class Watching:
         `begin` is told that a step which has begun does so for the second time.
         """
         if _is_due(number, self._asked.copies):
+            self._copies.begin(batch)
             self._state.looks.append(self._compare)
             self._number = number
         if _is_due(number, self._asked.replay):
@@ -87,7 +89,6 @@ class Watching:
         seen = FirstValue(self._model, self._train_step.__code__.co_filename)
         with seen:
             self._train_step(self._model, self._state, self._batch(step - 1).to(self._state.mesh.device), 0.0)
-        seen.close()
         rank = dist.get_rank() if dist.is_initialized() else 0
         found = f"`{stored}` of the state" if stored else seen.found
         word = json.dumps([not stored, *seen.order, f"first value not finite: {found}, rank {rank}"]) if found else ""

@@ -25,7 +25,7 @@ from scalec.compiler.config.settings import (
     Train,
     Watch,
 )
-from scalec.compiler.config.values import SpikeRule
+from scalec.compiler.config.values import Skip
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.syntax.diagnostics import Diagnostics, PlanError
 from scalec.compiler.syntax.overrides import merge
@@ -297,7 +297,7 @@ watches = st.builds(
     st.sampled_from(["off", "on"]),
     st.none() | counts,
     st.none() | counts,
-    st.none() | st.builds(SpikeRule, st.floats(1e-9, 1e9), st.booleans()),
+    st.none() | st.floats(1e-9, 1e9) | st.builds(Skip, st.floats(1e-9, 1e9)),
 )
 
 

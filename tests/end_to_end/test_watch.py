@@ -33,7 +33,8 @@ def _watched(module: Any, batch: harness.Inputs, asked: Watch, plant: Plant, ran
     model, state = module.build(mesh)
     state.initialise(0)
     local = harness.local_batch(module.PLAN, *batch)
-    watching = Watching(asked, model, state, module.train_step, lambda _: local, small_log(None))
+    inputs = module.PLAN.inputs
+    watching = Watching(asked, model, state, module.train_step, lambda _: local, small_log(None), inputs)
     try:
         for number in (1, 2, 3):
             if number == 2 and torch.distributed.get_rank() == rank:

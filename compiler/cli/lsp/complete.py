@@ -170,7 +170,7 @@ class _Here:
             key = self._words[-2]
             yield from (each for field in fields_of(of) if field.key == key for each in _values(field))
             return
-        given = {word for word, after in zip(self._words, self._words[1:], strict=False) if after == "="}
+        given = {word for word, after in zip(self._words, self._words[1:], strict=False) if after in ("=", "every")}
         for field in fields_of(of):
             if field.key not in given and (not heading or field.belongs(heading)):
                 yield Item(field.key, Kind.SETTING, takes(field), field.doc or _doc(field))

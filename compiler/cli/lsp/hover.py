@@ -108,7 +108,7 @@ def setting(of: type[Settings], key: str) -> Lines:
 
 def takes(field: Field) -> str:
     """The kind of value that a setting takes, and which sections have it."""
-    of = f", of `{field.variant}`" if field.variant else ""
+    of = f", of `{field.variant}`" if field.variant else ", after `every`" if field.every else ""
     return (f"`{field.what.example}`" if isinstance(field.what, Part) else field.what.takes) + of
 
 

@@ -69,7 +69,7 @@ def _plan(program: Program) -> dict[str, str]:
 def _watch(program: Program) -> str:
     it = program.watch
     given = f"finite={it.finite}, skips={it.skips}, locate={it.locate == ON}"
-    return f"Watch({given}, copies={it.copies}, replay={it.replay}, spikes={it.spikes and it.spikes.deviations})"
+    return f"Watch({given}, copies={it.copies}, replay={it.replay}, spikes={it.deviations})"
 
 
 def _costs(program: Program) -> dict[str, str]:
