@@ -50,7 +50,7 @@ APART = {
     "runtime: recorder, sanitizer, profiler": ("runtime/debug",),
     "runtime: Triton kernels": ("runtime/kernels",),
 }
-LIMITS = {"core": 36_910, "all": 69_420}
+LIMITS = {"core": 37_060, "all": 69_570}
 """The most lines that there may be.  An issue that adds to the product raises them by its budget."""
 GOALS = {"core": 16_000, "all": 36_000}
 """The limits to reach."""

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from ..ir import Attr, Type
 from ..ops import OPS, Attribute, OpDef, Operand, TypingError
+from ..ops.protocol import DETERMINISTIC
 from ..ops.user import LEAD
 from ..syntax import tree as syntax
 from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, wrong
@@ -41,6 +42,7 @@ class UserOp:
             ("along", tuple(dim for name in self.declared.along for dim in meant[name.name])),
             ("linear", tuple(str(i) for i, operand in enumerate(tensors) if operand.is_linear)),
             ("constants", tuple(map(repr, numbers))),
+            *([(DETERMINISTIC.name, "on")] if self.declared.is_deterministic else []),
         )
 
 

@@ -14,7 +14,7 @@ from ..ir.splits import held
 from .call import Argument, Call, Keyword, Positions, RotaryTable, part_of
 from .dropout import DRAWS, SITE, check_draws
 from .pointwise import same
-from .protocol import Attribute, OpDef, Operand, Range, Shape, TypingError, Vjp, takes
+from .protocol import DETERMINISTIC, Attribute, OpDef, Operand, Range, Shape, TypingError, Vjp, takes
 from .roles import Roles
 from .saved_tensors import Local, Saved
 from .work import Scores, Work
@@ -238,8 +238,8 @@ def is_special(it: Local) -> bool:
 
 
 def _in_one_order(it: Local) -> bool:
-    """Whether it is no backward of torch's on GPUs, whose blocks of keys add to queries' gradients as they come."""
-    return it.kernels and is_special(it)
+    """Whether it is no kernel of torch's on GPUs, in whose backward blocks of keys add to dq as they come."""
+    return bool({"softcap", "dropout"} & {*dict(it.op.attrs)}) or (it.kernels and is_special(it))
 
 
 def scores_of_some(it: Local, back: bool, size: int) -> int:
@@ -263,6 +263,10 @@ def _scores_twice(it: Local) -> int:
     return 2 * query_rows(it) * it.program.size(SEQUENCE) * it.wide
 
 
+MULTIPROCESSORS = 148
+"""Multiprocessors of a B200; an H100 has 132.  In a deterministic backward those that share a head sum dq apart."""
+
+
 def flash_workspace(it: Local, back: bool, queries: int, keys: int) -> int:
     """On CUDA, backward, the sums of dq in float32, a number for each of its rows, and dk and dv of each query head.
 
@@ -282,7 +286,9 @@ def flash_workspace(it: Local, back: bool, queries: int, keys: int) -> int:
     if not back or not it.is_narrow:
         return 0
     repeated = it.bytes() + result_elements(it) * it.item if it.elements(1) < it.elements() else 0
-    return it.widened() + query_rows(it) * it.wide + repeated
+    rows = query_rows(it) // it.program.local_size(it.types[0], SEQUENCE)  # samples × heads
+    sums = -(-MULTIPROCESSORS // rows) if DETERMINISTIC.name in dict(it.op.attrs) else 1
+    return it.widened() * sums + query_rows(it) * it.wide + repeated
 
 
 def _pairs(it: Local) -> int:
@@ -335,7 +341,7 @@ def attention_call(it: Local) -> Call:
     options: dict[str, Argument] = {"layout": layout} if layout != "bshd" else {}
     options |= {"causal": False} if attrs.pop("mask") == "full" else {}
     options |= {"window": window_of(it.op)} if attrs.pop("window", 0) else {}
-    options |= attrs
+    options |= attrs | dict.fromkeys({DETERMINISTIC.name} & {*attrs}, True)
     last = {"documents": documents, "draws": draws}
     options |= {name: Keyword(operands[0]) for name, operands in last.items() if operands}
     options |= {"heads": part_of(it, q, heads)} if draws and q.axes_of(heads) else {}
@@ -415,6 +421,7 @@ ATTENTION = OpDef(
         Attribute("softcap", default=0.0, range=(_at_least_0, "a number above 0, for instance 50, or 0 for none")),
         Attribute("dropout", default=0.0, share=True),
         evolve(SITE, default=0),
+        DETERMINISTIC,
     ),
     roles=attention_roles,
     unsharded_dims=_lasts,

@@ -128,6 +128,10 @@ class Attribute:
         return (str,) if self.choices else self.kinds
 
 
+DETERMINISTIC = Attribute("deterministic", choices=("off", "on"), default="off", implied=True)
+"""Whether an op's kernels give the same bits each time on a GPU, forward and backward."""
+
+
 def takes(*names: str) -> tuple[Operand, ...]:
     """Operands of an op that no plan writes."""
     return tuple(map(Operand, names))
@@ -197,7 +201,8 @@ class OpDef:
     work            what a rank computes, by default its operands read and its results written
     decides         whether its results are decisions, or come of one: backward reads and never recomputes them
     decision        what of a decision is kept where the layer is recomputed
-    deterministic   whether its function and its gradients have the same bits each time on a GPU
+    deterministic   whether its function and its gradients have the same bits each time on a GPU, without being told
+                    to by the attribute DETERMINISTIC
     user_visible    whether a plan may call it by its name
     plan_name       the name by which a plan calls it, where that is not its own
     """

@@ -10,7 +10,7 @@ from math import isfinite
 
 from ..ir import BATCH, FLOATS, Op, Type
 from .call import Call
-from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp
+from .protocol import DETERMINISTIC, Attribute, OpDef, Operand, Shape, TypingError, Vjp
 
 LEAD = ".."
 """In dims of a signature: any dims, the same for all operands that have them."""
@@ -90,9 +90,11 @@ CALL = OpDef(
         Attribute("along", kinds=(tuple,)),
         Attribute("linear", kinds=(tuple,)),
         Attribute("constants", kinds=(tuple,)),
+        DETERMINISTIC,
     ),
     variadic=True,
     unsharded_dims=_whole,
     vjp=Vjp(),
     call=lambda it: Call(constants(it.op)),
+    deterministic=lambda it: False,
 )

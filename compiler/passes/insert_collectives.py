@@ -1,7 +1,8 @@
 """Gives every value its placements and inserts the coercions that its uses ask for.
 
 Purpose: operands that have an op's work dim become sharded, the others replicated; one coercion serves all uses of a
-value; a pending sum crosses sums and is reduced once, where it is first used.
+value; a pending sum crosses sums and is reduced once, where it is first used.  Copies stay the same to the last bit
+(`choose_deterministic`).
 Before: `propagate`, `choose_layout`.  After: no `work` attributes; forward collectives are final.
 Non-goals: backward (`differentiate` derives it), how a parameter gets from its state of record to its `leaf`
 (`place_state`).
@@ -39,18 +40,21 @@ from ..ops.protocol import is_pending
 from ..ops.routers import NO_LOAD, pending_over_tokens, with_padding
 from ..syntax.diagnostics import Diagnostic, PlanError
 from ..syntax.source import Span
+from .choose_deterministic import choose_deterministic
 from .propagate import natural
 
 
 def insert_collectives(program: Program) -> Program:
-    """The program with placements and coercions.  Raises PlanError where a dim's axes would have to be reordered."""
+    """The program with placements and coercions.  Raises PlanError where a dim's axes would have to be reordered,
+    or copies would drift apart."""
     wants = _Wants(program)
     leaves = {p.name: wants.leaf(p) for p in program.params}
     params = tuple(evolve(p, type=_stored(p.type, leaves[p.name])) for p in program.params)
     args = tuple(evolve(arg, value=wants.input(arg.value)) for arg in program.region.args)
     program = evolve(program, params=params)
     inserter = _Inserter(program, leaves, (arg.value for arg in args))
-    return with_padding(evolve(program, region=inserter.region(evolve(program.region, args=args))))
+    placed = with_padding(evolve(program, region=inserter.region(evolve(program.region, args=args))))
+    return choose_deterministic(placed)
 
 
 def _stored(type: Type, leaf: Type) -> Type:

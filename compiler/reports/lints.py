@@ -1,7 +1,6 @@
 """Lints: plans that compile but are probably not what you meant."""
 
 from collections.abc import Iterator
-from math import prod
 
 from ..analysis.context_parallel import ZIGZAG, query_axes
 from ..analysis.expert_loads import loads, rows_of_an_expert
@@ -9,11 +8,10 @@ from ..analysis.vocabulary import tables
 from ..config.gpus import PRODUCT_ROWS, gpu
 from ..config.settings import PADDED
 from ..config.units import counted
-from ..ir import INVARIANT, SEQUENCE, STATES, Program
+from ..ir import SEQUENCE, STATES, Program
 from ..ops import OPS, roles
 from ..ops.attention import seen_pairs, window_of
 from ..ops.experts import SORT
-from ..ops.saved_tensors import Local
 from ..syntax.diagnostics import Diagnostic, Note
 
 
@@ -21,7 +19,6 @@ def advice(program: Program) -> Iterator[Diagnostic]:
     """The warnings for a program."""
     yield from _answers_in_sight(program)
     yield from _reduced_once(program)
-    yield from _drifting(program)
     yield from _long_interval(program)
     yield from _reserve_of_nothing(program)
     yield from _never_at_peak(program)
@@ -78,24 +75,6 @@ def _answers_in_sight(program: Program) -> Iterator[Diagnostic]:
                 "write `mask=causal`, or hide the tokens to predict: `masked = 15%  mask_token = …`",
             )
             return
-
-
-def _drifting(program: Program) -> Iterator[Diagnostic]:
-    """An op that several ranks do alike, by a kernel that does not give the same bits each time."""
-    stages = program.pipeline.axis if program.pipeline else ""
-    for op in program.ops:
-        if OPS[op.kind].deterministic(Local(program, op, tuple(program.operands(op)))):
-            continue
-        result, found = op.outputs[0].type, roles(op, program.types)
-        alike = [it for it in program.axes if it.name != stages and it.size > 1 and result.at(it.name) == INVARIANT]
-        if not alike:
-            continue
-        over, ranks = ", ".join(dict.fromkeys(it.parent for it in alike)), prod(it.size for it in alike)
-        heads = ", ".join(dict.fromkeys((found.heads, found.kv_heads)))
-        said = f"{counted(ranks, 'rank')} of `{over}` each compute this {op.kind}, whose backward differs in last bits"
-        help = f"shard its heads, `{heads} over {over}`, or its queries, `{SEQUENCE} over {over}`"
-        yield Diagnostic("W0907", said, op.span, "on GPUs the ranks' copies of weights drift apart", help=help)
-        return
 
 
 def _long_interval(program: Program) -> Iterator[Diagnostic]:

@@ -113,6 +113,7 @@ CODES = {
     "E0611": "weights dropped around a ring",
     "E0613": "a product of two activations",
     "E0614": "experts over axes with and without parts of the tokens",
+    "E0615": "copies that would drift apart",
     # what the step computes
     "E0701": "a step that is not the single device's",
     "E0702": "plans that differ",
@@ -132,7 +133,6 @@ CODES = {
     "W0904": "ranks of a sequence with unequal work",
     "W0905": "experts with few rows of a microbatch",
     "W0906": "per-microbatch gradient reduction has no effect with pipeline stages",
-    "W0907": "copies made by a kernel that is not deterministic",
     "W0910": "a warm-up as long as the run",
     "W0911": "token ids that files cannot hold",
     "W0912": "a setting without effect",

@@ -107,9 +107,10 @@ class _Builder(Transformer[Token, tree.Plan]):
         return tree.Route(value, dim, by, tuple(body), self._span(parts))
 
     def user_op(self, parts: Parts) -> tree.UserOp:
-        _, name, *rest, function = parts
-        *gives, along = (part for part in _nodes(rest) if not isinstance(part, tree.UserOperand))
-        return tree.UserOp(name, _only(tree.UserOperand, rest), tuple(gives), along, function, self._span(parts))
+        name, *rest, function = _nodes(parts)
+        *gives, along = (part for part in rest if not isinstance(part, tree.UserOperand))
+        said = _only(tree.UserOperand, rest), tuple(gives), along, function, _is(parts[-1], "DETERMINISTIC")
+        return tree.UserOp(name, *said, self._span(parts))
 
     def result(self, parts: Parts) -> tuple[tree.Name, ...]:
         return parts[1]

@@ -263,7 +263,7 @@ class UserOperand:
 class UserOp:
     """`op swiglu(x[.., f], y[.., f]) -> [.., f] over .., f from "my_ops:swiglu"`; dims are the op's own names.
 
-    `gives` has the dims of each result.
+    `gives` has the dims of each result; a function that is deterministic gives the same bits each time, backward too.
     """
 
     name: Name
@@ -271,6 +271,7 @@ class UserOp:
     gives: tuple[tuple[Name, ...], ...]
     along: tuple[Name, ...]
     function: String
+    is_deterministic: bool
     span: Span = _span()
 
 

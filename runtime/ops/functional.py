@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from ..comm.mesh import Axis, Mesh
 from ..comm.positions import Positions
+from .deterministic import attention as deterministic_attention
 from .dropout import dropout as dropped
 from .plain_attention import padded, wide
 
@@ -146,6 +147,7 @@ def attention(
     site: int = 0,
     heads: Axis | None = None,
     positions: Positions | None = None,
+    deterministic: bool = False,
 ) -> Tensor:
     """softmax(cap(q·kᵀ · scale) + mask)·v of [batch, seq, heads, head_dim], or as `layout` orders these.
 
@@ -165,6 +167,8 @@ def attention(
 
     A window makes a mask of s² bytes, documents one of b · s² bytes, which each layer keeps for its backward; torch has
     no flash attention with a mask.  On CPUs and in graphs a prefix makes one too.
+
+    `deterministic`: gradients have the same bits each time on GPUs too, where they else add up in any order.
     """
     seq = layout.index("s")
     window = window if window < k.shape[seq] else 0
@@ -175,6 +179,7 @@ def attention(
             given = padded(q, width), padded(k, width), padded(v, width), layout, causal, window, scale
             return attention(*given, documents=documents, positions=positions)[..., : v.shape[-1]]
         fused = partial(_fused, k=k, v=v, seq=seq, documents=documents, causal=causal, window=window, scale=scale)
+        fused = partial(fused, deterministic=deterministic and q.is_cuda)
         if positions is None:
             return fused(q, 0, documents)
         return by_chunks(fused, q, seq, documents, positions, causal or window > 0)
@@ -223,6 +228,7 @@ def _fused(
     causal: bool,
     window: int,
     scale: float | None,
+    deterministic: bool,
 ) -> Tensor:
     """Attention by what torch has for it; the queries are those from `start` on, their documents `own`."""
     size, stop = k.shape[seq], start + q.shape[seq]
@@ -243,7 +249,8 @@ def _fused(
         mask = cast(Any, bias).causal_lower_right(q.shape[-2], last)
     gqa = q.shape[1] != k.shape[1]
     is_causal = causal and mask is None
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=gqa)
+    attend = deterministic_attention if deterministic else F.scaled_dot_product_attention
+    out = attend(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=gqa)
     return out.movedim(-2, seq)
 
 

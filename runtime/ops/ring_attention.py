@@ -29,6 +29,7 @@ from ..comm.collectives import rotate
 from ..comm.mesh import Axis
 from ..comm.positions import chunks
 from . import flash_attention, plain_attention
+from .deterministic import deterministic as kernels_in_order
 from .functional import attention
 from .plain_attention import Setting, across, sizes, wide
 
@@ -56,6 +57,7 @@ class Call(NamedTuple):
 
 PLAIN = Backend(plain_attention.forward, plain_attention.backward)
 FLASH = Backend(flash_attention.forward, flash_attention.backward)
+FLASH_IN_ORDER = Backend(flash_attention.forward, kernels_in_order()(flash_attention.backward))
 
 
 def ring_attention(
@@ -70,22 +72,25 @@ def ring_attention(
     softcap: float = 0.0,
     documents: Tensor | None = None,
     zigzag: bool = False,
+    deterministic: bool = False,
     backend: Backend = PLAIN,
 ) -> Tensor:
     """`attention` where q, k and v have this rank's part of a sequence that `axis` shards, contiguous or `zigzag`.
 
     `documents` are those of the whole sequence.  Saves q, k, v, the result and its log-sum-exp, all of this rank's
-    part.  torch's flash attention does the calls that it takes, `backend` the others.  Not for graphs.
+    part.  torch's flash attention does the calls that it takes, `backend` the others.  `deterministic`: with the same
+    bits each time, on GPUs too.  Not for graphs.
     """
     if axis.size == 1:
-        return attention(q, k, v, layout, causal, window, scale, softcap, documents)
+        return attention(q, k, v, layout, causal, window, scale, softcap, documents, deterministic=deterministic)
     assert not is_compiling(), "ring_attention: a ring cannot be in a graph"
     seq = layout.index("s")
     size = q.shape[seq] * axis.size
     parts = tuple(chunks(size, ((axis.size, rank, zigzag),)) for rank in range(axis.size))
     assert documents is None or documents.shape[seq] == size, "ring_attention: documents of a part"
     factor = q.shape[-1] ** -0.5 if scale is None else scale
-    how = _Ring(axis, parts, causal, window if window < size else 0, Setting(seq, factor, -1, -1, softcap), backend)
+    backends = FLASH_IN_ORDER if deterministic else FLASH, backend
+    how = _Ring(axis, parts, causal, window if window < size else 0, Setting(seq, factor, -1, -1, softcap), *backends)
     return cast(Any, _RingAttention).apply(q, k, v, documents, how)
 
 
@@ -147,6 +152,7 @@ class _Ring:
     causal: bool
     window: int
     how: Setting
+    flash: Backend
     backend: Backend
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -218,7 +224,7 @@ class _Ring:
             yield call, ids, replace(limited, shift=call.shift) if call.masked else self.how
 
     def _of(self, q: Tensor, k: Tensor, v: Tensor, ids: tuple[Tensor | None, ...], how: Setting) -> Backend:
-        return FLASH if flash_attention.takes(q, k, v, ids[0], how) else self.backend
+        return self.flash if flash_attention.takes(q, k, v, ids[0], how) else self.backend
 
     def _documents(self, documents: Tensor | None, part: Chunks) -> Tensor | None:
         return None if documents is None else torch.cat([self._rows(documents, run) for run in part], self.how.seq)

@@ -55,10 +55,10 @@ def turned(x, y):
 
 OPS = """
 op gated(x[.., f], linear y[.., f], cap) -> [.., f] over .., f from "own:gated"
-op centred(linear x[.., d], linear w[d]) -> [.., d] over .. from "own:centred"
+op centred(linear x[.., d], linear w[d]) -> [.., d] over .. from "own:centred" deterministic
 """
 
-TWO = 'op turned(linear x[.., d], y[.., d]) -> [.., d], [.., d] over .. from "own:turned"\n'
+TWO = 'op turned(linear x[.., d], y[.., d]) -> [.., d], [.., d] over .. from "own:turned" deterministic\n'
 
 MODEL = """
 model tiny(tokens[batch, seq], labels[batch, seq]) {
@@ -112,6 +112,7 @@ def test_dims_of_a_signature_stand_for_those_of_the_model(tmp_path: Path) -> Non
             "along": ("batch", "seq"),
             "linear": ("0", "1"),
             "constants": (),
+            "deterministic": "on",
         },
         {
             "function": "own:gated",

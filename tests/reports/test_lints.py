@@ -61,31 +61,6 @@ def test_answers_in_sight(
     assert bool(said) == warned
 
 
-@pytest.mark.parametrize(
-    ("mesh", "over"),
-    [
-        ("mesh { dp = 2  tp = 2 }  shard { batch over dp  vocab over tp }", "tp"),
-        ("mesh { dp = 2  tp = 2 }  shard { batch over dp  vocab, heads over tp }", ""),
-        ("mesh { dp = 2  tp = 2 }  shard { batch over dp  vocab over tp  seq over tp }", ""),
-        ("mesh { dp = 2 }  shard { vocab over dp }", "dp"),
-        ("mesh { dp = 2 }  shard { batch over dp }", ""),
-        ("", ""),
-    ],
-)
-def test_attention_that_ranks_compute_alike(
-    mesh: str, over: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "m.scale").write_text(
-        PLAN.replace("mask=full", "mask=causal").replace("microbatch = 4", "microbatch = 2") + mesh
-    )
-    assert main(["check", str(tmp_path / "m.scale")]) == 0
-    said = capsys.readouterr().err
-    wanted = f"warning[W0907]: 2 ranks of `{over}` each compute this attention, whose backward differs in last bits"
-    assert (wanted in said) == bool(over), said
-    assert (f"help: shard its heads, `heads over {over}`, or its queries, `seq over {over}`" in said) == bool(over)
-    assert ("W0907" in said) == bool(over)
-
-
 STAGED = """
 model m(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 256  hidden = 16  ffn = 24  layers = 2 }

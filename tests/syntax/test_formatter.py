@@ -62,7 +62,7 @@ if i < 2 {
  longer_name = 2 } else {
  short = 1
  longer_name = 2 } } }
-op f(x[..,d])->[..,d],[ d ]over .. from "a:b"
+op f(x[..,d])->[..,d],[ d ]over .. from "a:b"deterministic
 """,
         """model m(t[b]) {
   repeat layers as i {
@@ -88,7 +88,7 @@ op f(x[..,d])->[..,d],[ d ]over .. from "a:b"
     }
   }
 }
-op f(x[.., d]) -> [.., d], [d] over .. from "a:b"
+op f(x[.., d]) -> [.., d], [d] over .. from "a:b" deterministic
 """,
     ),
     "blank lines": ("\n\na {\n\n\nb = 1\n\n\n\nc = 2\n\n}\n\n\nd {\n\n}\n\n", "a {\n  b = 1\n\n  c = 2\n}\n\nd {}\n"),

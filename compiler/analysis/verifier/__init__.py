@@ -11,10 +11,15 @@ from contextlib import contextmanager
 
 from ...ir import Program
 from ...ops.routers import with_padding
+from ..determinism import drifting
+from .base import STEP_PASSES
 from .buckets import Buckets
 from .declarations import Declarations
 from .regions import Regions
 from .stages import Stages
+
+PLACED = ("insert_collectives", "fuse_ops", "overlap_exchanges", "choose_recomputed", *STEP_PASSES)
+"""After these passes values have their placements."""
 
 
 def check(program: Program) -> None:
@@ -24,6 +29,8 @@ def check(program: Program) -> None:
         Stages(program).check()
         Regions(program).outermost()
         Buckets(program).check()
+        if program.after in PLACED:
+            assert not (drifts := next(drifting(program), None)), f"{drifts[0].outputs[0].name}: its copies would drift"
         assert program.dims == with_padding(program).dims, "experts are not padded to their capacity"
 
 

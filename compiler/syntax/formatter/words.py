@@ -167,7 +167,7 @@ def _begins(before: Word | None, word: Word, after: Word | None, bound: bool) ->
         return False
     if before is None or before.text == "{":
         return True
-    if word.goes_on or before.goes_on:
+    if word.goes_on or before.goes_on or (before.is_string and word.text == "deterministic"):
         return False
     if before.text == "}":
         return word.text != "else"

@@ -127,6 +127,7 @@ class Attention:
         site: int = 0,
         heads: Axis | None = None,
         positions: Positions | None = None,
+        deterministic: bool = False,
     ) -> Tensor:
         """As `scalec.runtime.attention`."""
         seq = layout.index("s")
@@ -134,7 +135,7 @@ class Attention:
         special = bool(window or softcap) or documents is not None
         choice = backend(self, self.blocks, q, k, v, special=special, drops=draws is not None)
         if choice.backend == "torch":
-            options = (scale, softcap, documents, draws, dropout, site, heads, positions)
+            options = (scale, softcap, documents, draws, dropout, site, heads, positions, deterministic)
             return functional.attention(q, k, v, layout, causal, window, *options)
 
         def part(q: Tensor, start: int, own: Tensor | None) -> Tensor:

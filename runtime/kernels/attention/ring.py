@@ -36,11 +36,13 @@ class RingAttention:
         softcap: float = 0.0,
         documents: Tensor | None = None,
         zigzag: bool = False,
+        deterministic: bool = False,
     ) -> Tensor:
         """As `scalec.runtime.ring_attention`."""
         if axis.size == 1:
-            return Attention(self.blocks)(q, k, v, layout, causal, window, scale, softcap, documents)
-        options = (layout, causal, window, scale, softcap, documents, zigzag)
+            whole = Attention(self.blocks)
+            return whole(q, k, v, layout, causal, window, scale, softcap, documents, deterministic=deterministic)
+        options = (layout, causal, window, scale, softcap, documents, zigzag, deterministic)
         return ring_attention(q, k, v, axis, *options, backend=self.backend(q, k, v))
 
     def backend(self, q: Tensor, k: Tensor, v: Tensor) -> Backend:
