@@ -30,7 +30,7 @@ CORE = {
     "runtime: training loop": ("runtime/train", "runtime/config", "runtime/__init__.py", "runtime/errors.py"),
 }
 APART = {
-    "formatter": ("compiler/syntax/formatter",),
+    "formatter, edits": ("compiler/syntax/formatter", "compiler/syntax/fixes.py"),
     "import from Hugging Face": ("compiler/frontend/hf_import",),
     "command line": ("compiler/cli", "compiler/__init__.py"),
     "library": ("entry",),
@@ -50,7 +50,7 @@ APART = {
     "runtime: recorder, sanitizer, profiler": ("runtime/debug",),
     "runtime: Triton kernels": ("runtime/kernels",),
 }
-LIMITS = {"core": 37_060, "all": 69_570}
+LIMITS = {"core": 37_060, "all": 69_600}
 """The most lines that there may be.  An issue that adds to the product raises them by its budget."""
 GOALS = {"core": 16_000, "all": 36_000}
 """The limits to reach."""

@@ -11,11 +11,11 @@ from attrs import evolve, frozen
 from .diagnostics import Diagnostic
 from .source import Span
 
-SETTING = r"(?P<own>\w+)\s*=\s.*"
+WORD, SETTING = r"[\w:./*-]+", r"(?P<own>\w+)\s*=\s.*"
 
 ROWS = (
-    (r"did you mean `(?P<new>[^`]+)`\?$", r'(?P<quote>"?)[\w:./-]+"?', "{quote}{new}{quote}"),
-    (r"it is called `(?P<new>\w+)`(?!, as in)", r"\w+", "{new}"),
+    (r"did you mean `(?P<new>[^`]+)`\?$", WORD, "{new}"),
+    (r"it is called `(?P<new>\w+)`(?!, as in)", WORD, "{new}"),
     (r"write `(?P<key>\w+) = (?P<new>[^`…]+)`", SETTING, "{key} = {new}"),
     (r"leave (?:it|`(?P<key>\w+)`) out", SETTING, ""),
     (r"multiples of .* for instance (?P<new>\d+)$", SETTING, "{own} = {new}"),
@@ -24,6 +24,11 @@ ROWS = (
     (r"write `(?P<new>\w+)`, or `\"", r'"\w+"', "{new}"),
     (r"write (?:`\d+` or )?`(?P<new>\d+)`: a whole number", r"[\d.]+\w*", "{new}"),
     (r"write `(?P<new>[\w, ]+ over [\w, ]+)`$", SETTING, "{new}"),
+    (r"write `(?P<new>\w+ over [\w, ]+)` too", r"(?P<own>.+ over .+)", "{own}  {new}"),
+    (r"write `(?P<new>\w+\[.+->.+\])`", r"(?P<left>.+ @ )\w+\[.+\]", "{left}{new}"),
+    (r"write `mask=(?P<new>\w+)`", r"(?P<left>.*mask=)\w+(?P<right>.*)", "{left}{new}{right}"),
+    (r"write `(?P<new>every\(\d+, \w+\))`", r"(?P<own>\w+) = every\(.*\)", "{own} = {new}"),
+    (r"write `\((?P<new>tokens.+?)\)`", r"\w+\[.*\]", "{new}"),
 )
 """The words of a help, those that the diagnostic is about, and those in their place; a key is that of the setting."""
 
@@ -38,14 +43,25 @@ class Fix:
 
 def fixes(diagnostic: Diagnostic) -> Iterator[Fix]:
     """The edits, each of which mends the mistake by itself."""
-    span = diagnostic.span
-    for says, about, text in ROWS if span.line == span.end_line else ():
+    if diagnostic.span.line != diagnostic.span.end_line:
+        return
+    for says, about, text in ROWS:
+        span = _word(diagnostic) if about == WORD else diagnostic.span
         help, words = re.search(says, diagnostic.help), re.fullmatch(about, span.words)
         if help and words:
             named = {**words.groupdict(), **help.groupdict()}
             if named.get("key") in (None, named.get("own")):
                 new = text.format_map(named)
                 yield Fix(span if new else _with_space(span), new)
+
+
+def _word(diagnostic: Diagnostic) -> Span:
+    """The place of the word that the message ends with, where the diagnostic is about more, or else all of that."""
+    span, named = diagnostic.span, re.findall("`([^`]+)`", diagnostic.message)
+    if not named or span.words.count(named[-1]) != 1:
+        return span
+    column = span.column + span.words.index(named[-1])
+    return evolve(span, column=column, end_column=column + len(named[-1]))
 
 
 def _with_space(span: Span) -> Span:

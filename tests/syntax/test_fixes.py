@@ -2,11 +2,13 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.edited_text import replaced
 from scalec.compiler.passes import compile_plan
+from scalec.compiler.reports.explain import texts
 from scalec.compiler.reports.lints import advice
 from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
 from scalec.compiler.syntax.fixes import ROWS, fixes
@@ -14,6 +16,9 @@ from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
 
 RIGHT = load(Path(__file__).parents[2] / "examples" / "06_mlp.scale")
+
+TEXTS: dict[str, Any] = texts()
+PLAN: str = TEXTS.pop("plan")
 
 MENDED = [
     ("ffn over tp", "fnn over tp", "ffn over tp"),
@@ -52,8 +57,22 @@ def test_the_first_edit_mends_the_plan(words: str, wrong: str, mended: str) -> N
 
 
 def test_each_row_is_used() -> None:
-    helps = {each.help for words, wrong, _ in MENDED for each in told(Source("p", RIGHT.text.replace(words, wrong, 1)))}
+    texts = [RIGHT.text.replace(words, wrong, 1) for words, wrong, _ in MENDED]
+    shown = [entry for entry in TEXTS.values() if "wrong" in entry]
+    texts += [PLAN.replace(entry.get("at", entry["right"]), entry["wrong"]) for entry in shown]
+    helps = {each.help for text in texts for each in told(Source("p", text))}
     assert not [says for says, *_ in ROWS if not any(re.search(says, help) for help in helps)]
+
+
+@pytest.mark.parametrize("code", [code for code, entry in TEXTS.items() if "wrong" in entry])
+def test_each_edit_mends_the_example_of_a_code(code: str) -> None:
+    """An edit may show another mistake, as a name that is now right is used wrongly; never the same."""
+    at = TEXTS[code].get("at", TEXTS[code]["right"])
+    broken = Source("plan.scale", PLAN.replace(at, TEXTS[code]["wrong"]))
+    for diagnostic in told(broken):
+        for fix in fixes(diagnostic) if diagnostic.code == code else ():
+            now = told(Source("plan.scale", replaced(broken.text, [fix.span], fix.text)))
+            assert (code, diagnostic.message) not in {(each.code, each.message) for each in now}
 
 
 def test_a_help_that_leaves_a_choice_is_no_edit() -> None:

@@ -74,7 +74,7 @@ class _Here:
     def __init__(self, document: Document, frames: Sequence[_Frame], *, fresh: bool) -> None:
         self._document, self._frames, self._fresh = document, frames, fresh
         self._words = frames[-1].words
-        self._last = self._words[-1] if self._words else ""
+        *_, self._key, self._last = ("", "", *self._words)
         heads = [_head(frame) for frame in frames[1:] if frame.opens == "{"]
         self._path, self._heading = [kind for kind, _ in heads], heads[-1][1] if heads else ""
         self._of: type[Settings] | None = None
@@ -133,7 +133,7 @@ class _Here:
             return
         entry = op_named(name)
         attributes = {it.name: it for it in entry.attributes if not it.implied} if entry else {}
-        if self._last == "=" and (attribute := attributes.get(self._words[-2])):
+        if self._last == "=" and (attribute := attributes.get(self._key)):
             yield from (Item(choice, Kind.WORD) for choice in attribute.choices)
             yield from self._named(Kind.DIM if attribute.dims else Kind.CONST)
             return
@@ -167,8 +167,7 @@ class _Here:
 
     def _in_settings(self, of: type[Settings], heading: str = "") -> Iterator[Item]:
         if self._last == "=":
-            key = self._words[-2]
-            yield from (each for field in fields_of(of) if field.key == key for each in _values(field))
+            yield from (each for field in fields_of(of) if field.key == self._key for each in _values(field))
             return
         given = {word for word, after in zip(self._words, self._words[1:], strict=False) if after in ("=", "every")}
         for field in fields_of(of):

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scalec.compiler.cli.lsp.complete import Item, complete
 from scalec.compiler.cli.lsp.document import Document, compiled, typed
@@ -84,6 +86,16 @@ def test_words_of_settings_need_no_earlier_plan() -> None:
     assert {"lr", "betas"} <= {
         item.label for item in offered(Document(Source("new", "")), "train { optimizer adamw { |")
     }
+
+
+TOKENS = (
+    'train { } model x ( ) [ ] = , over repeat shard state mesh zero 1 + "a # \n use dims optimizer adamw route to ~ ..'
+)
+
+
+@given(words=st.lists(st.sampled_from(TOKENS.split(" ")), max_size=12))
+def test_no_words_break_it(words: list[str]) -> None:
+    offered(Document(Source("any", "")), f"{' '.join(words)} |")
 
 
 def test_no_place_of_a_plan_breaks_it(mlp: Document) -> None:
