@@ -1,5 +1,6 @@
 """Places and texts as the protocol has them: lines and columns from 0, in units of UTF-16; files by URI."""
 
+import re
 from pathlib import Path
 
 from lsprotocol import types as lsp
@@ -19,7 +20,7 @@ def path_of(uri: str) -> str:
 
 def uri_of(path: str) -> str:
     """The URI of a path."""
-    return path if ":" in path.split("/")[0] else from_fs_path(str(Path(path).resolve())) or path
+    return path if re.match(r"\w{2,}:", path) else from_fs_path(str(Path(path).resolve())) or path
 
 
 def place_of(source: Source, at: lsp.Position) -> tuple[int, int]:
