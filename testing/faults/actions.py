@@ -84,12 +84,9 @@ class Corrupt:
     def strike(self, scene: Scene) -> None:
         """Changes the file in place; where none matches, nothing happens."""
         for file in _last(self.files):
-            with file.open("r+b") as opened:
-                place = min(int(self.at * file.stat().st_size), file.stat().st_size - 1)
-                opened.seek(place)
-                byte = opened.read(1)
-                opened.seek(place)
-                opened.write(bytes([byte[0] ^ 0xFF]))
+            data = bytearray(file.read_bytes())
+            data[min(int(self.at * len(data)), len(data) - 1)] ^= 0xFF
+            file.write_bytes(data)
 
 
 @dataclass(frozen=True)

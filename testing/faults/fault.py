@@ -9,7 +9,7 @@ from torch import Tensor
 Event = Literal["start", "data", "step", "collective", "prepare", "write", "sync", "publish", "remove"]
 EVENTS: tuple[Event, ...] = get_args(Event)
 """Points of a run: the program begins; a batch is read; a step; a collective is begun; a save begins, writes bytes,
-has a file or folder on the disk, gives the checkpoint its name, removes an older one."""
+has a file or folder on the disk, gives the checkpoint its name, takes an older one's away and removes its files."""
 
 Memory = Literal["weights", "state"]
 

@@ -5,8 +5,6 @@ import os
 import shlex
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -14,11 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from .actions import LAUNCHER
 from .fault import Fault
-from .ranks import forked, note, prepare, run_file
+from .ranks import forked, launched, prepare, ran, run_file
 from .seams import MARK, processes
 
 HANGS = 600.0
@@ -57,76 +54,31 @@ class Outcome:
         return not any(self.statuses)
 
 
-def command(process: int) -> bytes:
-    """The command line of a process; empty where it has ended, or is about to."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{process}/cmdline").read_bytes()
-    return b""
-
-
-class _Process(Protocol):
-    def wait(self, seconds: float) -> int | None: ...  # its exit status, None if it has none after these seconds
-
-    def kill(self) -> None: ...
-
-
-class _Forked:
-    def __init__(self, process: BaseProcess) -> None:
-        process.start()
-        self._process, self.kill = process, process.kill
-
-    def wait(self, seconds: float) -> int | None:
-        self._process.join(seconds)
-        return self._process.exitcode
-
-
-class _Launcher:
-    """A launcher, and the ranks that it has started, which its own end may leave."""
-
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
-        self._process, self._folder = process, folder
-
-    def wait(self, seconds: float) -> int | None:
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(seconds)
-        return None
-
-    def kill(self) -> None:
-        self._process.kill()
-        until = time.monotonic() + HANGS
-        while left := [process for process in processes(self._folder).values() if self._is_ours(process)]:
-            assert time.monotonic() < until, f"processes {left} do not end"
-            for process in left:
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-            time.sleep(0.01)
-
-    def _is_ours(self, process: int) -> bool:
-        """Whether it runs, and is no other to which its number has gone."""
-        return str(self._folder).encode() in command(process)
-
-
 class Job:
     """A started program.  Leaving it as a context kills all of its processes that are left."""
 
-    def __init__(self, folder: Path, before: Collection[Path], started: list[_Process]) -> None:
+    def __init__(self, folder: Path, before: Collection[Path], started: Sequence[BaseProcess]) -> None:
         self.folder, self._before, self._started, self._began = folder, before, started, time.monotonic()
 
     def wait(self, seconds: float = HANGS) -> Outcome:
         """Its end.  TimeoutError, and all processes are killed, where it does not end in time."""
         until = time.monotonic() + seconds
-        ended = [process.wait(max(0.0, until - time.monotonic())) for process in self._started]
-        took = time.monotonic() - self._began
+        for process in self._started:
+            process.join(max(0.0, until - time.monotonic()))
+        ended, took = [process.exitcode for process in self._started], time.monotonic() - self._began
         self.end()
-        if late := [number for number, status in enumerate(ended) if status is None]:
-            raise TimeoutError(f"processes {late} did not end within {seconds} s\n{self._read('err')}")
         statuses = tuple(status for status in ended if status is not None)
+        if len(statuses) < len(ended):
+            late = [number for number, status in enumerate(ended) if status is None]
+            raise TimeoutError(f"processes {late} did not end within {seconds} s\n{self._read('err')}")
         strikes = tuple(mark.read_text() for mark in _marks(self.folder) if mark not in self._before)
         return Outcome(statuses, self._read("out"), self._read("err"), strikes, took)
 
     def has_ended(self, seconds: float = 0.0) -> bool:
         """Whether all of it has, within these seconds each."""
-        return all(process.wait(seconds) is not None for process in self._started)
+        for process in self._started:
+            process.join(seconds)
+        return not any(process.is_alive() for process in self._started)
 
     def _read(self, stream: str) -> tuple[str, ...]:
         files = (self.folder / f"{stream}{number}" for number in range(len(self._started)))
@@ -137,11 +89,23 @@ class Job:
         return processes(self.folder)
 
     def end(self) -> None:
-        """Kills what is left of it."""
+        """Kills what is left of it, also ranks that a launcher has left."""
         for process in self._started:
             process.kill()
-        for process in self._started:
-            process.wait(HANGS)
+            process.join(HANGS)
+        until = time.monotonic() + HANGS
+        while left := [number for number in self.processes().values() if self._is_running(number)]:
+            assert time.monotonic() < until, f"processes {left} do not end"
+            for number in left:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            time.sleep(0.01)
+
+    def _is_running(self, process: int) -> bool:
+        """Whether it runs, and is no other to which its number has gone."""
+        with suppress(FileNotFoundError, ProcessLookupError):
+            return str(self.folder).encode() in Path(f"/proc/{process}/cmdline").read_bytes()
+        return False
 
     def __enter__(self) -> "Job":
         return self
@@ -156,36 +120,41 @@ def fork(program: Program, *faults: Fault, folder: Path | None = None, main: Cal
     `folder`, beside the program unless named, is the job's: output is in `out0`, `err0` and so on.  Faults that have
     struck there do not strike a second time.  `main` is called in place of the program's file.
     """
-    folder = _prepared(program, faults, folder)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
-    common = meeting | {"WORLD_SIZE": str(program.ranks), "LOCAL_WORLD_SIZE": str(program.ranks)} | program.environment
-    before, fork = _marks(folder), multiprocessing.get_context("fork")
-
-    def started(rank: int) -> _Process:
-        own = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        does = main or partial(run_file, program.file)
-        return _Forked(fork.Process(target=forked, args=(does, program.folder, folder, own, program.options)))
-
-    return Job(folder, before, [started(rank) for rank in range(program.ranks)])
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+    common |= {"WORLD_SIZE": str(program.ranks), "LOCAL_WORLD_SIZE": str(program.ranks)}
+    own = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(program.ranks)]
+    return _started(
+        program, faults, folder, [partial(ran, main or partial(run_file, program.file))] * program.ranks, own
+    )
 
 
 def torchrun(program: Program, *faults: Fault, folder: Path | None = None) -> Job:
     """Starts the program by torchrun, which is the job's one process and restarts ranks if its options say so."""
-    folder = _prepared(program, faults, folder)
     launch = ["scalec.runtime.train.torchrun", "--standalone", f"--nproc-per-node={program.ranks}"]
-    rank = ["-m", "scalec.testing.faults", str(folder), program.file, *shlex.split(program.options)]
-    with (folder / "out0").open("wb") as out, (folder / "err0").open("wb") as err:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *launch, *shlex.split(program.launcher), *rank],
-            cwd=program.folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **program.environment},
-            stdout=out,
-            stderr=err,
-        )
-    note(folder, LAUNCHER, process.pid)
-    return Job(folder, _marks(folder), [_Launcher(process, folder)])
+    launch += shlex.split(program.launcher)
+    return _started(program, faults, folder, [partial(launched, launch, program.file)], [{"OMP_NUM_THREADS": "1"}])
+
+
+def _started(
+    program: Program,
+    faults: Sequence[Fault],
+    folder: Path | None,
+    mains: Sequence[Callable[[Path], int]],
+    environments: Sequence[dict[str, str]],
+) -> Job:
+    """A job of as many forked processes."""
+    folder = (folder or program.folder / "faults").absolute()
+    prepare(folder, faults)
+    before, fork = _marks(folder), multiprocessing.get_context("fork").Process
+    started = [
+        fork(target=forked, args=(main, number, program.folder, folder, own | program.environment, program.options))
+        for number, (main, own) in enumerate(zip(mains, environments, strict=True))
+    ]
+    for process in started:
+        process.start()
+    return Job(folder, before, started)
 
 
 def until_done(start: Callable[[int], Job], most: int, seconds: float = HANGS) -> list[Outcome]:
@@ -199,12 +168,6 @@ def until_done(start: Callable[[int], Job], most: int, seconds: float = HANGS) -
         with start(len(ends)) as job:
             ends.append(job.wait(seconds))
     return ends
-
-
-def _prepared(program: Program, faults: Sequence[Fault], folder: Path | None) -> Path:
-    folder = (folder or program.folder / "faults").absolute()
-    prepare(folder, faults)
-    return folder
 
 
 def _marks(folder: Path) -> list[Path]:

@@ -8,10 +8,11 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from runpy import run_path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from .actions import LAUNCHER
 from .fault import Fault
 from .seams import Points
 
@@ -41,33 +42,41 @@ def begin(folder: Path, rank: int) -> None:
     points.come_to("start")
 
 
-def forked(main: Callable[[], Any], folder: Path, faults: Path, environment: Mapping[str, str], options: str) -> None:
+def forked(
+    main: Callable[[Path], int], number: int, folder: Path, faults: Path, environment: Mapping[str, str], options: str
+) -> None:
     """Calls `main` in a forked process as a program of its own in `folder`, its output in `faults`."""
-    rank = environment["RANK"]
-    for number, stream in enumerate(("out", "err"), start=1):
-        os.dup2(os.open(faults / f"{stream}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    for descriptor, stream in enumerate(("out", "err"), start=1):
+        os.dup2(os.open(faults / f"{stream}{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-    torch.set_num_threads(1)
     os.chdir(folder)
     os.environ.update(environment)
     sys.argv = ["train.py", *shlex.split(options)]
-    os._exit(_status(main, faults, int(rank)))
-
-
-def _status(main: Callable[[], Any], folder: Path, rank: int) -> int:
-    """The exit status with which Python would end after `main`; 99 where it raises."""
-    status = 0
-    try:
-        begin(folder, rank)
-        main()
-    except SystemExit as ended:
-        status = int(ended.code or 0)
-    except BaseException:
-        traceback.print_exc()
-        status = 99
+    status = main(faults)
     sys.stdout.flush()
     sys.stderr.flush()
-    return status
+    os._exit(status)
+
+
+def ran(main: Callable[[], Any], folder: Path) -> int:
+    """The exit status with which Python would end after `main` on this rank; 99 where it raises."""
+    torch.set_num_threads(1)
+    try:
+        begin(folder, int(os.environ["RANK"]))
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 99
+    return 0
+
+
+def launched(launcher: Sequence[str], file: str, folder: Path) -> NoReturn:
+    """Has this process be a launcher of ranks of a program, given as a module and its options."""
+    note(folder, LAUNCHER, os.getpid())
+    rank = ["-m", f"{__package__}", str(folder), file, *sys.argv[1:]]
+    os.execv(sys.executable, [sys.executable, "-m", *launcher, *rank])
 
 
 def run_file(file: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -23,16 +23,9 @@ from ...runtime.data.prefetch import Ahead
 from ...runtime.state.engine import TrainState
 from .fault import Event, Fault, Memory, Scene
 
-_COLLECTIVES = (
-    "allreduce",
-    "broadcast",
-    "send",
-    "recv",
-    "alltoall_base",
-    "_allgather_base",
-    "_reduce_scatter_base",
-)
 MARK = "struck-"
+Reached = tuple[Event, int | None]
+"""An event, and its step where that is not the current one."""
 
 
 class Points:
@@ -72,14 +65,9 @@ class Points:
         named = {fault.at.event for fault in self._faults}
         if named & {"step", "collective"}:
             self._watch_steps()
-        if "data" in named:
-            self._watch_data()
-        if "collective" in named:
-            self._watch_collectives()
-        if "prepare" in named:
-            self._watch_saves()
-        if named & {"write", "sync", "publish", "remove"}:
-            self._watch_disk()
+        for events, owner, name, event in SEAMS:
+            if named & events:
+                setattr(owner, name, self._before(event, getattr(owner, name)))
 
     def _watch_steps(self) -> None:
         def begun(ahead: Ahead[Batch], step: int) -> Batch:
@@ -98,40 +86,7 @@ class Points:
         batch_of, reader.get_batch = reader.get_batch, begun
         cast(Any, runtime).train = train
 
-    def _watch_data(self) -> None:
-        loader: Any = Loader
-        loader.prepared = self._before(lambda arguments: ("data", arguments[1] + 1), loader.prepared)
-
-    def _watch_collectives(self) -> None:
-        group: Any = dist.ProcessGroup
-        for name in _COLLECTIVES:
-            setattr(group, name, self._before(lambda _: ("collective", None), getattr(group, name)))
-
-    def _watch_saves(self) -> None:
-        def prepared(arguments: Sequence[Any]) -> tuple[Event, int | None]:
-            arguments[0].wait()  # for the save before
-            return "prepare", arguments[1]
-
-        cast(Any, Saver).begin = self._before(prepared, Saver.begin)
-
-    def _watch_disk(self) -> None:
-        def written(arguments: Sequence[Any]) -> tuple[Event, int | None]:
-            return "write", _step_of(cast(BinaryIO, arguments[1]).name)
-
-        def synced(arguments: Sequence[Any]) -> tuple[Event, int | None]:
-            return "sync", _step_of(os.readlink(f"/proc/self/fd/{arguments[1]}"))
-
-        def renamed(arguments: Sequence[Any]) -> tuple[Event, int | None]:
-            old, new = map(Path, arguments[1:3])
-            return ("remove" if new.suffix == ".tmp" else "publish"), _step_of(old)
-
-        disk: Any = Disk
-        for name, event in (("write", written), ("sync", synced), ("rename", renamed)):
-            setattr(disk, name, self._before(event, getattr(disk, name)))
-
-    def _before(
-        self, event: Callable[[Sequence[Any]], tuple[Event, int | None]], function: Callable[..., Any]
-    ) -> Callable[..., Any]:
+    def _before(self, event: Callable[[Sequence[Any]], Reached], function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, before each call of which this rank comes to the event of its arguments."""
 
         def called(*arguments: Any, **options: Any) -> Any:
@@ -139,6 +94,30 @@ class Points:
             return function(*arguments, **options)
 
         return called
+
+
+def _prepared(arguments: Sequence[Any]) -> Reached:
+    arguments[0].wait()  # for the save before
+    return "prepare", arguments[1]
+
+
+def _renamed(arguments: Sequence[Any]) -> Reached:
+    old, new = map(Path, arguments[1:3])
+    return ("remove" if new.suffix == ".tmp" else "publish"), _step_of(old)
+
+
+_COLLECTIVES = "allreduce broadcast send recv alltoall_base _allgather_base _reduce_scatter_base".split()
+_DISK: set[Event] = {"write", "sync", "publish", "remove"}
+SEAMS: list[tuple[set[Event], Any, str, Callable[[Sequence[Any]], Reached]]] = [
+    ({"data"}, Loader, "prepared", lambda given: ("data", given[1] + 1)),
+    *(({"collective"}, dist.ProcessGroup, name, lambda _: ("collective", None)) for name in _COLLECTIVES),
+    ({"prepare"}, Saver, "begin", _prepared),
+    (_DISK, Disk, "write", lambda given: ("write", _step_of(given[1].name))),
+    (_DISK, Disk, "sync", lambda given: ("sync", _step_of(os.readlink(f"/proc/self/fd/{given[1]}")))),
+    (_DISK, Disk, "rename", _renamed),
+    (_DISK, Disk, "remove", lambda given: ("remove", _step_of(given[1]))),
+]
+"""Events, each with the method that is replaced where a fault names one, and how its arguments say which it is."""
 
 
 def _memory(model: nn.Module, state: TrainState) -> dict[Memory, Tensor]:

@@ -1,4 +1,4 @@
-"""Sequences of interruptions of a run: kills, failing saves, other plans; none loses anything.
+"""Sequences of interruptions of a run: kills, failing saves, damaged ones, other plans; none loses anything.
 
 The reference of a state is an undisturbed run under the same plans, step for step: it is the same to the last bit.
 Under whichever plans, it is that of one plan but for the order of sums: all is in float64.
@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from torch import Tensor
 
 from helpers.oracle import harness
@@ -93,6 +93,16 @@ class Interrupted(RuleBasedStateMachine):
         ended = self._goes_on(plan, Fault(Point("write", step, PLANS[plan].ranks - 1), disk_full()))
         assert bool(ended.strikes) == (step > was)
         assert self.reached == STEPS if ended.succeeded else self.reached == step - EVERY
+
+    @precondition(lambda self: min(self.saved) > 0 and len(self.saved) > 1)
+    @rule()
+    def the_newest_is_damaged(self) -> None:
+        """One bit: the run goes on from the one before."""
+        file = next((self.folder / CHECKPOINTS / f"step-{self.reached:06d}").glob("*.safetensors"))
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+        del self.saved[self.reached]
 
     @invariant()
     def it_is_as_if_undisturbed(self) -> None:

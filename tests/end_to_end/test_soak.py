@@ -10,6 +10,15 @@ import pytest
 SOAK: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "soak.py"))
 
 
+def test_memory_grows_by_its_slope() -> None:
+    """The first quarter, in which a rank allocates what it keeps, does not count, nor do single samples."""
+    growth = SOAK["Growth"]()
+    for sample in range(400):
+        began = 10**6 * (sample >= 50)
+        growth.memory.append([began, began + 20 * 10 * sample + (-1) ** sample * 5_000])
+    assert growth.slope(4_000) == pytest.approx(20, abs=1)
+
+
 @pytest.mark.long
 def test_a_run_under_faults_is_the_undisturbed_one(tmp_path: Path) -> None:
     faulthandler.cancel_dump_traceback_later()  # it takes longer than a test may: each of its starts has a limit

@@ -3,6 +3,7 @@
 import random
 import signal
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +41,6 @@ from scalec.testing.faults import (
     torchrun,
     until_done,
 )
-from scalec.testing.faults.jobs import command
 
 RANKS, STEPS, EVERY = 2, 6, 2
 CHECKPOINTS = Path("runs", "tiny", "checkpoints")
@@ -103,19 +103,26 @@ def test_a_fault_strikes_once_over_all_restarts(program: Program) -> None:
         until_done(lambda _: fork(program, replace(fault, times=3)), most=2)
 
 
+def _command(process: int) -> bytes:
+    """The command line of a process; empty where it has ended, or is about to."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
+
+
 def test_a_launcher_dies_and_its_ranks_are_ended(program: Program) -> None:
     with torchrun(program, Fault(Point("publish", 4), kill(LAUNCHER))) as job:
         ended = job.wait()
     assert ended.statuses == (-signal.SIGKILL,)
     assert len(ended.strikes) == 1
-    assert not any(command(process) for process in job.processes().values())
+    assert not any(_command(process) for process in job.processes().values())
 
 
 def test_a_job_that_does_not_end_in_time_is_killed(program: Program) -> None:
     job = fork(program, Fault(Point("step", 2, 1), stop()))
     with pytest.raises(TimeoutError, match=r"processes \[0, 1\] did not end within 1 s"):
         job.wait(1)
-    assert not any(command(process) for process in job.processes().values())
+    assert not any(_command(process) for process in job.processes().values())
 
 
 def test_stopped_and_slow_ranks_go_on(program: Program) -> None:
