@@ -6,7 +6,7 @@ Non-goals: autograd, shapes (`collectives`).  A collective is waited for, or one
 # Each is the group's own method: called once a layer and more, torch's functions take about twice the host time.  For
 # the same reason options are made once.
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -114,10 +114,47 @@ def join(device: torch.device, limit: timedelta) -> None:
 def group_of(rows: Sequence[Sequence[int]], name: str, limit: timedelta) -> Group:
     """The group of this rank's row, of rows that have each rank of the job once.  All ranks call it in one order.
 
-    One split of the job's communicator makes all rows of it.  A backend that cannot split makes this rank's row alone.
+    One split of the job's communicator makes all rows of it, or a few do (`apart`).  A backend that cannot split makes
+    this rank's row alone.
     """
     job, torch_dist = cast(Any, dist.group.WORLD), cast(Any, dist)
-    if job.bound_device_id is not None:
-        return torch_dist.split_group(job, [*map(list, rows)], timeout=limit, group_desc=name)
     own = next(row for row in rows if dist.get_rank() in row)
-    return torch_dist.new_group([*own], timeout=limit, use_local_synchronization=True, group_desc=name)
+    if job.bound_device_id is None:
+        return torch_dist.new_group([*own], timeout=limit, use_local_synchronization=True, group_desc=name)
+    found: Group = None
+    for some in apart(rows):
+        made = torch_dist.split_group(job, some, timeout=limit, group_desc=name)
+        found = made if found is None or [*own] in some else found
+    return found
+
+
+def apart(rows: Sequence[Sequence[int]]) -> Iterator[list[list[int]]]:
+    """The rows of each split, no two of one colour.  Each has all ranks, those without a row to make by themselves.
+
+    NCCL makes one communicator of all ranks of a colour (`ncclCommSplit`), which torch makes of a row by a hash of 31
+    bits; on thousands of ranks some rows of two have the same.
+    """
+    ranks, rest = sorted(rank for row in rows for rank in row), [row for row in rows if len(row) > 1]
+    while True:
+        now: dict[int, Sequence[int]] = {}
+        for row in rest:
+            now.setdefault(_colour(row), row)
+        rest = [row for row in rest if now[_colour(row)] is not row]
+        held, alone = {rank for row in now.values() for rank in row}, list[int]()
+        for rank in ranks:
+            if rank not in held:
+                alone.append(rank)
+                if now.setdefault(_colour(alone), alone) is alone:
+                    alone = []
+        assert not alone, "c10d: the last rank cannot be by itself"
+        yield [*map(list, now.values())]
+        if not rest:
+            return
+
+
+def _colour(row: Sequence[int]) -> int:
+    """As `genNcclSplitColor` in torch's ProcessGroupNCCL.cpp."""
+    mixed = 0
+    for rank in row:
+        mixed ^= (rank + 0x9E3779B9 + (mixed << 6) + (mixed >> 2)) % 2**64
+    return min(mixed, 2**64 - mixed) % (2**31 - 1)

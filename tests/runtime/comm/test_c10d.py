@@ -2,13 +2,18 @@
 
 import inspect
 import re
+from collections import Counter
 from datetime import timedelta
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from helpers.forked_ranks import run_ranks
 from scalec.runtime.comm import c10d
@@ -110,3 +115,76 @@ def test_a_job_has_one_backend(device: str, backend: str, monkeypatch: pytest.Mo
     c10d.join(torch.device(device), limit)
     assert asked.pop("timeout") == limit
     assert asked == {"backend": backend} | ({"device_id": torch.device(device)} if backend == "nccl" else {})
+
+
+# ---- rows of a split
+
+
+def _merged(rows: list[list[int]]) -> list[int]:
+    """How many rows each communicator has, which has all ranks of a colour: torch's hash of a row's ranks."""
+    most = max(map(len, rows))
+    mixed = np.zeros(len(rows), dtype=np.uint64)
+    for at in range(most):
+        there = np.array([len(row) > at for row in rows])
+        rank = np.array([row[at] if len(row) > at else 0 for row in rows], dtype=np.uint64)
+        with np.errstate(over="ignore"):
+            next_one = mixed ^ (rank + np.uint64(0x9E3779B9) + (mixed << np.uint64(6)) + (mixed >> np.uint64(2)))
+        mixed = np.where(there, next_one, mixed)
+    colours = np.abs(mixed.astype(np.int64)) % (2**31 - 1)
+    return np.unique(colours, return_counts=True)[1].tolist()
+
+
+def _demand_apart(rows: list[list[int]], most: int) -> int:
+    """Each call has each rank once and merges no rows, and each row is made once, in a few calls."""
+    ranks = sorted(rank for row in rows for rank in row)
+    calls = [*c10d.apart(rows)]
+    for some in calls:
+        assert sorted(rank for row in some for rank in row) == ranks
+        assert all(a < b for row in some for a, b in pairwise(row))
+        assert {*_merged(some)} == {1}
+    made = Counter(tuple(row) for some in calls for row in some)
+    assert all(made[tuple(row)] == 1 for row in rows if len(row) > 1)
+    assert len(calls) <= most
+    return len(calls)
+
+
+def _rows(stages: int, inner: int, chosen: tuple[int, ...]) -> list[list[int]]:
+    """Of each rank of some stages one row, and all others by themselves: `mesh.among`."""
+    rows = [[stage * inner + at for stage in chosen] for at in range(inner)]
+    return [*rows, *([stage * inner + at] for stage in range(stages) if stage not in chosen for at in range(inner))]
+
+
+def test_rows_of_16_384_ranks_are_not_merged() -> None:
+    """Two stages that share a weight, of 16 and of 8; pairs of neighbours.  One split would merge some of most."""
+    every = [_rows(16, 1024, pair) for pair in ((0, 15), (1, 10), (13, 15))] + [_rows(8, 2048, (0, 5))]
+    every.append([[rank, rank + 1] for rank in range(0, 16384, 2)])
+    assert [sum(n - 1 for n in _merged(rows)) for rows in every] == [0, 29, 1, 16, 10]
+    assert [_demand_apart(rows, 3) for rows in every] == [1, 2, 2, 2, 2]
+
+
+@given(data=st.data())
+def test_rows_of_any_ranks_are_not_merged(data: st.DataObject) -> None:
+    ranks = data.draw(st.lists(st.integers(0, 2**20), min_size=1, max_size=60, unique=True))
+    cuts = sorted({0, len(ranks), *data.draw(st.lists(st.integers(0, len(ranks)), max_size=30))})
+    _demand_apart([sorted(ranks[a:b]) for a, b in pairwise(cuts)], 3)
+
+
+def test_rows_of_one_colour_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a rank by itself has that of a row."""
+    monkeypatch.setattr(
+        c10d, "_colour", lambda row: {(0, 1): 7, (2, 3): 7, (0, 2): 7, (4,): 7}.get(tuple(row), str(row))
+    )
+    assert [*c10d.apart([[0, 1], [2, 3], [4], [5]])] == [[[0, 1], [2], [3], [4, 5]], [[2, 3], [0], [1], [4, 5]]]
+
+
+def test_a_rank_gets_the_group_of_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = SimpleNamespace(WORLD=SimpleNamespace(bound_device_id=torch.device("cuda:0")))
+    monkeypatch.setattr(c10d, "apart", lambda rows: [[[0, 1], [2], [3]], [[0], [1], [2, 3]]])
+    for rank, row in enumerate(([0, 1], [0, 1], [2, 3], [2, 3])):
+
+        def split(_: Any, rows: list[list[int]], rank: int = rank, **__: Any) -> list[int]:
+            return next(row for row in rows if rank in row)
+
+        torch_dist = SimpleNamespace(group=job, get_rank=lambda rank=rank: rank, split_group=split)
+        monkeypatch.setattr(c10d, "dist", torch_dist)
+        assert c10d.group_of([[0, 1], [2, 3]], "pp[0, 1]", timedelta(seconds=1)) == row
