@@ -40,6 +40,7 @@ APART = {
     "memory account": ("compiler/analysis/memory", "compiler/schedules/activation_memory.py"),
     "reports": ("compiler/reports",),
     "read-back": ("compiler/emit/readback",),
+    "programs of torch alone": ("compiler/emit/dtensor", "compiler/emit/target.py"),
     "proof": ("compiler/proof",),
     "schedule search": (
         "compiler/schedules/beam_search.py",
@@ -50,7 +51,7 @@ APART = {
     "runtime: recorder, sanitizer, profiler": ("runtime/debug",),
     "runtime: Triton kernels": ("runtime/kernels",),
 }
-LIMITS = {"core": 37_060, "all": 69_620}
+LIMITS = {"core": 37_120, "all": 70_340}
 """The most lines that there may be.  An issue that adds to the product raises them by its budget."""
 GOALS = {"core": 16_000, "all": 36_000}
 """The limits to reach."""

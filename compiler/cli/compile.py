@@ -11,6 +11,7 @@ from .command import Command, output_arguments, plan_argument
 from .shown import show
 from .streams import PLAN_WRONG, UsageError, as_file
 from .tell import TEXT, format_argument, tell
+from .torch_alone import DTENSOR, write_torch
 
 if TYPE_CHECKING:
     from ..analysis.certificate import Proof
@@ -31,6 +32,9 @@ def compile_(options: Namespace) -> None:
     """`scalec compile`."""
     from ..reports.summary import launch
 
+    if options.target == DTENSOR:
+        _torch_alone(options)
+        return
     plan = load(options.plan)
     if options.format != TEXT:
         _put(plan, options)
@@ -40,6 +44,18 @@ def compile_(options: Namespace) -> None:
     how = launch(plan.program)
     several = f"to train, run this on each of the {how.nodes:,} nodes ($HEAD is the address of one of them)"
     print(f"{'to train' if how.nodes == 1 else several}:\n\n  {how.command(script)}")
+
+
+def _torch_alone(options: Namespace) -> None:
+    """`scalec compile --target dtensor`."""
+    from ..emit.dtensor import for_torch
+
+    plan = load(options.plan, changed=for_torch)
+    folder = options.output or Path("out", f"{options.plan.stem}_{DTENSOR}")
+    said = write_torch(plan.program, plan.source, _proved(plan, options), folder)
+    tell(warnings(plan), options.format)
+    if options.format == TEXT:
+        print(said)
 
 
 def ir(options: Namespace) -> None:
@@ -78,22 +94,32 @@ def check(options: Namespace) -> int:
     return 0
 
 
-def load(path: Path, stage: str | None = None) -> Plan:
+Changed = Callable[["Program"], "Program"]
+
+
+def _unchanged(model: "Program") -> "Program":
+    return model
+
+
+def load(path: Path, stage: str | None = None, changed: Changed = _unchanged) -> Plan:
     """The plan of a file, as `compiled` has it."""
     from ..syntax.limits import MAX_WRITTEN_BYTES, load
     from ..syntax.source import is_ir
 
     source = load(path, most=MAX_WRITTEN_BYTES)
-    return compiled(source if is_ir(source.text) else load(path), stage)
+    return compiled(source if is_ir(source.text) else load(path), stage, changed)
 
 
-def compiled(source: "Source", stage: str | None = None) -> Plan:
-    """A plan or IR text, and its program after the pass `stage`, by default the last.  Raises PlanError."""
+def compiled(source: "Source", stage: str | None = None, changed: Changed = _unchanged) -> Plan:
+    """A plan or IR text, `changed` first, and its program after the pass `stage`, by default the last.
+
+    Raises PlanError.
+    """
     from ..frontend import resolve
     from ..passes import PASS_NAMES, lower
     from ..syntax.source import is_ir
 
-    model = read(source) if is_ir(source.text) else resolve(source)
+    model = changed(read(source) if is_ir(source.text) else resolve(source))
     return Plan(source, model, lower(model, stage or PASS_NAMES[-1], _dump()))
 
 
@@ -182,15 +208,20 @@ def written(plan: Plan, options: Namespace) -> Path:
     return paths[0].parent / "train.py"
 
 
+def _proved(plan: Plan, options: Namespace) -> "Proof | None":
+    """The proof of a plan's step, unless it is to be skipped."""
+    if not options.verify:
+        return None
+    from ..proof import verify
+
+    return verify(plan.program, plan.model)
+
+
 def _put(plan: Plan, options: Namespace) -> "tuple[Proof | None, tuple[Path, ...]]":
     """The proof, unless it is to be skipped, and the files that were written with it."""
     from ..emit.write_files import OutputError
 
-    proof = None
-    if options.verify:
-        from ..proof import verify
-
-        proof = verify(plan.program, plan.model)
+    proof = _proved(plan, options)
     try:
         return proof, write(plan, proof, options.output or Path("out", options.plan.stem))
     except OutputError as error:
@@ -211,6 +242,8 @@ def write(plan: Plan, proof: "Proof | None", folder: Path) -> tuple[Path, ...]:
 def _compile_arguments(parser: ArgumentParser) -> None:
     plan_argument(parser)
     output_arguments(parser)
+    help = "dtensor: a program of torch alone, with DTensors and FSDP2; by default one that uses scalec's runtime"
+    parser.add_argument("--target", choices=("runtime", DTENSOR), default="runtime", help=help)
     format_argument(parser)
 
 
@@ -223,7 +256,8 @@ COMPILE = Command(
     "the program reads DIR/schedule.csv and DIR/message_groups.csv, of a pipeline, DIR/tiles.json, of Triton\n"
     "kernels, and DIR/hf_names.json, Hugging Face's names.\n"
     "Prints what a step communicates and the command that starts training.  Never overwrites files that\n"
-    "scalec did not write.",
+    "scalec did not write.\n"
+    "With --target dtensor it writes DIR/train.py alone, which imports nothing but torch.",
     "scalec compile plans/tiny_llama.scale -o out/tiny_llama",
 )
 

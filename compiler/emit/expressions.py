@@ -7,12 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import evolve, frozen
 
-from ..ir import Op, Program, Type
+from ..ir import Kind, Op, Program, Type
+from ..ir.placements import ends
 from ..ops import OPS
-from ..ops.call import Argument, Dims, Experts, Group, Keyword, Layout, Positions, Quotient, RotaryTable, Shards, Size
+from ..ops.call import (
+    Argument,
+    Call,
+    Dims,
+    Experts,
+    Group,
+    Keyword,
+    Layout,
+    Positions,
+    Quotient,
+    RotaryTable,
+    Shards,
+    Size,
+)
 from ..ops.saved_tensors import Local
-from .imports import function_of
 from .naming import literal, quotient
+from .target import RUNTIME_TARGET, Target, placements
 
 ATOM, PRODUCT, SUM = 3, 2, 1
 """How tightly an expression binds."""
@@ -44,6 +58,7 @@ class Context:
     rotary: Callable[[Op], str]  # the table of rotary positions of an op `rope`
     is_matrix: Callable[[str], bool]  # whether a value is a parameter stored as a matrix
     sizes: Mapping[str, str]  # the names of dims' sizes
+    target: Target = RUNTIME_TARGET
 
     def index(self, value: str, dim: str) -> int:
         """Which of a tensor's dims it is, or is in."""
@@ -52,7 +67,8 @@ class Context:
 
 def express(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
     """The expression that computes `op` from the expressions of its operands."""
-    text, binds = WRITERS.get(op.kind, _call)(op, operands, context)
+    writer = _coerced if op.kind == "coerce" and not context.target.local else WRITERS.get(op.kind, _call)
+    text, binds = writer(op, operands, context)
     reads, ops = tuple(n for e in operands for n in e.reads), (*(o for e in operands for o in e.ops), op)
     return Expr(text, binds, reads, ops, operands[0] if op.kind == "scale" and op.get("by") == -1 else None)
 
@@ -86,11 +102,27 @@ CASTS = {"f32": "float", "f64": "double", "bf16": "bfloat16", "f16": "half"}
 def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """The call that the op's entry says."""
     said = OPS[op.kind].call(Local(context.program, op, tuple(map(context.types, op.inputs))))
+    said = said if context.target.local else _without_ranks(said)
     by_keyword = {each.operand for each in said.options.values() if isinstance(each, Keyword)}
     arguments = [operand.text for i, operand in enumerate(operands) if i not in by_keyword]
     arguments += [_argument(each, op, operands, context) for each in said.args]
     arguments += [f"{key}={_argument(each, op, operands, context)}" for key, each in said.options.items()]
-    return f"{function_of(op, context.program)}({', '.join(arguments)})", ATOM
+    return f"{context.target.function(op, context.program)}({', '.join(arguments)})", ATOM
+
+
+def _without_ranks(said: Call) -> Call:
+    """A call without what names ranks or a rank's part: a DTensor knows these."""
+    args = tuple(each for each in said.args if not isinstance(each, Group | Positions))
+    options = {key: each for key, each in said.options.items() if not isinstance(each, Group | Positions)}
+    return Call(args, options)
+
+
+def _coerced(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    """A coercion as a change of a DTensor's placements."""
+    to = placements(op.outputs[0].type, context.program)
+    if ends(op)[1].kind is Kind.PARTIAL:
+        return f"once({operands[0].text}, {to})", ATOM
+    return f"{operands[0].within(ATOM)}.redistribute(placements={to})", ATOM
 
 
 def _argument(argument: Argument, op: Op, operands: Sequence[Expr], context: Context) -> str:
@@ -156,7 +188,7 @@ def _concat(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     *before, _ = op.outputs[0].type.dims
     lasts = (context.types(name).dims[-1] for name in op.inputs)
     each = (_aligned(op, i, SUM, operands[i], context, (*before, last)) for i, last in enumerate(lasts))
-    return f"{function_of(op, context.program)}({', '.join(each)})", ATOM
+    return f"{context.target.function(op, context.program)}({', '.join(each)})", ATOM
 
 
 def _aligned(
@@ -184,7 +216,7 @@ def _contract(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     right = operands[1].within(ATOM) + view if view else operands[1].text
     _, *others = weight.dims[: len(weight.dims) - inner] or ("",)
     unflatten = f".unflatten(-1, (-1, {', '.join(_sizes(others, weight, context))}))" if others else ""
-    return f"{function_of(op, context.program)}({left}, {right}){unflatten}", ATOM
+    return f"{context.target.function(op, context.program)}({left}, {right}){unflatten}", ATOM
 
 
 def _contracts(op: Op, operands: Sequence[Expr], context: Context) -> Written:
@@ -206,7 +238,7 @@ def _grouped(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     _, _, *others = (dim for dim in weight.dims if dim not in over)
     unflatten = f".unflatten(-1, (-1, {', '.join(_sizes(others, weight, context))}))" if others else ""
     arguments = ", ".join([left, *(operand.text for operand in operands[1:])])
-    return f"{function_of(op, context.program)}({arguments}){unflatten}", ATOM
+    return f"{context.target.function(op, context.program)}({arguments}){unflatten}", ATOM
 
 
 def _sizes(dims: Sequence[str], type: Type, context: Context) -> list[str]:

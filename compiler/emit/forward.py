@@ -185,7 +185,8 @@ class Body:
         given = sorted(captured(region), key=lambda name: name in leaves)  # values first, then parameters
         rotations = (op for op in walk(region.body) if roles(op, self._frame.types).rotated)
         tables = list(dict.fromkeys(map(self._table_of, rotations)))
-        own = [bucket for bucket in self._buckets_per_layer(region) if len(bucket.layers) == self._depth + 1]
+        moved = self._buckets_per_layer(region) if self._frame.target.local else []
+        own = [bucket for bucket in moved if len(bucket.layers) == self._depth + 1]
         attribute, inner = self._child(region, given, tables)
         variables = self._entering(region)
         texts = [lines.operand(name).text for name in given]

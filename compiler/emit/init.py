@@ -56,15 +56,21 @@ def _of_all(child: Child, sizes: Mapping[str, str]) -> str:
 
 
 def _table(name: str, table: Table, program: Program, names: Mapping[str, str]) -> Iterator[str]:
-    theta = literal(table.theta).removesuffix(".0")
-    seq = names.get(SEQUENCE, table.seq)
-    dim = names.get(table.of, table.dim) if table.dim == program.size(table.of) else table.dim
-    sizes = f"{seq}, {dim}, theta={theta}, between={table.between}"
-    scaling = "".join(f", {key}={literal(value)}" for key, value in table.scaling)
-    arguments = f"{sizes}, mesh=mesh, dtype={DTYPES[compute(program)]}{scaling}"
+    arguments = [*ropes(table, program, names)]
+    arguments.insert(4, "mesh=mesh")
     if table.axes:
         yield f"positions = {layout(Positions(SEQUENCE, table.axes), program, names)}"
-        arguments += ", positions=positions"
-    line = f"{name} = rope_frequencies({arguments})"
+        arguments.append("positions=positions")
+    line = f"{name} = rope_frequencies({', '.join(arguments)})"
     yield from fitted(line, 8).replace("\n        ", "\n").split("\n")
     yield f"self.register_buffer({literal(name)}, {name}, persistent=False)"
+
+
+def ropes(table: Table, program: Program, names: Mapping[str, str]) -> Iterator[str]:
+    """The arguments that say which rotary positions a table has."""
+    yield names.get(SEQUENCE, str(table.seq))
+    yield str((names.get(table.of) if table.dim == program.size(table.of) else None) or table.dim)
+    yield f"theta={literal(table.theta).removesuffix('.0')}"
+    yield f"between={table.between}"
+    yield f"dtype={DTYPES[compute(program)]}"
+    yield from (f"{key}={literal(value)}" for key, value in table.scaling)

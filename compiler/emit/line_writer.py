@@ -15,7 +15,7 @@ from ..ir.placements import coercion, conjugate, ends
 from ..ops import OPS, messages
 from ..ops.call import Layout
 from ..ops.experts import begins
-from .expressions import ATOM, Context, Expr
+from .expressions import ATOM, CASTS, Context, Expr
 from .module import Frame, Module, Table, table_of
 from .naming import WIDTH, axes_word, fitted, identifier, place, shape
 
@@ -50,6 +50,7 @@ class Lines:
             self._rotary,
             self._is_matrix,
             frame.sizes,
+            frame.target,
         )
 
     # ---- lines
@@ -115,7 +116,7 @@ class Lines:
         if name in self.exprs:
             return self.exprs[name]
         if name in self._frame.leaves:
-            return Expr(f"self.{self._attribute(name)}", ATOM, ())
+            return Expr(f"self.{self._attribute(name)}{self._cast(name)}", ATOM, ())
         raise AssertionError(f"emit: {name} is read before it is written")
 
     def hold(self, value: str, like: str = "") -> str:
@@ -179,6 +180,12 @@ class Lines:
             if held is param:
                 return attribute
         return self._frame.declare(self._module, self._prefix, param)
+
+    def _cast(self, name: str) -> str:
+        """The method that makes of a parameter what the model computes with, where no buffer holds that."""
+        dtype = self._frame.types[name].dtype
+        differs = not self._frame.target.local and dtype != self._frame.param(name).type.dtype
+        return f".{CASTS[dtype]}()" if differs else ""
 
     def _rotary(self, op: Op) -> str:
         return self.table(table_of(op, self._frame.types, self._frame.program))

@@ -18,6 +18,7 @@ from .line_writer import reads
 from .module import Frame, Module, in_lines
 from .naming import class_name, shape
 from .staged_forward import StagedBody
+from .target import RUNTIME_TARGET, Target
 
 
 @frozen
@@ -29,11 +30,11 @@ class Model:
     sizes: dict[str, str]
 
 
-def model_classes(program: Program, microbatches: Region) -> Model:
+def model_classes(program: Program, microbatches: Region, target: Target = RUNTIME_TARGET) -> Model:
     """The classes of a program's forward block, which returns the losses and loads that its microbatches yield."""
     forward = microbatches.body[0]
     assert isinstance(forward, Region), "emit: no forward block"
-    frame = Frame(program, recomputed_values(program, forward))
+    frame = Frame(program, recomputed_values(program, forward), target)
     inputs = [arg.value for arg in microbatches.args]
     given = ", ".join(f"{base(value.name)}: {shape(value.type, program)}" for value in inputs)
     name, pipeline = class_name(program.name), program.pipeline
@@ -46,7 +47,7 @@ def model_classes(program: Program, microbatches: Region) -> Model:
     body = StagedBody(*of, pipeline) if pipeline else Body(*of)
     for value in inputs:
         body.bind_argument(value.name)
-    if any(bucket.layers for bucket in program.buckets):
+    if target.local and any(bucket.layers for bucket in program.buckets):
         body.bind_flats()
     body.write()
     frame.classes.append(module)

@@ -15,6 +15,7 @@ from ..ops import roles
 from ..ops.call import Layout
 from .constants import product, size_names
 from .naming import WIDTH, call, identifier, literal, matrix_shape
+from .target import RUNTIME_TARGET, Target
 
 
 @frozen
@@ -88,6 +89,7 @@ class Frame:
 
     program: Program
     recomputed_values: set[str]  # what backward makes once more
+    target: Target = RUNTIME_TARGET
     types: Mapping[str, Type] = Factory(lambda self: self.program.types, takes_self=True)
     leaves: dict[str, str] = Factory(lambda self: leaves(self.program), takes_self=True)  # value → its parameter
     classes: list[Module] = Factory(list[Module])  # innermost first
@@ -125,13 +127,11 @@ def table_of(op: Op, types: Mapping[str, Type], program: Program) -> Table:
 
 def weight_lines(attribute: str, param: Param, program: Program, names: Mapping[str, str], indent: int) -> list[str]:
     """The declaration of a parameter in its module, as one layer has it; `names` are those of sizes."""
-    type = param.type
-    for dim in type.dims[: param.stacked]:
-        type = type.inside(dim)
     if isinstance(param, Buffer):
+        _, type, _ = parameter_sizes(param)
         zeros = f"torch.zeros({', '.join(product(names, program, (dim,)) for dim in type.dims)}, device=mesh.device)"
         return [f"self.register_buffer({literal(attribute)}, {zeros})  # {matrix_shape(type, 0, program)}"]
-    groups = _groups(param, type)
+    groups, type, joined = parameter_sizes(param)
     sizes = [product(names, program, group) for group in groups]
     split = {i: type.axes_of(group[0]) for i, group in enumerate(groups) if type.axes_of(group[0])}
     arguments = ["mesh", *sizes]
@@ -139,12 +139,19 @@ def weight_lines(attribute: str, param: Param, program: Program, names: Mapping[
         over = (f"{i}: {literal(axes[0] if len(axes) == 1 else axes)}" for i, axes in split.items())
         arguments.append(f"shard={{{', '.join(over)}}}")
     arguments.append(f"init={param.init.kind}({', '.join(map(literal, param.init.args))})")
-    joined = param.inner if stored_as_matrix(param) else 0
     code, comment = call(f"self.{attribute} = weight", arguments, indent, 0), matrix_shape(type, joined, program)
     one = f"{code}  # {comment}"
     if "\n" not in code and indent + len(one) <= WIDTH:
         return [one]
     return [f"# {comment}", *call(f"self.{attribute} = weight", arguments, 0, indent).split("\n")]
+
+
+def parameter_sizes(param: Param) -> tuple[list[tuple[str, ...]], Type, int]:
+    """The dims of each stored dim of one layer's part of a parameter, its type, and how many dims are joined last."""
+    type = param.type
+    for dim in type.dims[: param.stacked]:
+        type = type.inside(dim)
+    return _groups(param, type), type, param.inner if stored_as_matrix(param) else 0
 
 
 def _groups(param: Param, type: Type) -> list[tuple[str, ...]]:

@@ -64,10 +64,10 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
         file=file_word(source.path),
         program=program,
         ranks=counted(ranks(program), "GPU" if account(program).device == "cuda" else "rank"),
-        mesh=" × ".join(f"{PARALLEL.get(axis.parent, axis.name)} {axis.size}" for axis in program.axes) or "one rank",
+        mesh=mesh_words(program),
         name=class_name(program.name),
         launch=textwrap.wrap(launch(program).command(PurePath("train.py")), 112, break_on_hyphens=False),
-        legend=_legend(program),
+        legend=legend(program),
         shown=header(proof),
         trusted=textwrap.wrap(trust_words(trusted(program)), 116),
         modules=modules(program),
@@ -93,7 +93,7 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
     return {**beside, "train.py": _with_imports(body, kernels_of(program))}
 
 
-def _legend(program: Program) -> list[str]:
+def legend(program: Program) -> list[str]:
     """The legend of signs in comments, and this program's sizes."""
     used = {dim for op in program.ops for value in op.outputs for dim in value.type.dims if not dim.startswith("flat_")}
     made = {MICROBATCHES, *(str(dict(op.attrs).get("as")) for op in program.ops)}  # not by the plan
@@ -157,7 +157,7 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
     if data.kind == "tokens":
         corpus.append(f"dtype=torch.{data.dtype}")
     return [
-        f"mesh={_mesh(program)},",
+        f"mesh={mesh_word(program)},",
         f"{call(f'data={data.kind.capitalize()}', corpus, 4)},",
         "inputs={",
         *(f"    {literal(base(arg.value.name))}: {_input(arg, program)}," for arg in inputs),
@@ -192,7 +192,13 @@ def _sets(data: Data) -> str:
     return exploded("sets=", [call("DataSet", row, 12) for row in rows], 8)
 
 
-def _mesh(program: Program) -> str:
+def mesh_words(program: Program) -> str:
+    """The axes in the field's names, with their sizes."""
+    return " × ".join(f"{PARALLEL.get(axis.parent, axis.name)} {axis.size}" for axis in program.axes) or "one rank"
+
+
+def mesh_word(program: Program) -> str:
+    """The axes and their sizes as a dictionary."""
     return f"{{{', '.join(f'{literal(axis.name)}: {axis.size}' for axis in program.axes)}}}"
 
 
@@ -208,7 +214,7 @@ def _costs(program: Program, indent: int) -> list[str]:
 def _smaller(program: Program) -> list[str]:
     """The lines of the other sizes of an elastic axis."""
     rows = [
-        call("SmallerMesh", [_mesh(it), f"microbatches={it.size(MICROBATCHES)}", *_costs(it, 12)], 8)
+        call("SmallerMesh", [mesh_word(it), f"microbatches={it.size(MICROBATCHES)}", *_costs(it, 12)], 8)
         for it in every_size(program)[1:]
     ]
     return ["smaller=(  # where nodes are lost", *(f"    {row}," for row in rows), "),"] if rows else []

@@ -154,6 +154,7 @@ CONTRACT = OpDef(
     linear=((0,), (1,)),
     adjoint=_contract_adjoint,
     function="linear",
+    torch="linear",
     module=FUNCTIONAL,
     stem="y",
     saves=factors,

@@ -71,6 +71,7 @@ CONCAT = OpDef(
     joins=_sum_of_lasts,
     adjoint=_adjoint,
     function="concat",
+    torch="concat",
     call=lambda it: Call(),  # the dim's name is the IR's alone
     user_visible=True,
 )
@@ -86,6 +87,7 @@ SPLIT = OpDef(
     joins=_sum_of_parts,
     adjoint=_rescaled,
     function="split",
+    torch="split",
     call=lambda it: Call(tuple(map(it.program.size, it.op.names("parts")))),
     views=viewed,
     user_visible=True,

@@ -62,6 +62,7 @@ EMBEDDING = OpDef(
     roles=_roles,
     vjp=Vjp(delayed=True, work=_gradient_work),
     function="embedding",
+    torch="embedding",
     call=_call,
     stem="e",
     saves=_rows,

@@ -169,6 +169,7 @@ CROSS_ENTROPY = OpDef(
     unsharded_dims=_classes,
     expand=_expand,
     function="cross_entropy",
+    torch="cross_entropy",
     call=of_own_classes,
     saves=_entropy_saves,
     workspace=_below,
@@ -182,6 +183,7 @@ MAX_LOGIT = OpDef(
     operands=takes("logits"),
     contracts=MAXIMUM,
     function="max_logit",
+    torch="max_logit",
     call=_largest,
 )
 
@@ -195,6 +197,7 @@ SOFTMAX_PARTS = OpDef(
     roles=last_is_classes,
     vjp=Vjp(wrt=(0,), workspace=_gradient_wide),
     function="local_softmax_stats",
+    torch="local_softmax_stats",
     call=of_own_classes,
     saves=_parts_saves,
     workspace=_parts_below,
@@ -210,5 +213,6 @@ TOKEN_LOSS = OpDef(
     attributes=(Z_LOSS,),
     vjp=Vjp(wrt=(0, 1), unread=(1,)),
     function="token_loss",
+    torch="token_loss",
     saves=_token_saves,
 )

@@ -155,6 +155,7 @@ RMSNORM = OpDef(
     vjp=Vjp(workspace=norm_vjp_workspace),
     expand=_expand,
     function="rms_norm",
+    torch="rms_norm",
     stem="n",
     saves=_rms_saves,
     workspace=norm_workspace,
@@ -171,6 +172,7 @@ LAYERNORM = OpDef(
     vjp=Vjp(unread=(2,), workspace=norm_vjp_workspace),
     expand=_expand_layernorm,
     function="layer_norm",
+    torch="layer_norm",
     stem="n",
     saves=_layer_saves,
     workspace=norm_workspace,
@@ -185,6 +187,7 @@ MEAN_SQUARE = OpDef(
     attributes=(OVER,),
     vjp=Vjp(),
     function="mean_square",
+    torch="mean_square",
     call=mean_over_dims,
     saves=_square_saves,
 )
@@ -198,5 +201,6 @@ RMS_SCALED = OpDef(
     linear=((0,),),
     vjp=Vjp(),
     function="rms_scaled",
+    torch="rms_scaled",
     saves=_scaled_saves,
 )

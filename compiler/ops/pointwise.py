@@ -48,6 +48,7 @@ def _function(
     saves: Saves | None = None,
     module: str = RUNTIME,
     stem: str = "",
+    torch: str = "",
 ) -> Pointwise:
     return Pointwise(
         name,
@@ -57,6 +58,7 @@ def _function(
         attributes=attributes,
         vjp=Vjp(),
         function=name,
+        torch=torch,
         module=module,
         stem=stem,
         saves=saves,
@@ -105,7 +107,7 @@ def _normal_slope(x: Any, approximate: str) -> Any:
 
 
 FUNCTIONS = (
-    _function("exp", "e^x.", value=_exp, slope=_exp, saves=result),
+    _function("exp", "e^x.", value=_exp, slope=_exp, saves=result, torch="torch.exp"),
     _function(
         "gelu",
         "x · Φ(x), Φ the normal distribution's, or its approximation by tanh (Hendrycks and Gimpel 2016).",
@@ -133,7 +135,7 @@ FUNCTIONS = (
         module=FUNCTIONAL,
         stem="g",
     ),
-    _function("sigmoid", "1 / (1 + e^-x).", value=_sigmoid, slope=_sigmoid_slope, saves=result),
+    _function("sigmoid", "1 / (1 + e^-x).", value=_sigmoid, slope=_sigmoid_slope, saves=result, torch="torch.sigmoid"),
     _function(
         "silu",
         "x · sigmoid(x) (Hendrycks and Gimpel 2016).",
@@ -149,6 +151,7 @@ FUNCTIONS = (
         value=lambda x, cap: cap * _tanh(x / cap),
         slope=lambda x, cap: _tanh_slope(x / cap),
         saves=_inner_tanh,
+        torch="softcap",
     ),
-    _function("tanh", "The hyperbolic tangent.", value=_tanh, slope=_tanh_slope, saves=result),
+    _function("tanh", "The hyperbolic tangent.", value=_tanh, slope=_tanh_slope, saves=result, torch="torch.tanh"),
 )

@@ -46,6 +46,7 @@ def _reduction(name: str, doc: str, module: str, call: CallOf) -> OpDef:
         linear=((0,),),
         vjp=Vjp(unread=(0,)),
         function=name,
+        torch="" if module == TORCH else name,
         call=call,
         module=module,
         user_visible=True,

@@ -159,6 +159,7 @@ RING_ATTENTION = evolve(
     ),
     communicates=_forward,
     function="ring_attention",
+    torch="",
     call=_call,
     saves=_saves,
     workspace=_workspace,

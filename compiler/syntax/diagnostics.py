@@ -121,6 +121,7 @@ CODES = {
     "E0704": "a recorded run that is not the plan's",
     "E0705": "a step that cannot be proved",
     "E0706": "IR text that makes no program",
+    "E0707": "a plan that torch alone cannot express",
     # configurations of other programs
     "E0801": "a model that no plan can express",
     "E0802": "not a configuration",

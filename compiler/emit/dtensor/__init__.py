@@ -1,0 +1,166 @@
+"""From the final IR to a program of torch alone: DTensors on a DeviceMesh, FSDP2, torch's optimizers.
+
+Purpose: the same classes as those of `train_py`, around them a step in torch's own words.
+Non-goals: what torch cannot do (`refusals`), how state is sharded (`sharded`).
+"""
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+
+from attrs import evolve
+
+from ... import __version__
+from ...analysis.certificate import Proof
+from ...config.settings import OFF, TORCH
+from ...config.units import counted
+from ...ir import MICROBATCHES, SEQUENCE, Arg, Param, Program, base
+from ...reports.summary import launch, ranks
+from ...syntax.package_data import filled
+from ...syntax.source import Source
+from ..constants import product, size_lines
+from ..init import ropes
+from ..model_classes import model_classes
+from ..module import Module, parameter_sizes
+from ..naming import DTYPES, call, class_name, file_word, literal, matrix_shape
+from ..target import DTENSOR, mesh_axes, placements
+from ..train_py import legend, mesh_words
+from .imports import import_lines, ops_source
+from .refusals import refuse
+from .sharded import build_lines, sync_lines
+
+
+def for_torch(model: Program) -> Program:
+    """A plan before its passes, with torch's own ops: kernels and graphs are no part of what a program says."""
+    return evolve(model, train=evolve(model.train, kernels=TORCH, compile=OFF))
+
+
+def emit(program: Program, source: Source, proof: Proof | None = None) -> dict[str, str]:
+    """The files of a program of torch alone, by name.  Raises PlanError where torch cannot express the plan."""
+    refuse(program)
+    model = model_classes(program, program.microbatches, DTENSOR)
+    inputs = [base(arg.value.name) for arg in program.microbatches.args]
+    of = f"Shown: the IR's step evaluated equal to the single-device step of {proof.against}." if proof else ""
+    shown = "\n".join(filter(None, (of, "Not shown: that torch communicates no more than the plan.")))
+    master = DTYPES[program.params[0].type.dtype]
+    body = filled(
+        "dtensor.py.j2",
+        version=__version__,
+        file=file_word(source.path),
+        ranks=counted(ranks(program), "rank"),
+        mesh=mesh_words(program),
+        name=class_name(program.name),
+        launch=textwrap.wrap(
+            f"torchrun {' '.join(launch(program).options())} {PurePath('train.py')} FILE [STEPS]", 112
+        ),
+        legend=legend(program),
+        shown=shown,
+        sizes=[*size_lines(program, model.sizes)],
+        axes=json.dumps(mesh_axes(program)),
+        microbatches=program.size(MICROBATCHES),
+        steps=program.train.steps,
+        seed=program.train.seed,
+        global_batch=program.train.global_batch,
+        classes=[_Class(module, program, model.sizes) for module in model.classes],
+        model_class=model.classes[-1].name,
+        to="" if master == DTYPES["f32"] else f".to({master})",
+        build=build_lines(program, model.patterns),
+        call=", ".join(["mesh: DeviceMesh", *(f"{name}: Tensor" for name in inputs)]),
+        inputs=[_input(arg, program) for arg in program.microbatches.args],
+        train=[*_train(program, inputs, model.patterns)],
+        evaluate=[*_evaluate(inputs)],
+        lr_doc=f"The learning rate of a step, from 0: {program.train.optimizer.schedule.kind}, after a warm-up.",
+        lr=[*_learning_rate(program)],
+    )
+    text = body.replace("@OPS@\n", ops_source(body) + "\n")
+    return {"train.py": text.replace("@IMPORTS@\n", import_lines(text))}
+
+
+class _Class:
+    """A class as the template takes it."""
+
+    def __init__(self, module: Module, program: Program, sizes: Mapping[str, str]) -> None:
+        self.name, self.doc, self.lines = module.name, module.doc, module.lines
+        self.fields = [*_fields(module, program, sizes)]
+        arguments = ["self", *(f"{name}: {type}" for name, type in module.arguments.items())]
+        self.header = f"{call('def forward', arguments, 4, len(f' -> {module.returns}:'))} -> {module.returns}:"
+
+
+def _fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[str]:
+    for name, param in module.weights.items():
+        yield from _weight(name, param, program, sizes)
+    for name, child in module.children.items():
+        count = sizes.get(child.dim, child.count)
+        yield f"self.{name} = nn.ModuleList({child.module.name}(mesh) for _ in range({count}))"
+    for table, name in module.tables.items():
+        arguments = ropes(table, program, sizes)
+        split = ", ".join("Shard(1)" if axis in table.axes else "Replicate()" for axis in mesh_axes(program))
+        made = call("rope_frequencies", ["mesh", *arguments, f"placements=[{split}]"], 8)
+        yield from f"{name} = {made}".replace("\n        ", "\n").split("\n")
+        yield f"self.register_buffer({literal(name)}, {name}, persistent=False)"
+
+
+def _weight(name: str, param: Param, program: Program, sizes: Mapping[str, str]) -> list[str]:
+    """The declaration of a parameter as one layer has it, after a comment with its shape on a rank."""
+    groups, type, joined = parameter_sizes(param)
+    stored = evolve(type, dims=tuple(group[0] for group in groups))
+    init = {"normal": "std={}", "ones": "mean=1.0", "zeros": ""}[param.init.kind].format(*param.init.args)
+    arguments = ["mesh", *(product(sizes, program, group) for group in groups)]
+    arguments += [f"placements={placements(stored, program)}", *([init] if init else [])]
+    code, comment = call(f"self.{name} = weight", arguments, 8, 0), matrix_shape(type, joined, program)
+    if "\n" not in code and len(code) + len(comment) < 108:
+        return [f"{code}  # {comment}"]
+    return [f"# {comment}", *code.replace("\n        ", "\n").split("\n")]
+
+
+def _input(arg: Arg, program: Program) -> str:
+    """How a rank has its part of an input of all microbatches."""
+    type = arg.value.type
+    first = type.dims[0] == SEQUENCE
+    return f"by_microbatch(mesh, {base(arg.value.name)}, MICROBATCHES, {placements(type, program)}, seq_first={first})"
+
+
+def _train(program: Program, inputs: list[str], patterns: Mapping[str, str]) -> Iterator[str]:
+    clip, sync = program.train.optimizer.clip, [*sync_lines(program, patterns)]
+    of = ", ".join(inputs)
+    yield f"num_tokens = count_valid([labels for {', '.join(n if n == 'labels' else '_' for n in inputs)} in batch])"
+    yield "losses: list[Tensor] = []"
+    if sync:
+        yield f"for number, ({of}) in enumerate(batch, start=1):"
+        yield from (f"    {line}" for line in sync)
+    else:
+        yield f"for {of} in batch:"
+    yield f"    loss_sum = model({of})"
+    yield "    (loss_sum / max(num_tokens, 1)).backward()"
+    yield "    losses.append(loss_sum.detach())"
+    yield "loss = whole_sum(losses) / max(num_tokens, 1)"
+    yield "gradients = reduced_gradients(model)"
+    yield "grad_norm = total_norm(gradients)"
+    yield "if num_tokens and loss.isfinite() and grad_norm.isfinite():  # or else the step changes nothing"
+    if clip:
+        yield "    for gradient in gradients:"
+        yield f"        gradient.mul_(min(1.0, {literal(clip)} / (grad_norm.item() + 1e-6)))"
+    yield "    update(optimizer, lr)"
+    yield "optimizer.zero_grad()"
+    yield "return Metrics(loss, grad_norm, num_tokens)"
+
+
+def _evaluate(inputs: list[str]) -> Iterator[str]:
+    yield f"num_tokens = count_valid([labels for {', '.join(n if n == 'labels' else '_' for n in inputs)} in batch])"
+    yield f"loss = whole_sum([model({', '.join(inputs)}) for {', '.join(inputs)} in batch]) / max(num_tokens, 1)"
+    yield "return Metrics(loss, torch.zeros_like(loss), num_tokens)"
+
+
+def _learning_rate(program: Program) -> Iterator[str]:
+    optimizer = program.train.optimizer
+    schedule, peak = optimizer.schedule, literal(optimizer.lr)
+    if schedule.warmup:
+        yield f"if step < {schedule.warmup}:"
+        yield f"    return {peak} * (step + 1) / {schedule.warmup}"
+    if schedule.kind == "constant":
+        yield f"return {peak}"
+        return
+    floor = literal(min(schedule.floor, optimizer.lr))
+    yield f"done = (step - {schedule.warmup}) / max(1, steps - 1 - {schedule.warmup})"
+    yield f"return {floor} + ({peak} - {floor}) * 0.5 * (1 + math.cos(math.pi * done))"

@@ -1,0 +1,63 @@
+"""The imports of a program of torch alone, and the source of the functions of `torch_ops.py` that it calls."""
+
+import ast
+import re
+
+from ...ops.protocol import FUNCTIONAL
+from ...syntax.package_data import folder
+from ..imports import IMPORTS
+
+MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("import math", ("math",)),
+    ("import os", ("os",)),
+    ("import re", ("re",)),
+    ("import sys", ("sys",)),
+    ("collections.abc", ("Callable", "Iterable", "Sequence")),
+    ("functools", ("partial", "reduce")),
+    ("pathlib", ("Path",)),
+    ("typing", ("Any", "NamedTuple", "cast")),
+    ("", ()),
+    ("import torch", ("torch",)),
+    ("import torch.distributed as dist", ("dist",)),
+    ("torch", ("Tensor", "nn")),
+    ("torch.distributed.device_mesh", ("DeviceMesh", "init_device_mesh")),
+    ("torch.distributed.fsdp", ("DataParallelMeshDims", "FSDPModule", "MixedPrecisionPolicy", "fully_shard")),
+    ("torch.distributed.tensor", ("DTensor", "Partial", "Replicate", "Shard", "distribute_tensor")),
+    ("torch.distributed.tensor.experimental", ("local_map",)),
+    ("torch.distributed.tensor.placement_types", ("Placement",)),
+    (FUNCTIONAL, tuple(name for name in IMPORTS[FUNCTIONAL] if name != "linear")),
+    ("torch.utils.checkpoint", ("checkpoint",)),
+)
+"""Modules and the names that a program may import from them, in the order of their lines."""
+
+
+def import_lines(text: str) -> str:
+    """The lines that import what a program's text names."""
+    used = _names(text)
+    lines: list[str] = []
+    for module, names in MODULES:
+        if some := ", ".join(name for name in names if name in used):
+            lines.append(module if module.startswith("import") else f"from {module} import {some}")
+        elif not module:
+            lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def ops_source(text: str) -> str:
+    """The source of the functions that a text calls, and of those that these call, in the order of the file."""
+    source = (folder("codegen_templates") / "torch_ops.py").read_text()
+    functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    wanted, new = set[str](), _names(text) & functions.keys()
+    while new:
+        wanted |= new
+        new = {name for each in new for name in _names(_text(source, functions[each]))} & functions.keys() - wanted
+    return "".join(f"\n\n{_text(source, node)}\n" for name, node in functions.items() if name in wanted)
+
+
+def _text(source: str, node: ast.FunctionDef) -> str:
+    return ast.get_source_segment(source, node) or ""
+
+
+def _names(text: str) -> set[str]:
+    """The names that a text uses: other than attributes and what is in comments and strings."""
+    return set(re.findall(r"(?<![\w.])[A-Za-z_]\w*\b", re.sub(r'(?s)""".*?"""|#[^\n]*|"[^"\n]*"', "", text)))

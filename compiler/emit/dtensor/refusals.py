@@ -1,0 +1,195 @@
+"""The parts of a plan that torch alone cannot express: one row each, with the call of torch that fails.
+
+Tests make each of these calls, so that a version of torch that learns one is noticed.
+Non-goals: parts that torch could express and this target does not write yet; they have rows too, and say so.
+"""
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+
+from attrs import frozen
+
+from ...analysis.elastic import elastic_axis
+from ...analysis.recompute import is_recomputed
+from ...ir import Kind, Op, Program, Region, walk
+from ...ir.placements import ends
+from ...ops import OPS
+from ...ops.dropout import are_draws
+from ...ops.protocol import RUNTIME
+from ...ops.ring_attention import RING_ATTENTION
+from ...syntax.diagnostics import Diagnostics, Note
+from ...syntax.source import Span
+
+Where = Callable[[Program], Iterator[Span]]
+
+
+@frozen
+class Refusal:
+    """A part of a plan: its name, where a program has it, and why torch cannot do it."""
+
+    feature: str
+    where: Where
+    why: str
+
+
+def refuse(program: Program) -> None:
+    """Raises PlanError with all that torch cannot express of a program."""
+    found = Diagnostics()
+    for each in REFUSALS:
+        if (span := next(each.where(program), None)) is not None:
+            message = f"torch {version('torch').partition('+')[0]} alone cannot express {each.feature}"
+            help = "compile without `--target dtensor`, or change this part of the plan"
+            found.error("E0707", message, span, notes=(Note(None, each.why),), help=help)
+    found.check()
+
+
+def _forward(program: Program) -> Iterator[Op]:
+    forward = program.microbatches.body[0]
+    assert isinstance(forward, Region), "emit: no forward block"
+    yield from walk(forward.body)
+
+
+def _pipeline(program: Program) -> Iterator[Span]:
+    if program.pipeline:
+        yield program.axis(program.pipeline.axis).span
+
+
+def _elastic(program: Program) -> Iterator[Span]:
+    if axis := elastic_axis(program):
+        yield axis.span
+
+
+def _experts(program: Program) -> Iterator[Span]:
+    yield from (op.span for op in _forward(program) if op.kind in ("top", "sort_by_expert", "dispatch"))
+
+
+def _draws(program: Program) -> Iterator[Span]:
+    if any(are_draws(arg.value.type) for arg in program.microbatches.args):
+        yield next(op.span for op in _forward(program) if "dropout" in op.kind or "dropout" in dict(op.attrs))
+
+
+def _ring(program: Program) -> Iterator[Span]:
+    yield from (op.span for op in _forward(program) if op.kind == RING_ATTENTION.name)
+
+
+def _others(program: Program) -> Iterator[Span]:
+    """Ops without a function in torch that no other row names."""
+    named = {*_experts(program), *_ring(program)}
+    for op in _forward(program):
+        entry = OPS[op.kind]
+        if entry.function and entry.module == RUNTIME and not entry.torch and op.span not in named:
+            yield op.span
+
+
+def _recomputed(program: Program) -> Iterator[Span]:
+    if any(is_recomputed(program, op) for op in _forward(program)):
+        yield program.train.spans.get("recompute", program.train.spans.get("gathered", program.region.span))
+
+
+def _loss_scale(program: Program) -> Iterator[Span]:
+    if program.train.precision == "fp16":
+        yield program.train.spans.get("precision", program.region.span)
+
+
+def _zigzag(program: Program) -> Iterator[Span]:
+    yield from (claim.span for claim in program.claims if claim.zigzag)
+
+
+def _order(program: Program) -> Iterator[Span]:
+    """Dims over axes in another order than the mesh's."""
+    order = [axis.name for axis in program.axes]
+    for op in _forward(program):
+        for type in (value.type for value in op.outputs):
+            if any([*axes] != sorted(axes, key=order.index) for axes in map(type.axes_of, type.dims)):
+                yield op.span
+
+
+def _padded(program: Program) -> Iterator[Span]:
+    kinds = ((op, *(end.kind for end in ends(op))) for op in _forward(program) if op.kind == "coerce")
+    yield from (op.span for op, source, target in kinds if (source, target) == (Kind.SHARDED, Kind.PARTIAL))
+
+
+def _mixed(program: Program) -> Iterator[Span]:
+    """Modules whose parameters are sharded in several ways."""
+    repeats = {param.name: param.type.dims[: param.stacked] for param in program.params}
+    alike: dict[tuple[str, ...], set[object]] = {}
+    for bucket in program.buckets:
+        how = (bucket.layers, bucket.shard_axes, bucket.reshard_after_forward, bucket.shard_gradients)
+        for name in bucket.params:
+            alike.setdefault(repeats[name], set()).add(how if program.degree(bucket.shard_axes) > 1 else ())
+    if any(len(ways) > 1 for ways in alike.values()):
+        yield program.region.span
+
+
+def _reduce(program: Program) -> Iterator[Span]:
+    if any(program.reduce_dtype(each) != each.type.dtype and not each.shard_axes for each in program.buckets):
+        yield program.train.spans.get("reduce", program.region.span)
+
+
+REFUSALS = (
+    Refusal(
+        "pipeline stages of DTensors",
+        _pipeline,
+        "this target does not write torch.distributed.pipelining's stages yet",
+    ),
+    Refusal(
+        "a mesh that loses nodes",
+        _elastic,
+        "`init_device_mesh` has one shape, of all ranks that start",
+    ),
+    Refusal(
+        "experts that tokens choose",
+        _experts,
+        "`DTensor.redistribute` sends equal parts; `torch.bincount`, which counts rows, has no rule for DTensors",
+    ),
+    Refusal(
+        "dropout whose masks are the same on every mesh",
+        _draws,
+        "`torch.nn.functional.dropout` of a DTensor on CPUs draws each rank's mask by itself",
+    ),
+    Refusal(
+        "attention around a ring",
+        _ring,
+        "`scaled_dot_product_attention`, which `context_parallel` replaces, has no rule for DTensors on CPUs",
+    ),
+    Refusal(
+        "this op",
+        _others,
+        "`DTensor` has a rule for each of torch's own functions, and for no other",
+    ),
+    Refusal(
+        "values that backward recomputes one by one",
+        _recomputed,
+        "`torch.utils.checkpoint.checkpoint` frees what a function saves, and never the function's result",
+    ),
+    Refusal(
+        "the loss scale of fp16",
+        _loss_scale,
+        "this target does not write `torch.amp.GradScaler` yet",
+    ),
+    Refusal(
+        "two chunks of the sequence on each rank",
+        _zigzag,
+        "`Shard` is one contiguous part of a dim",
+    ),
+    Refusal(
+        "a dim over axes in another order than the mesh's",
+        _order,
+        "`Shard` on several axes nests in the order of the mesh",
+    ),
+    Refusal(
+        "a slice as a sum over ranks",
+        _padded,
+        "`DTensor.redistribute` leads to no Partial placement",
+    ),
+    Refusal(
+        "parameters of one module that are sharded in several ways",
+        _mixed,
+        "`fully_shard` has one setting for all parameters of a module",
+    ),
+    Refusal(
+        "sums of gradients in fewer bits, of parameters that are not sharded",
+        _reduce,
+        "this target does not write it yet",
+    ),
+)

@@ -1,0 +1,93 @@
+"""The lines of `build` and of a step's microbatches that shard state by FSDP2, and the optimizer's groups."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from attrs import frozen
+
+from ...config.settings import ParamGroup
+from ...ir import PRECISIONS, Bucket, Program
+from ..naming import DTYPES, call, literal
+from ..target import mesh_axes
+
+
+@frozen
+class Sharded:
+    """Modules whose parameters FSDP2 shards alike: the layers of a repeat, or the model itself."""
+
+    buckets: tuple[Bucket, ...]
+    repeats: tuple[str, ...]
+
+    @property
+    def modules(self) -> str:
+        """The expression for the modules."""
+        if not self.repeats:
+            return "[model]"
+        if len(self.repeats) == 1:
+            return f"model.{self.repeats[0]}"
+        return f"[each for outer in model.{self.repeats[0]} for each in outer.{self.repeats[1]}]"
+
+
+def sharded(program: Program, patterns: Mapping[str, str]) -> list[Sharded]:
+    """The modules that FSDP2 shards, the model last."""
+    found: dict[tuple[str, ...], list[Bucket]] = {}
+    for bucket in program.buckets:
+        parts = tuple(patterns[bucket.params[0]].split(".*.")[: len(bucket.layers)])
+        found.setdefault(parts, []).append(bucket)
+    ordered = sorted(found.items(), key=lambda item: -len(item[0]))
+    return [Sharded(tuple(buckets), parts) for parts, buckets in ordered if program.degree(buckets[0].shard_axes) > 1]
+
+
+def build_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
+    """The lines that shard modules, and make the optimizer."""
+    lines = [line for each in sharded(program, patterns) for line in _fully_shard(each, program)]
+    groups = [_group(program, group, names, patterns) for group, names in _groups(program).items()]
+    settings = program.train.optimizer
+    if settings.kind == "adamw":
+        kind, options = "AdamW", [f"betas={literal(tuple(settings.betas))}", f"eps={literal(settings.eps)}"]
+    else:
+        kind, options = "SGD", [f"momentum={literal(settings.momentum)}"]
+    lines += ["groups = [", *(f"    {line}" for group in groups for line in f"{group},".split("\n")), "]"]
+    return [*lines, f"optimizer = torch.optim.{kind}(groups, lr={literal(settings.lr)}, {', '.join(options)})"]
+
+
+def _fully_shard(it: Sharded, program: Program) -> Iterator[str]:
+    first, axes = it.buckets[0], mesh_axes(program)
+    common = [axis for axis in first.reduce_axes if all(axis in each.reduce_axes for each in it.buckets)]
+    replicated, over = ([axis for axis in each if axis in axes] for each in (common, first.shard_axes))
+    dims = [f"shard={_axes(over)}", *([f"replicate={_axes(replicated)}"] if replicated else [])]
+    arguments = ["module", "mesh=mesh", f"reshard_after_forward={first.reshard_after_forward}"]
+    arguments.append(f"dp_mesh_dims=DataParallelMeshDims({', '.join(dims)})")
+    compute, stored = PRECISIONS[program.train.precision], program.params[0].type.dtype
+    if compute != stored:
+        sent = DTYPES[program.reduce_dtype(first)]
+        policy = f"param_dtype={DTYPES[compute]}, reduce_dtype={sent}, cast_forward_inputs=False"
+        arguments.append(f"mp_policy=MixedPrecisionPolicy({policy})")
+    yield f"for module in {it.modules}:"
+    shard = call("fully_shard", arguments, 0, after=47).split("\n")
+    yield from (f"    {line}" for line in [*shard[:-1], f"{shard[-1]}.set_gradient_divide_factor(1.0)"])
+
+
+def _axes(axes: Sequence[str]) -> str:
+    return literal(axes[0] if len(axes) == 1 else tuple(axes))
+
+
+def sync_lines(program: Program, patterns: Mapping[str, str]) -> Iterator[str]:
+    """The lines that say of each microbatch whether it reduces gradients, and frees what was gathered."""
+    for each in sharded(program, patterns):
+        first = each.buckets[0]
+        now = "True" if first.shard_gradients else "number == len(batch)"
+        free = "True" if first.reshard_after_forward else "number == len(batch)"
+        yield f"each_module({each.modules}, reduce_now={now}, free={free})"
+
+
+def _groups(program: Program) -> dict[ParamGroup, list[str]]:
+    found: dict[ParamGroup, list[str]] = {}
+    for param in program.params:
+        found.setdefault(program.train.optimizer.group_of(param.name), []).append(param.name)
+    return found
+
+
+def _group(program: Program, group: ParamGroup, names: Sequence[str], patterns: Mapping[str, str]) -> str:
+    arguments = ["model", *(literal(patterns[name]) for name in names), f"weight_decay={literal(group.weight_decay)}"]
+    arguments += [f"lr_scale={literal(group.lr_scale)}"] if group.lr_scale != 1 else []
+    return call("param_group", arguments, 0, after=9)

@@ -1,0 +1,53 @@
+"""The targets of emission: what differs in a program's forward between the runtime's functions and torch alone."""
+
+from collections.abc import Callable
+
+from attrs import frozen
+
+from ..ir import Kind, Op, Program, Type
+from ..ops import OPS
+from ..ops.protocol import RUNTIME, TORCH
+from .imports import function_of
+
+
+@frozen
+class Target:
+    """How a program says what an op does.
+
+    function  the function that does an op
+    local     whether tensors are a rank's parts: then calls name groups of ranks and positions, coercions collectives,
+              and lines around layers move flat parameters
+    """
+
+    function: Callable[[Op, Program], str]
+    local: bool = True
+
+
+def torch_function(op: Op, program: Program) -> str:
+    """The function that does an op on DTensors."""
+    entry = OPS[op.kind]
+    if entry.torch:
+        return entry.torch
+    assert entry.function, f"emit: {op.kind} has no function"
+    assert entry.module != RUNTIME, f"emit: nothing in torch does {op.kind}"
+    return f"torch.{entry.function}" if entry.module == TORCH else entry.function
+
+
+def placements(type: Type, program: Program) -> str:
+    """The placements of a value's DTensor, an entry for each axis of the mesh: `[Shard(1), Replicate()]`."""
+    return f"[{', '.join(_placement(type, axis) for axis in mesh_axes(program))}]"
+
+
+def mesh_axes(program: Program) -> dict[str, int]:
+    """The axes of a program's DeviceMesh, with their sizes: those of several ranks, or one of one rank."""
+    return {axis.name: axis.size for axis in program.axes if axis.size > 1} or {"one": 1}
+
+
+def _placement(type: Type, axis: str) -> str:
+    place = type.at(axis)
+    words = {Kind.PARTIAL: "Partial()", Kind.MAXIMUM: 'Partial("max")'}
+    return f"Shard({type.dims.index(place.dim)})" if place.dim else words.get(place.kind, "Replicate()")
+
+
+RUNTIME_TARGET = Target(function_of)
+DTENSOR = Target(torch_function, local=False)

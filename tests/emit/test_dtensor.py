@@ -1,0 +1,128 @@
+"""Programs of torch alone as text: word for word, without the runtime; what is refused, and the calls that fail."""
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Partial, Shard, distribute_tensor
+from torch.nn.functional import scaled_dot_product_attention as attention
+from torch.utils.checkpoint import checkpoint
+
+from helpers.forked_ranks import run_ranks
+from helpers.oracle.plans import Case, plan_text
+from helpers.torch_target import text_of
+from scalec.compiler.emit.dtensor.refusals import REFUSALS
+from scalec.compiler.syntax.diagnostics import PlanError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("state", ["", "zero 3 over dp"])
+def test_the_program_reads_as_it_did(state: str, golden: Callable[[str, str], None]) -> None:
+    case = Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="adamw", clip=1.0, state=state, precision="fp32")
+    golden(f"dtensor/{'zero_3' if state else 'plain'}.py", text_of(plan_text(case)))
+
+
+@pytest.mark.parametrize("model", ["llama", "every", "tied"])
+def test_the_program_imports_torch_alone(model: str) -> None:
+    tree = ast.parse(text_of(plan_text(Case(dp=2, tp=2, sp=True, model=model))))
+    modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name for name in modules if "scalec" in name or "runtime" in name} == set()
+    assert any(name.startswith("torch.distributed.tensor") for name in modules)
+
+
+REFUSED = {
+    "pipeline stages of DTensors": Case(pp=2, layers=4, microbatches=2),
+    "experts that tokens choose": Case(model="two"),
+    "values that backward recomputes one by one": Case(tp=2, recompute="selective(attention, silu)"),
+    "the loss scale of fp16": Case(precision="fp16"),
+    "two chunks of the sequence on each rank": Case(cp=2, how="as zigzag"),
+    "attention around a ring": Case(cp=2, how="via ring"),
+    "parameters of one module that are sharded in several ways": Case(
+        dp=2, state='zero 3 over dp  group norms { params = ["norm*"]  zero 1 over dp }'
+    ),
+    "sums of gradients in fewer bits, of parameters that are not sharded": Case(dp=2, precision="bf16  reduce = bf16"),
+}
+
+
+@pytest.mark.parametrize("feature", REFUSED)
+def test_it_refuses_what_torch_cannot_express(feature: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        text_of(plan_text(REFUSED[feature]))
+    assert feature in str(caught.value)
+    assert f"torch {torch.__version__.partition('+')[0]} alone" in str(caught.value)
+
+
+def test_each_refusal_is_tested() -> None:
+    elsewhere = {
+        "this op",
+        "a mesh that loses nodes",
+        "dropout whose masks are the same on every mesh",
+        "a dim over axes in another order than the mesh's",
+        "a slice as a sum over ranks",
+    }
+    assert {each.feature for each in REFUSALS} == REFUSED.keys() | elsewhere
+
+
+def test_calls_of_torch_that_fail() -> None:
+    """Those that refusals name; where one succeeds, torch has learnt it."""
+    assert run_ranks(2, _failures, functional=True)[0] == {
+        "bincount": "Sharding propagation failed",
+        "attention": "does not have a sharding strategy",
+        "redistribute to Partial": "Can not redistribute",
+        "fully_shard twice": "can only be applied to a module once",
+        "a mesh of more ranks": "Mesh should not be bigger",
+        "dropout": "another mask",
+        "Shard": [0, 1, 2, 3],
+    }
+
+
+def _failures() -> dict[str, Any]:
+    torch.set_deterministic_debug_mode("default")  # else attention is the one that is written out
+    mesh, module = init_device_mesh("cpu", (2,)), nn.Linear(4, 4)
+    counts = distribute_tensor(torch.arange(8), mesh, [Shard(0)])
+    ones = distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])
+    fully_shard(module, mesh=mesh)
+    local: Any = counts
+    heads = distribute_tensor(torch.ones(2, 2, 4, 4), mesh, [Shard(1)]).requires_grad_()
+    return {
+        "bincount": _said(lambda: torch.bincount(counts), "Sharding propagation failed"),
+        "attention": _said(lambda: attention(heads, heads, heads, is_causal=True), "does not have a sharding strategy"),
+        "redistribute to Partial": _said(lambda: ones.redistribute(placements=[Partial()]), "Can not redistribute"),
+        "fully_shard twice": _said(lambda: fully_shard(module, mesh=mesh), "can only be applied to a module once"),
+        "a mesh of more ranks": _said(lambda: init_device_mesh("cpu", (3,)), "Mesh should not be bigger"),
+        "dropout": "the same mask" if torch.equal(_dropped(ones), _dropped(torch.ones(8, 8))) else "another mask",
+        "Shard": local.to_local().tolist() if torch.distributed.get_rank() == 0 else None,
+    }
+
+
+def _said(call: Callable[[], object], words: str) -> str:
+    try:
+        call()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        return words if words in str(error) else str(error)
+    return "it works"
+
+
+def _dropped(x: Any) -> Tensor:
+    torch.manual_seed(0)
+    dropped: Any = nn.functional.dropout(x, 0.5)
+    return dropped.full_tensor() if hasattr(dropped, "full_tensor") else dropped
+
+
+def test_a_checkpoint_keeps_its_result() -> None:
+    """So that no value can be recomputed by itself: the next function saves it."""
+    saved: list[int] = []
+    x = torch.ones(4, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda each: saved.append(each.data_ptr()) or each, lambda each: each
+    ):
+        y: Any = checkpoint(torch.exp, x, use_reentrant=False)
+        y.square().sum().backward()
+    assert y.data_ptr() in saved

@@ -1,0 +1,45 @@
+"""Programs of torch alone against the reference in float64: losses, gradients and updates of three steps.
+
+Non-goals: their text (`emit.test_dtensor`).
+"""
+
+from pathlib import Path
+
+import pytest
+
+from end_to_end.test_numbers import assert_steps_equal
+from helpers import torch_target
+from helpers.oracle import harness, reference
+from helpers.oracle.plans import Case, plan_text
+
+LR = 0.01
+FEW = (
+    Case(
+        tp=2, sp=True, padded=True, smoothing=0.1, model="tied", recompute="full", optimizer="adamw", clip=0.05, z=0.01
+    ),
+    Case(dp=2, microbatches=2, kv=1, optimizer="groups", clip=0.05, valid="silent_rank", state="zero 3 over dp"),
+)
+MANY = (
+    Case(),
+    Case(dp=2, tp=2, sp=True),
+    Case(replicas=2, tp=2, sp=True, microbatches=2, optimizer="adamw", clip=0.05),
+    Case(dp=2, tp=2, kv=1, vocab=False, optimizer="groups", model="tied"),
+    Case(tp=4, sp=True, kv=2, optimizer="momentum", clip=0.05, model="parallel"),
+    Case(dp=2, tp=2, sp=True, padded=True, smoothing=0.1, z=0.01, microbatches=2, recompute="full"),
+    Case(dp=2, tp=2, model="every", microbatches=2, valid="silent_rank"),
+    Case(dp=2, tp=2, sp=True, model="every", optimizer="adamw", clip=0.05),
+    Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="groups", clip=0.05, state="zero 3 over dp"),
+    Case(dp=4, optimizer="adamw", clip=0.05, state="zero 1 over dp", microbatches=2),
+    Case(replicas=2, dp=2, optimizer="momentum", state="zero 2 over dp", microbatches=2),
+    Case(replicas=2, dp=2, optimizer="adamw", clip=0.05, state="zero 3 over replica, dp", recompute="full"),
+    Case(tp=2, vocab=False, padded=True, smoothing=0.1, model="tied", recompute="every(2, layers)"),
+    Case(dp=2, tp=4, sp=True, kv=1, microbatches=2, optimizer="groups", clip=0.05),
+    Case(dp=2, tp=4, sp=True, kv=2, model="latent", optimizer="adamw"),
+)
+
+
+@pytest.mark.parametrize("case", [*FEW, *(pytest.param(case, marks=pytest.mark.long) for case in MANY)], ids=str)
+def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
+    start, batches = reference.initial(case.config), list(harness.batches(case, 3))
+    steps = torch_target.run(case.ranks, torch_target.compiled(plan_text(case), tmp_path), start, batches, LR)
+    assert_steps_equal(steps, reference.run(case.config, case.training, start, batches, LR))

@@ -1,0 +1,84 @@
+"""Compiles plans for torch alone, and runs such programs on forked gloo ranks as `oracle.harness` runs the others."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from helpers.forked_ranks import run_ranks
+from helpers.oracle.harness import Inputs, imported
+from helpers.oracle.reference import Step, Tensors
+from scalec.compiler.emit.dtensor import emit, for_torch
+from scalec.compiler.frontend import resolve
+from scalec.compiler.passes import lower
+from scalec.compiler.syntax.source import Source
+
+
+def text_of(plan: str) -> str:
+    """The program of a plan.  Raises PlanError."""
+    source = Source("tiny.scale", plan)
+    return emit(lower(for_torch(resolve(source))), source)["train.py"]
+
+
+def compiled(plan: str, folder: Path) -> ModuleType:
+    """The program of a plan, written to `folder` and imported."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "train.py"
+    path.write_text(text_of(plan))
+    return imported(path)
+
+
+def run(ranks: int, module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float) -> list[Step]:
+    """Trains a program from `start` on global batches, [rows, seq] each; its steps, as all ranks have them."""
+    first, *others = run_ranks(ranks, _train, module, start, batches, lr)
+    for each in others:
+        assert [(it.loss, it.norm) for it in each] == [(it.loss, it.norm) for it in first], "metrics differ"
+    return first
+
+
+def mesh_of(module: ModuleType) -> Any:
+    """The program's mesh, on CPUs."""
+    return init_device_mesh("cpu", tuple(module.MESH.values()), mesh_dim_names=tuple(module.MESH))
+
+
+def _train(module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float) -> list[Step]:
+    torch.set_deterministic_debug_mode("default")  # torch's own optimizers and DTensors sum as they like
+    mesh = mesh_of(module)
+    model, optimizer = module.build(mesh)
+    fill(module, model, start)
+    return [_step(module, model, optimizer, module.microbatches(mesh, *batch), lr, start) for batch in batches]
+
+
+def fill(module: ModuleType, model: torch.nn.Module, start: Tensors) -> None:
+    """Each parameter's part of global values, whose layers lie one after the other."""
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            value: Any = param.data
+            value.copy_(module.placed(start[name].view(value.shape), value.device_mesh, value.placements))
+
+
+def _step(module: ModuleType, model: torch.nn.Module, optimizer: Any, batch: Any, lr: float, like: Tensors) -> Step:
+    """One step; its reduced gradients are copied before they are scaled."""
+    gradients: dict[str, Tensor] = {}
+
+    def reduced(of: torch.nn.Module) -> list[Any]:
+        found = plain(of)
+        names = [name for name, _ in of.named_parameters()]
+        gradients.update(zip(names, (each.full_tensor().clone() for each in found), strict=True))
+        return found
+
+    of_module: Any = module
+    plain, of_module.reduced_gradients = module.reduced_gradients, reduced
+    metrics = module.train_step(model, optimizer, batch, lr)
+    of_module.reduced_gradients = plain
+    kept: Any = dict(model.named_parameters())
+    parameters = {name: param.full_tensor().clone() for name, param in kept.items()}
+    return Step(float(metrics.loss), float(metrics.norm), _like(gradients, like), _like(parameters, like))
+
+
+def _like(values: Tensors, like: Tensors) -> Tensors:
+    return {name: x.view_as(like[name]) for name, x in values.items()}
