@@ -12,6 +12,7 @@ from attrs import frozen
 
 from ..compiler.frontend.load_plan import gather
 from ..compiler.ops.user import LEAD
+from ..compiler.syntax.diagnostics import Diagnostics
 from ..compiler.syntax.limits import load
 from ..compiler.syntax.tree import Name, UserOp
 
@@ -32,7 +33,7 @@ def assert_op(plan: Path, name: str, *numbers: float, **sizes: int) -> None:
     it is linear where it is said to be; its gradients are those of finite differences (`torch.autograd.gradcheck`).
     `numbers` are its arguments after its tensors, `sizes` those of dims that cannot be 4.  Raises AssertionError.
     """
-    declared = next((op for op in gather(load(plan)).ops if op.name.name == name), None)
+    declared = next((op for op in gather(load(plan), Diagnostics()).ops if op.name.name == name), None)
     assert declared, f"{plan} declares no op {name}"
     check = _Check(declared, _function(plan.parent, declared.function.value), numbers, sizes)
     operands = check.operands(seed=0)

@@ -8,7 +8,7 @@ from ..config.settings import Train
 from ..ir import BATCH, DATA_DIMS, MICROBATCHES, SEQUENCE, Axis, Dim, Program, Region
 from ..ops.routers import with_padding
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostics, Note, listing
+from ..syntax.diagnostics import Diagnostics, Note, listing, wrong
 from ..syntax.limits import Reader, load
 from ..syntax.source import Source
 from .arithmetic import Scalar, evaluate, whole
@@ -21,7 +21,7 @@ from .model import build
 from .pipeline import pipelined
 from .routes import route_dims
 from .sections import Sections, element_types, read_settings, standing_in
-from .sharding import axes_of, check_how, check_known, check_patterns, claims_of, rules_of, state_axes
+from .sharding import axes_of, check_how, check_patterns, claims_of, known_rules, rules_of, state_axes
 from .split_branches import claims_of_parts, divide, state_of_parts, train_of_parts
 from .user_ops import user_ops
 from .validate import validate
@@ -32,10 +32,10 @@ SECTIONS = ("cluster", "mesh", "names", "pipeline", "shard", "state", "train", "
 def resolve(source: Source, over: Source | None = None, read: Reader = load) -> Program:
     """The program of a plan, with the sections of another text over its own as in a `use`; `read` opens what it uses.
 
-    Raises PlanError with all mistakes of settings and of sharding, and the model's first.
+    Raises PlanError with all mistakes that can be told of a plan that is not lowered.
     """
-    document = gather(source, over, read)
     found = Diagnostics()
+    document = gather(source, found, over, read)
     sections = _sections(document, found)
     settings = read_settings(document.sections, sections, found)
     program = None
@@ -44,7 +44,7 @@ def resolve(source: Source, over: Source | None = None, read: Reader = load) -> 
         if settings.train:
             program = _with_data(document.model, program, found)
         if found:
-            validate(program)
+            validate(program, found)
     found.check()
     assert program, "resolve: a program that was not made has no mistake"
     return program
@@ -53,23 +53,23 @@ def resolve(source: Source, over: Source | None = None, read: Reader = load) -> 
 def _program(
     document: Document, sections: Mapping[str, tree.Section], settings: Sections, found: Diagnostics
 ) -> Program:
-    """The program but for what depends on its data; mistakes that leave one are added to `found`.  Raises PlanError."""
-    unsound = Diagnostics()
-    axes, rules = axes_of(sections["mesh"], unsound), rules_of(sections["shard"], unsound)
+    """The program but for what depends on its data, as far as mistakes, which are added to `found`, leave one."""
+    axes, rules = axes_of(sections["mesh"], found), rules_of(sections["shard"], found)
     train = settings.train or standing_in(sections["train"], axes)
-    dims, scope = _dims(document.model)
+    dims, scope = _dims(document.model, found)
     axes = begun_at(axes, rules, train, found)
     dims |= _data_dims(train, rules, axes, found)
-    check_known(rules, dims, axes, unsound)
-    check_how(rules, unsound)
-    check_ranges(axes, rules, unsound)
-    unsound.check()
-    sizes, elastic = {axis.name: axis.size for axis in axes}, {axis.name for axis in axes if axis.within}
+    rules = known_rules(rules, dims, axes, found)
+    check_how(rules, found)
+    check_ranges(axes, rules, found)
+    sizes = {axis.name: axis.size for axis in axes}
+    several = {axis.name for axis in axes if axis.size > 1 or axis.within or axis.name in found.doubtful}
     laid = claims_of(rules)  # an axis that is always of size 1 shards nothing
-    claims = tuple(claim for claim in laid if sizes[claim.axis] > 1 or claim.axis in elastic)
-    divided = divide(document.model, dims, scope)
+    claims = tuple(claim for claim in laid if claim.axis in several)
+    ops = user_ops(document.ops, document.source, found)
+    divided = divide(document.model, dims, scope, found)
     dims |= {part.name: part for parts in divided.dims.values() for part in parts}
-    dims |= route_dims(divided.model, dims, scope)
+    dims |= route_dims(divided.model, dims, scope, found)
     frame = Program(
         document.model.name.name,
         "resolve",
@@ -84,13 +84,17 @@ def _program(
         flow=settings.flow,
         watch=settings.watch,
     )
-    ops = user_ops(document.ops, document.source)
-    built = build(divided.model, frame, scope, ops, *element_types(train))
-    program = with_padding(evolve(frame, region=built.region, params=built.params, buffers=built.buffers))
-    program = pipelined(program, settings.pipeline, sections["pipeline"].head, claims_of_parts(laid, divided.dims))
+    before = found.count
+    built = build(divided.model, frame, scope, ops, *element_types(train), found)
+    program = evolve(frame, region=built.region, params=built.params, buffers=built.buffers)
+    if found.count == before:
+        program = with_padding(program)
+    program = pipelined(
+        program, settings.pipeline, sections["pipeline"].head, claims_of_parts(laid, divided.dims), found
+    )
     check_patterns(sections["state"], program, found)
     check_rows(program, found)
-    if "names" in document.sections:
+    if "names" in document.sections and found.count == before:
         program = evolve(program, names=stored(document.sections["names"], program, divided.copies, scope))
     return program
 
@@ -116,44 +120,58 @@ def _sections(document: Document, found: Diagnostics) -> dict[str, tree.Section]
     if "train" not in document.sections:
         help = "add `train { seq = …  global_batch = …  microbatch = …  steps = …  optimizer … { … }  data … { … } }`"
         found.error("E0402", "this plan has no section `train`", document.source.whole(), help=help)
-        found.check()
     span = document.source.whole()
     empty = {kind: tree.Section(tree.Name(kind, span), None, (), span) for kind in SECTIONS}
     return empty | document.sections
 
 
-def _dims(model: tree.Model) -> tuple[dict[str, Dim], dict[str, Scalar]]:
-    """The model's own dims, and the scope of dims and constants for arithmetic."""
+def _dims(model: tree.Model, found: Diagnostics) -> tuple[dict[str, Dim], dict[str, Scalar]]:
+    """The model's own dims, and the scope of dims and constants for arithmetic.
+
+    Dims whose size is not known have one that all axes divide, and are not in the scope.
+    """
     dims: dict[str, Dim] = {}
     scope: dict[str, Scalar] = {}
     for section in model.body:
         if isinstance(section, tree.Section):
             for entry in section.entries:
-                _define(section, entry, dims, scope)
+                with found.catch():
+                    _define(section, entry, dims, scope)
+                    continue
+                if section.kind.name not in ("dims", "const"):
+                    found.doubt(*section.span.names, section="statements")
+                elif isinstance(entry, tree.Setting):
+                    found.doubt(entry.key.name)
+                    if section.kind.name == "dims":
+                        dims.setdefault(entry.key.name, Dim(entry.key.name, UNKNOWN_SIZE, span=entry.span))
     return dims, scope
 
+
+UNKNOWN_SIZE = 2**40 * 3 * 5 * 7
+"""Stands in for the size of a dim that cannot be known."""
 
 _IN_MODEL = "a model has `dims { … }` and `const { … }`; `repeat layers { … }` repeats its statements"
 
 
 def _define(section: tree.Section, entry: tree.Entry, dims: dict[str, Dim], scope: dict[str, Scalar]) -> None:
-    found = Diagnostics()
+    """Adds a dim or a constant.  Raises PlanError."""
     match section.kind.name, entry:
         case "dims", tree.Setting(key) if key.name in (*DATA_DIMS, MICROBATCHES):
             help = "it comes from `train { seq = …  global_batch = …  microbatch = … }`"
-            found.error("E0309", f"dim `{key}` cannot be set in the model", key.span, help=help)
+            raise wrong("E0309", f"dim `{key}` cannot be set in the model", key.span, help=help)
         case (("dims" | "const"), tree.Setting(key)) if key.name in scope:
-            found.error("E0403", f"`{key}` is set twice", key.span, "repeated")
+            raise wrong("E0403", f"`{key}` is set twice", key.span, "repeated")
         case "dims", tree.Setting(key, value):
-            size = scope[key.name] = whole(key, evaluate(value, scope), value, scope)
+            size = whole(key, evaluate(value, scope), value, scope)
             dims[key.name] = Dim(key.name, _padded(size, entry), size, span=entry.span)
+            scope[key.name] = size
         case "const", tree.Setting(key, value):
             scope[key.name] = evaluate(value, scope)
         case (("dims" | "const"), _):
-            found.error("E0406", f"`{section.kind}` has settings only", entry.span, help="write `hidden = 4096`")
+            help = "write `hidden = 4096`"
+            raise wrong("E0406", f"`{section.kind}` has settings only", entry.span, help=help)
         case _:
-            found.error("E0406", f"a model has no section `{section.kind}`", section.head, help=_IN_MODEL)
-    found.check()
+            raise wrong("E0406", f"a model has no section `{section.kind}`", section.head, help=_IN_MODEL)
 
 
 def _padded(size: int, entry: tree.Setting) -> int:

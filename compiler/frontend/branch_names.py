@@ -5,7 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from attrs import evolve
 
 from ..syntax import tree
-from ..syntax.diagnostics import Note, PlanError, did_you_mean, wrong
+from ..syntax.diagnostics import Diagnostics, Note, PlanError, did_you_mean, wrong
+
+Item = tree.Section | tree.Init | tree.Statement
+"""An item of the body of a model."""
 
 
 def mentioned(expr: tree.Expr) -> Iterator[tree.Name | tree.ParamUse]:
@@ -27,7 +30,7 @@ def mentioned(expr: tree.Expr) -> Iterator[tree.Name | tree.ParamUse]:
                 pass
 
 
-def names_in(items: Iterable[tree.Section | tree.Init | tree.Statement]) -> Iterator[str]:
+def names_in(items: Iterable[Item]) -> Iterator[str]:
     """All names that statements bind or mention."""
     for bind in _binds(items):
         yield from map(str, bind.names)
@@ -43,13 +46,18 @@ def count(items: Iterable[tree.Statement]) -> int:
     return total
 
 
-def declarations(items: Iterable[tree.Section | tree.Init | tree.Statement]) -> Iterator[tree.Name]:
+def declarations(items: Iterable[Item]) -> Iterator[tree.Name]:
     """The parameters that statements declare."""
     for bind in _binds(items):
         yield from (each.name for each in mentioned(bind.expr) if isinstance(each, tree.ParamUse))
 
 
-def _binds(items: Iterable[tree.Section | tree.Init | tree.Statement]) -> Iterator[tree.Bind]:
+def bound_in(items: Iterable[Item]) -> Iterator[str]:
+    """All names that statements bind."""
+    return (str(name) for bind in _binds(items) for name in bind.names)
+
+
+def _binds(items: Iterable[Item]) -> Iterator[tree.Bind]:
     """At any depth."""
     for item in items:
         match item:
@@ -63,6 +71,22 @@ def _binds(items: Iterable[tree.Section | tree.Init | tree.Statement]) -> Iterat
                 yield from item.binds
             case _:
                 pass
+
+
+def one_sided(items: Iterable[Item], found: Diagnostics) -> Iterator[Item]:
+    """The items without branches: the first side of each that has an index, the names in which are in doubt."""
+    for item in items:
+        match item:
+            case tree.If():
+                found.doubt(item.index.name, section="statements")
+                found.used.update(item.span.names)
+                found.doubt(*bound_in(item.others), *map(str, declarations(item.others)))
+                yield from one_sided(item.body, found)
+            case tree.Repeat():
+                found.doubt(*map(str, filter(None, [item.index])))
+                yield evolve(item, body=tuple(one_sided(item.body, found)), index=None)
+            case _:
+                yield item
 
 
 def with_names(item: tree.Statement, names: Mapping[str, str]) -> tree.Statement:

@@ -3,18 +3,35 @@
 from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 
-from ..ir import Attr, Op, Type
+from ..ir import Attr, Op, Program, Type
 from ..ops import OPS, OpDef, TypingError
 from ..ops.builder import OpBuilder
-from ..syntax.diagnostics import wrong
+from ..syntax.diagnostics import Unknown, wrong
 from ..syntax.source import Span
 from .errors import check_count
 
 Attrs = tuple[tuple[str, Attr], ...]
 
 
+UNKNOWN = ""
+"""The name of a value that cannot be known, because of a mistake that has been told."""
+
+
+class _Types(dict[str, Type]):
+    def __missing__(self, name: str) -> Type:
+        assert name == UNKNOWN, f"resolve: no value `{name}`"
+        raise Unknown
+
+
 class ModelBuilder(OpBuilder):
-    """The statements of the model, or of the repeat that is being read; mistakes are those of the plan's author."""
+    """The statements of the model, or of the repeat that is being read; mistakes are those of the plan's author.
+
+    Ops of values that are `UNKNOWN` raise Unknown.
+    """
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.types = _Types(self.types)
 
     def op(self, kind: str, inputs: tuple[str, ...], attrs: Attrs, span: Span, like: str) -> str:
         """Writes an op of one result."""

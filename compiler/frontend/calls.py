@@ -5,14 +5,15 @@ from typing import TypeVar
 
 from attrs import frozen
 
-from ..ir import BATCH, FLOATS, Attr, Op, Type
+from ..ir import BATCH, FLOATS, Attr, Op
 from ..ops import OPS, Attribute, OpDef, Operand, TypingError
 from ..ops.dropout import DROPOUT, SITE
 from ..syntax import tree
-from ..syntax.diagnostics import Note, PlanError, did_you_mean, listing, wrong
+from ..syntax.diagnostics import Diagnostics, Note, PlanError, Unknown, did_you_mean, listing, wrong
 from ..syntax.source import Span
 from .arithmetic import evaluate
-from .builder import Attrs, ModelBuilder
+from .builder import UNKNOWN, Attrs, ModelBuilder
+from .constants import check_ranges
 from .errors import argument_elsewhere, check_count, op_elsewhere, value_elsewhere
 from .expert_rules import check_op, check_rows, check_user_op
 from .parameters import Draws, Parameters, Scope
@@ -113,9 +114,10 @@ class Calls:
         draws: Draws,
         user_ops: Mapping[str, UserOp],
         tensor: Callable[[tree.Expr, str], str],
+        found: Diagnostics,
     ) -> None:
         self._scope, self._parameters, self._builder, self._user_ops = scope, parameters, builder, user_ops
-        self._draws, self._tensor = draws, tensor
+        self._draws, self._tensor, self._found = draws, tensor, found
 
     def call(self, call: tree.Call, like: Sequence[str]) -> tuple[str, ...]:
         """The values that a call computes, as many as `like`, after which they are named."""
@@ -123,6 +125,9 @@ class Calls:
             return self._user_call(call, own, like)
         entry = OPS.get(call.name.name)
         if entry is None or not entry.user_visible:
+            if call.name.name in self._found.doubtful:  # an op of the plan's own
+                for argument in (each for each in call.args if not self._scope.is_number(each)):
+                    self._tensor(argument, "")
             raise wrong("E0605", f"there is no op `{call.name}`", call.name.span, "not an op", self._instead(call))
         if self._parameters.experts:
             check_op(call.name)
@@ -166,12 +171,20 @@ class Calls:
         given = arguments(call, entry, self._scope.is_number)
         for operand, expr in given.operands:
             self._parameters.begin(expr, operand.init)
-        stems = ((expr, "" if operand.name == "x" else f"_{operand.name}") for operand, expr in given.operands)
+        stems = [(expr, "" if operand.name == "x" else f"_{operand.name}") for operand, expr in given.operands]
         operands = tuple(self._tensor(expr, stem) for expr, stem in stems)  # a plain x goes by the op that makes it
-        for (operand, expr), value in zip(given.operands, operands, strict=True):
-            self._check_kind(entry, operand, value, expr.span)
+        before, attrs = self._found.count, dict[str, Attr]()
+        with self._found.catch():
+            for (operand, expr), value in zip(given.operands, operands, strict=True):
+                if value != UNKNOWN:
+                    self._check_kind(entry, operand, value, expr.span)
+        for attribute, expr in given.attributes:
+            with self._found.catch():
+                attrs[attribute.name] = self._attribute(attribute, expr, operands[0])
+        if UNKNOWN in operands or self._found.count > before:
+            check_ranges(entry, Op(entry.name, (), (), tuple(attrs.items()), span=call.span), self._found)
+            raise Unknown
         first = self._builder.types[operands[0]]
-        attrs = {a.name: self._attribute(a, expr, first) for a, expr in given.attributes}
         for attribute in entry.attributes:
             if attribute.dims == "last" and attribute.name not in attrs:
                 attrs[attribute.name] = first.dims[-1:]
@@ -186,14 +199,14 @@ class Calls:
             help = f"it is written `{signature(entry)}`"
             raise wrong("E0607", f"`{entry.name}` takes {wanted} here", span, f"`{operand.name}`", help)
 
-    def _attribute(self, attribute: Attribute, expr: tree.Expr, first: Type) -> Attr:
-        """The value of an attribute; `first` is the type of the first operand, whose dims it may name."""
+    def _attribute(self, attribute: Attribute, expr: tree.Expr, first: str) -> Attr:
+        """The value of an attribute; `first` is the first operand, whose dims it may name."""
         if attribute.dims == "any":
             return self._dim(expr, self._scope.dims)
         if attribute.dims == "several":
             return self._several(expr)
         if attribute.dims:
-            return tuple(self._dim(item, first.dims) for item in _items(expr))
+            return tuple(self._dim(item, self._builder.types[first].dims) for item in _items(expr))
         choices = attribute.choices
         if not choices:
             return self._number(attribute, expr)

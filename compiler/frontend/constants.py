@@ -1,19 +1,24 @@
 """Whether the constants that ops are given make sense."""
 
 from ..ir import Op, Program
-from ..ops import OPS, roles
+from ..ops import OPS, OpDef, roles
 from ..syntax.diagnostics import Diagnostics
 
 
 def check_constants(program: Program, found: Diagnostics) -> None:
     """Each is in its range, and rotation turns pairs."""
     for op in program.ops:
-        for name, (holds, help) in ((each.name, each.range) for each in OPS[op.kind].attributes if each.range):
-            value = _number(op, name)
-            if not holds(value):
-                found.error("E0313", f"{op.kind}'s {name} is {value}", op.span, help=help)
+        check_ranges(OPS[op.kind], op, found)
         if last := roles(op, program.types).rotated:
             _rope(program, op, last, found)
+
+
+def check_ranges(entry: OpDef, op: Op, found: Diagnostics) -> None:
+    """The numbers that an op has are in their ranges."""
+    for name, (holds, help) in ((each.name, each.range) for each in entry.attributes if each.range):
+        value = dict(op.attrs).get(name)
+        if isinstance(value, float) and not holds(value):
+            found.error("E0313", f"{op.kind}'s {name} is {value}", op.span, help=help)
 
 
 def _number(op: Op, name: str) -> float:

@@ -41,13 +41,13 @@ def check_ranges(axes: Sequence[Axis], rules: Sequence[tree.Rule], found: Diagno
         notes = [Note(elastic[0].span, "the first one")]
         help = "one axis gives up ranks where nodes are lost: write one size for the other"
         found.error("E0520", "two axes have ranges", axis.span, "a second one", notes=notes, help=help)
-    for rule in rules:
-        for dim in (dim for dim in rule.dims if str(dim) != BATCH):
-            for axis in (axis for axis in elastic if axis.name in map(str, rule.axes)):
-                notes = [Note(axis.span, "may have several sizes")]
-                message = f"`{dim}` is sharded over `{axis.name}`, which has a range"
-                help = f"only `{BATCH}` may be: a rank's part of `{dim}` would change with the size, and its work too"
-                found.error("E0520", message, dim.span, notes=notes, help=help)
+    for axis in elastic[:1]:
+        over = (rule for rule in rules if axis.name in map(str, rule.axes))
+        for dim in [dim for rule in over for dim in rule.dims if str(dim) != BATCH][:1]:
+            notes = [Note(axis.span, "may have several sizes")]
+            message = f"`{dim}` is sharded over `{axis.name}`, which has a range"
+            help = f"only `{BATCH}` may be: a rank's part of `{dim}` would change with the size, and its work too"
+            found.error("E0520", message, dim.span, notes=notes, help=help)
 
 
 def begun_at(axes: Sequence[Axis], rules: Sequence[tree.Rule], train: Train, found: Diagnostics) -> tuple[Axis, ...]:
@@ -73,6 +73,7 @@ def _begun_at(axis: Axis, others: int, train: Train, found: Diagnostics) -> Axis
             notes=[Note(axis.span, "the range"), rows],
             help=f"multiples of {whole} are with {most}, for instance {-(-train.global_batch // whole) * whole}",
         )
+        found.doubt(section="mesh")
     return evolve(axis, size=fits[0], within=axis.within) if fits else evolve(axis, within=None)
 
 

@@ -9,9 +9,9 @@ from ..ops import OpDef
 from ..ops.experts import BIASED, GROUPED
 from ..ops.loss import wide
 from ..syntax import tree
-from ..syntax.diagnostics import Note, PlanError, did_you_mean, listing, wrong
+from ..syntax.diagnostics import Diagnostics, Note, PlanError, did_you_mean, listing, wrong
 from .arithmetic import Scalar, apply, evaluate, exact
-from .builder import Attrs, ModelBuilder
+from .builder import UNKNOWN, Attrs, ModelBuilder
 from .calls import Calls
 from .errors import check_count, value_elsewhere
 from .expert_rules import check_rows
@@ -27,13 +27,24 @@ class Expressions:
     """Writes the ops of expressions."""
 
     def __init__(
-        self, scope: Scope, parameters: Parameters, builder: ModelBuilder, draws: Draws, user_ops: Mapping[str, UserOp]
+        self,
+        scope: Scope,
+        parameters: Parameters,
+        builder: ModelBuilder,
+        draws: Draws,
+        user_ops: Mapping[str, UserOp],
+        found: Diagnostics,
     ) -> None:
-        self._scope, self._parameters, self._builder = scope, parameters, builder
-        self._calls = Calls(scope, parameters, builder, draws, user_ops, self.tensor)
+        self._scope, self._parameters, self._builder, self._found = scope, parameters, builder, found
+        self._calls = Calls(scope, parameters, builder, draws, user_ops, self.tensor, found)
 
     def tensor(self, expr: tree.Expr, like: str = "") -> str:
-        """The value that `expr` computes, named after `like` if it is a new one."""
+        """The value that `expr` computes, named after `like` if it is a new one; UNKNOWN where it has a mistake."""
+        with self._found.catch():
+            return self._tensor(expr, like)
+        return UNKNOWN
+
+    def _tensor(self, expr: tree.Expr, like: str) -> str:
         match expr:
             case tree.Name():
                 return self._widened(self._named(expr), expr)
@@ -49,11 +60,14 @@ class Expressions:
                 raise wrong("E0603", "a tensor is needed here", expr.span, "is not a tensor")
 
     def tensors(self, expr: tree.Expr, like: Sequence[str]) -> tuple[str, ...]:
-        """The values that a call computes, one for each name."""
-        if isinstance(expr, tree.Call):
-            return self._calls.call(expr, like)
-        check_count(1, like, expr.span)
-        return (self.tensor(expr, like[0]),)
+        """The values that a call computes, one for each name; UNKNOWN where it has a mistake."""
+        with self._found.catch():
+            if isinstance(expr, tree.Call):
+                return self._calls.call(expr, like)
+            value = self.tensor(expr, like[0])
+            check_count(1, like, expr.span)
+            return (value,)
+        return (UNKNOWN,) * len(like)
 
     def arguments(self, call: tree.Call, entry: OpDef) -> tuple[tuple[str, ...], Attrs]:
         """The operands and the attributes of a call of `entry`."""
@@ -96,14 +110,20 @@ class Expressions:
             raise wrong("E0102", message, expr.span, help="name parts of it")
         value = self._either(links[0].left)
         for link in links:
-            value = self._binary(link, value, self._either(link.right), like if link is expr else "")
+            right, left, value = self._either(link.right), value, UNKNOWN
+            with self._found.catch():
+                value = self._binary(link, left, right, like if link is expr else "")
         if not isinstance(value, str):
             raise wrong("E0603", "a tensor is needed here", expr.span, "is a number")
         return value
 
     def _either(self, expr: tree.Expr) -> str | Scalar:
-        """The value that `expr` computes, or the number that it is."""
-        return evaluate(expr, self._scope.numbers) if self._scope.is_number(expr) else self.tensor(expr)
+        """The value that `expr` computes, or the number that it is; UNKNOWN where it has a mistake."""
+        if not self._scope.is_number(expr):
+            return self.tensor(expr)
+        with self._found.catch():
+            return evaluate(expr, self._scope.numbers)
+        return UNKNOWN
 
     def _binary(self, link: tree.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
         op = self._builder.op

@@ -4,20 +4,25 @@ from ..analysis.vocabulary import tables
 from ..config.settings import Data
 from ..ir import DATA_DIMS, Program
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostics, Note, wrong
+from ..syntax.diagnostics import Diagnostics, Note
 
 INPUTS = ("tokens", "labels", "documents")
 """The runtime's inputs, in its order; the last only where the model takes it."""
 
 
-def check_inputs(model: tree.Model) -> None:
-    """Raises PlanError where a model is given anything else."""
+def checked_inputs(model: tree.Model, found: Diagnostics) -> tuple[tree.Input, ...]:
+    """The model's inputs, or where it is given anything else, these."""
     written = [(given.name.name, tuple(map(str, given.dims))) for given in model.inputs]
     known = [(name, DATA_DIMS) for name in INPUTS]
     if written not in (known, known[:-1]):
         span = model.inputs[0].span.to(model.inputs[-1].span)
         help = "write `(tokens[batch, seq], labels[batch, seq])`, or add `documents[batch, seq]` after these two"
-        raise wrong("E0213", "a model's inputs are tokens, labels and, optionally, documents", span, "others", help)
+        message = "a model's inputs are tokens, labels and, optionally, documents"
+        found.error("E0213", message, span, "others", help=help)
+        dims = tuple(tree.Name(dim, span) for dim in DATA_DIMS)
+        found.doubt(INPUTS[-1], *(name for name, _ in written))
+        return tuple(tree.Input(tree.Name(name, span), dims, span) for name in INPUTS[:-1])
+    return model.inputs
 
 
 def check_data(model: tree.Model, program: Program, found: Diagnostics) -> None:
@@ -62,6 +67,8 @@ def _check_masks(data: Data, found: Diagnostics) -> None:
 def _check_ids(program: Program, data: Data, found: Diagnostics) -> None:
     """Tokens are among those that the model knows."""
     known = min(map(program.valid, tables(program).values()), default=0)
+    if not known and found.in_part:
+        return
     for name, token, id in (
         ("separator", data.separator, data.separator_id),
         ("mask_token", data.mask_token, data.mask_id),

@@ -10,7 +10,7 @@ from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing, wrong
 from ..syntax.limits import Reader, load
 from ..syntax.overrides import merge
 from ..syntax.package_data import folder
-from ..syntax.parser import parse_plan
+from ..syntax.parser import read_plan
 from ..syntax.source import Source
 
 SHIPPED = "scalec:"
@@ -30,14 +30,19 @@ class Document:
     ops: tuple[tree.UserOp, ...]
 
 
-def gather(source: Source, over: Source | None = None, read: Reader = load) -> Document:
-    """The document of a plan and the files that it uses, with sections `over` its own.  Raises PlanError."""
-    models, sections, ops = _gather(source, (), read)
-    for section in parse_plan(over).sections() if over else ():
-        sections[section.kind.name] = _over(sections.get(section.kind.name), section)
+def gather(source: Source, found: Diagnostics, over: Source | None = None, read: Reader = load) -> Document:
+    """The document of a plan and the files that it uses, with sections `over` its own.
+
+    Raises PlanError where there is no model, or several; other mistakes are added to `found`.
+    """
+    models, sections, ops = _gather(source, (), found, read)
+    for section in _read(over, found).sections() if over else ():
+        with found.catch():
+            sections[section.kind.name] = _over(sections.get(section.kind.name), section)
     if len(models) == 1:
         return Document(source, models[0], sections, tuple(ops))
     if not models:
+        found.check()
         own, used = "model NAME(tokens[batch, seq], labels[batch, seq]) { … }", f'use "{SHIPPED}models/llama.scale"'
         help = f"write `{own}`, or `{used}`"
         raise wrong("E0202", "this plan has no model", source.whole(), help=help)
@@ -48,16 +53,25 @@ def gather(source: Source, over: Source | None = None, read: Reader = load) -> D
 Gathered = tuple[list[tree.Model], dict[str, tree.Section], list[tree.UserOp]]
 
 
-def _gather(source: Source, users: tuple[str, ...], read: Reader) -> Gathered:
-    plan = parse_plan(source)
+def _read(source: Source, found: Diagnostics) -> tree.Plan:
+    """The syntax tree of a text, as far as it can be read."""
+    read = read_plan(source)
+    for mistake in read.mistakes:
+        found.tell(mistake)
+    found.doubtful |= read.doubtful
+    found.used |= read.doubtful
+    found.in_part |= read.in_part
+    return read.plan
+
+
+def _gather(source: Source, users: tuple[str, ...], found: Diagnostics, read: Reader) -> Gathered:
+    plan = _read(source, found)
     models: list[tree.Model] = []
     ops = [item for item in plan.items if isinstance(item, tree.UserOp)]
     sections: dict[str, tree.Section] = {}
-    found = Diagnostics()
     for item in plan.items:
         if isinstance(item, tree.Use):
-            inner = (*users, source.path)
-            used, theirs, more = _gather(opened(item, source, read, inner), inner, read)
+            used, theirs, more = _used(item, source, (*users, source.path), found, read)
             ops += more
             models += [_overridden(model, item.sections) for model in used]
             others = [section for section in item.sections if section.kind.name not in ("dims", "const")]
@@ -75,8 +89,14 @@ def _gather(source: Source, users: tuple[str, ...], read: Reader) -> Gathered:
             sections[section.kind.name] = _over(sections.get(section.kind.name), section)
     within = [s for m in models for s in m.body if isinstance(s, tree.Section)]
     _check_forms([*sections.values(), *within], found)
-    found.check()
     return models + [item for item in plan.items if isinstance(item, tree.Model)], sections, ops
+
+
+def _used(use: tree.Use, source: Source, users: tuple[str, ...], found: Diagnostics, read: Reader) -> Gathered:
+    with found.catch():
+        return _gather(opened(use, source, read, users), users, found, read)
+    found.doubt(section="model")
+    return [], {}, []
 
 
 def _check_forms(sections: Iterable[tree.Section], found: Diagnostics) -> None:

@@ -1,19 +1,19 @@
 """Layers a model's statements into a region of ops without placements: the single-device program."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from attrs import frozen
 
 from ..ir import BATCH, FLOATS, Arg, Buffer, Enter, Leave, Param, Program, Region, Type, Yield, defs
 from ..ops import roles
 from ..syntax import tree
-from ..syntax.diagnostics import wrong
+from ..syntax.diagnostics import Diagnostics, Unknown, wrong
 from .arithmetic import Scalar
-from .branch_names import declarations
-from .builder import ModelBuilder
+from .branch_names import bound_in, declarations
+from .builder import UNKNOWN, ModelBuilder
 from .errors import check_name
 from .expressions import Expressions
-from .inputs import check_inputs
+from .inputs import checked_inputs
 from .parameters import Draws, OpenRepeat, Parameters, Scope, initialised
 from .routes import Routes
 from .user_ops import UserOp
@@ -35,22 +35,33 @@ def build(
     user_ops: Mapping[str, UserOp],
     dtype: str,
     stored: str,
+    found: Diagnostics,
 ) -> Built:
-    """The model as a region; `frame` has the dims, `dtype` is that of activations, `stored` that of parameters."""
-    check_name(model.name)
+    """The model as a region; `frame` has the dims, `dtype` is that of activations, `stored` that of parameters.
+
+    Statements with mistakes, which are added to `found`, are left out.
+    """
+    with found.catch():
+        check_name(model.name)
     scope, builder = Scope(numbers, _written(frame)), ModelBuilder(frame)
     builder.reserve(map(str, declarations(model.body)))
     parameters = Parameters(scope, builder, dtype, stored)
     draws = Draws(builder, parameters.repeats)
-    check_inputs(model)
-    args = tuple(_input(given, scope, builder) for given in model.inputs)
-    statements = _Statements(scope, parameters, builder, Expressions(scope, parameters, builder, draws, user_ops))
+    args = tuple(_input(given, scope, builder) for given in checked_inputs(model, found))
+    expressions = Expressions(scope, parameters, builder, draws, user_ops, found)
+    statements = _Statements(scope, parameters, builder, expressions, found)
     statements.read(model)
-    results = _loss(model, scope, builder), *statements.routes.results()
+    results = list(statements.routes.results())
+    with found.catch():
+        results.insert(0, _loss(model, scope, builder))
+    if not results or results[0] != scope.bound.get("loss"):
+        found.doubt(section="loss")
     body = (*parameters.leaves.values(), *builder.body)
     ends = tuple(Yield(result, Leave.LAST) for result in results)
     region = Region("model", body, (*args, *draws.inputs), ends, span=model.span)
-    params = tuple(initialised(model, parameters.all, parameters.roles, numbers))
+    params = tuple(parameters.all.values())
+    with found.catch():
+        params = tuple(initialised(model, parameters.all, parameters.roles, numbers))
     return Built(region, params, (*parameters.buffers.values(),))
 
 
@@ -86,18 +97,40 @@ def _loss(model: tree.Model, scope: Scope, builder: ModelBuilder) -> str:
 
 
 class _Statements:
-    def __init__(self, scope: Scope, parameters: Parameters, builder: ModelBuilder, expressions: Expressions) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        parameters: Parameters,
+        builder: ModelBuilder,
+        expressions: Expressions,
+        found: Diagnostics,
+    ) -> None:
         self._scope, self._parameters, self._builder = scope, parameters, builder
-        self._expressions = expressions
-        self.routes = Routes(scope, parameters, builder, expressions)
+        self._expressions, self._found = expressions, found
+        self.routes = Routes(scope, parameters, builder, expressions, found)
 
     def read(self, model: tree.Model) -> None:
         for item in model.body:
             if isinstance(item, tree.Statement):
-                self.routes.begin(item)
-                self._statement(item)
+                self._statement(item, self.routes.begin)
 
-    def _statement(self, item: tree.Statement) -> None:
+    def _statement(self, item: tree.Statement, begin: Callable[[tree.Statement], None] = lambda item: None) -> None:
+        body, before, bound = self._builder.body, len(self._builder.body), {**self._scope.bound}
+        with self._found.catch():
+            begin(item)
+            self._read(item)
+            return
+        del body[before:]
+        self._builder.body, self._scope.bound = body, bound
+        self._in_doubt(item)
+
+    def _in_doubt(self, item: tree.Statement) -> None:
+        """A statement with a mistake: what it binds and declares is unknown, but for what it would bind anew."""
+        names = {*map(str, declarations([item])), *bound_in([item])} - self._scope.bound.keys()
+        self._found.doubt(*names, section="statements")
+        self._found.used.update(item.span.names)
+
+    def _read(self, item: tree.Statement) -> None:
         match item:
             case tree.Repeat():
                 self._repeat(item)
@@ -106,23 +139,30 @@ class _Statements:
             case tree.Route():
                 with self.routes.route(item):
                     for each in item.body:
-                        self._bind(each)
+                        self._statement(each)
             case tree.If():
                 raise AssertionError("resolve: a branch is left")
 
     def _bind(self, item: tree.Bind) -> None:
         names = [name.name for name in item.names]
+        values = self._expressions.tensors(item.expr, names)
         for i, name in enumerate(item.names):
             self._scope.check_free(name)
             if name.name in names[:i]:
                 raise wrong("E0207", f"`{name}` is bound twice at once", name.span, "repeated")
-        self._scope.bound |= dict(zip(names, self._expressions.tensors(item.expr, names), strict=True))
+        if UNKNOWN in values:
+            raise Unknown
+        self._scope.bound |= dict(zip(names, values, strict=True))
 
     def _repeat(self, item: tree.Repeat) -> None:
         outer = dict(self._scope.bound)
-        assigned = dict.fromkeys(name.name for name in self._assigned(item) if name.name in outer)
         outside, self._builder.body = self._builder.body, []
-        carries = [self._carry(name, item) for name in assigned]
+        assigned: dict[str, Arg] = {}
+        for name in dict.fromkeys(name.name for name in self._assigned(item) if name.name in outer):
+            with self._found.catch():
+                assigned[name] = self._carry(name, item)
+                continue
+            self._found.doubt(name)
         repeat = OpenRepeat(item.dim.name, outside)
         self._parameters.repeats.append(repeat)
         for statement in item.body:
@@ -130,10 +170,11 @@ class _Statements:
         self._parameters.repeats.pop()
         ends = tuple(Yield(self._scope.bound[name], Leave.LAST) for name in assigned)
         types = [self._builder.types[end.name] for end in ends]
-        for name, arg, type in zip(assigned, carries, types, strict=True):
-            _check_same(name, arg.value.type, type, item)
-        results = tuple(self._builder.value(name.lstrip("_"), type) for name, type in zip(assigned, types, strict=True))
-        args = (*carries, *repeat.slices)
+        for (name, arg), type in zip(assigned.items(), types, strict=True):
+            with self._found.catch():
+                _check_same(name, arg.value.type, type, item)
+        results = tuple(self._builder.value(name.lstrip("_"), arg.value.type) for name, arg in assigned.items())
+        args = (*assigned.values(), *repeat.slices)
         region = Region("repeat", tuple(self._builder.body), args, ends, results, item.dim.name, span=item.span)
         self._builder.body = [*outside, region]
         self._scope.bound = outer | {name: value.name for name, value in zip(assigned, results, strict=True)}

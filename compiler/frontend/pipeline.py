@@ -17,28 +17,36 @@ from ..syntax.limits import load
 from ..syntax.source import Span
 
 
-def pipelined(program: Program, given: Pipelining | None, head: Span, laid: Sequence[Claim]) -> Program:
+def pipelined(
+    program: Program, given: Pipelining | None, head: Span, laid: Sequence[Claim], found: Diagnostics
+) -> Program:
     """The program with the claims of repeats taken for its pipeline; `laid` has those over axes of size 1 too, on which
-    there is one stage: the model as it is.  `head` is that of the section, if settings are given.  Raises PlanError.
+    there is one stage: the model as it is.  `head` is that of the section, if settings are given.
+
+    Where there are mistakes, which are added to `found`, the program has neither these claims nor a pipeline.
     """
-    found = Diagnostics()
     repeats = _Repeats.of(program.region)
     cuts = [claim for claim in laid if claim.dim in {*repeats.outermost, *repeats.inner}]
     if not cuts:
         if given:
             help = "put a repeat over an axis in `shard`, as in `layers over pp`"
             found.error("E0517", "there is nothing to split into stages", head, help=help)
-        found.check()
+            found.used.update(axis.name for axis in program.axes)
         return program
     cuts = [claim for claim in cuts if program.axis(claim.axis).size > 1]
     if not cuts:
         return program
     settings = given or _unset(cuts[0].span)
-    _check(program, cuts, repeats, found)
-    found.check()
-    dims = tuple(dim for dim in repeats.outermost if dim in {claim.dim for claim in cuts})
     claims = tuple(claim for claim in program.claims if claim not in cuts)
-    rows = given_rows(program, program.axis(cuts[0].axis), settings.schedule)
+    before, rows = found.count, None
+    _check(program, cuts, repeats, found)
+    if found.count == before:
+        with found.catch():
+            rows = given_rows(program, program.axis(cuts[0].axis), settings.schedule)
+    if found.count > before:
+        found.used.update(claim.axis for claim in cuts)
+        return evolve(program, claims=claims)
+    dims = tuple(dim for dim in repeats.outermost if dim in {claim.dim for claim in cuts})
     return evolve(program, claims=claims, pipeline=Pipeline(cuts[0].axis, dims, settings, rows))
 
 

@@ -15,9 +15,9 @@ from ..ops.experts import COMBINE, DISPATCH, SORT
 from ..ops.protocol import Attribute
 from ..ops.routers import ADD_LOAD, BALANCE, CAPACITY, NO_LOAD, NO_LOSS, ROUTER_Z, TOP
 from ..syntax import tree
-from ..syntax.diagnostics import Note, PlanError, wrong
+from ..syntax.diagnostics import Diagnostics, Note, PlanError, Unknown, wrong
 from .arithmetic import Scalar, evaluate
-from .builder import ModelBuilder
+from .builder import UNKNOWN, ModelBuilder
 from .errors import check_dim, check_not_data
 from .expressions import Expressions
 from .parameters import Parameters, Scope
@@ -41,32 +41,49 @@ LOAD = "_load"
 """The beginning of the names in a model's scope of its routes' loads."""
 
 
-def route_dims(model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar]) -> dict[str, Dim]:
+def route_dims(
+    model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar], found: Diagnostics
+) -> dict[str, Dim]:
     """The dims of experts, which now have one of choices; these; and twins: for logits, and for loads of all layers.
 
-    Raises PlanError.
+    Where the number of choices cannot be known it is 1.
     """
-    found: dict[str, Dim] = {}
+    made: dict[str, Dim] = {}
     for route, repeats in _routes(model.body):
-        for name in (name for name in repeats if name not in {dim.twin for dim in found.values()}):
-            all_ = _free(f"all_{name}", name, {*dims, *found})
-            found[all_] = Dim(all_, dims[name].size, twin=name, span=dims[name].span)
-        check_dim(route.dim, dims)
-        check_not_data(route.dim, "a route")
-        experts, count = dims[route.dim.name], _count(route, dims[route.dim.name].size, numbers)
-        if experts.name in found:
-            if found[found[experts.name].chosen].size != count:
-                help = f"give the experts of one of the routes a dim of their own, as large as `{experts.name}`"
-                label = "another route to them chooses another number"
-                raise wrong(
-                    "E0316", f"two routes to `{experts.name}` choose different numbers", route.span, label, help
-                )
-            continue
-        chosen, scored = (_free(name, experts.name, {*dims, *found}) for name in ("chosen", "scored"))
-        found[chosen] = Dim(chosen, count, span=experts.span)
-        found[scored] = Dim(scored, experts.size, twin=experts.name, span=experts.span)
-        found[experts.name] = evolve(experts, chosen=chosen)
-    return found
+        for name in (name for name in repeats if name in dims and name not in {dim.twin for dim in made.values()}):
+            all_ = _free(f"all_{name}", name, {*dims, *made})
+            made[all_] = Dim(all_, dims[name].size, twin=name, span=dims[name].span)
+        with found.catch():
+            check_dim(route.dim, dims)
+            check_not_data(route.dim, "a route")
+            _route_dims(route, dims, numbers, made, found)
+    return made
+
+
+def _route_dims(
+    route: tree.Route,
+    dims: Mapping[str, Dim],
+    numbers: Mapping[str, Scalar],
+    made: dict[str, Dim],
+    found: Diagnostics,
+) -> None:
+    experts, count = dims[route.dim.name], 1
+    try:
+        count = _count(route, experts.size, numbers)
+    except PlanError as error:
+        found.add(error)
+        found.doubt(str(route.by))
+    if experts.name in made:
+        if made[made[experts.name].chosen].size != count:
+            help = f"give the experts of one of the routes a dim of their own, as large as `{experts.name}`"
+            label = "another route to them chooses another number"
+            message = f"two routes to `{experts.name}` choose different numbers"
+            found.error("E0316", message, route.span, label, help=help)
+        return
+    chosen, scored = (_free(name, experts.name, {*dims, *made}) for name in ("chosen", "scored"))
+    made[chosen] = Dim(chosen, count, span=experts.span)
+    made[scored] = Dim(scored, experts.size, twin=experts.name, span=experts.span)
+    made[experts.name] = evolve(experts, chosen=chosen)
 
 
 def costs(item: tree.Statement) -> bool:
@@ -117,25 +134,37 @@ def _free(name: str, experts: str, taken: set[str]) -> str:
 class Routes:
     """Writes the ops around the bodies of routes."""
 
-    def __init__(self, scope: Scope, parameters: Parameters, builder: ModelBuilder, expressions: Expressions) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        parameters: Parameters,
+        builder: ModelBuilder,
+        expressions: Expressions,
+        found: Diagnostics,
+    ) -> None:
         self._scope, self._parameters, self._builder = scope, parameters, builder
-        self._expressions = expressions
+        self._expressions, self._found = expressions, found
         self._loads: dict[int, str] = {}  # the names in the scope of the loads of routes, by identity
 
     def begin(self, item: tree.Statement) -> None:
         """Begins the loads of a statement's routes, and the sum of routers' losses before the first that adds to it."""
         for route, repeats in _routes((item,)):
-            self._begin_load(route, repeats)
+            with self._found.catch():
+                self._begin_load(route, repeats)
         if costs(item) and ROUTER_LOSS not in self._scope.bound:
             of = (name for name in self._scope.bound.values() if self._builder.types[name].dtype in FLOATS)
-            self._scope.bound[ROUTER_LOSS] = self._builder.op(NO_LOSS.name, (next(of),), (), item.span, "router_loss")
+            first = next(of, UNKNOWN)
+            self._scope.bound[ROUTER_LOSS] = self._builder.op(NO_LOSS.name, (first,), (), item.span, "router_loss")
 
     def _begin_load(self, route: tree.Route, repeats: Sequence[str]) -> None:
         types, dims = self._builder.types, self._builder.program.dims
-        name = self._loads[id(route)] = f"{LOAD}.{len(self._loads)}"
+        name = f"{LOAD}.{len(self._loads)}"
         tokens = next(value for value in self._scope.bound.values() if types[value].dims == DATA_DIMS)
-        twins = (next(dim.name for dim in dims if dim.twin == own) for own in (*repeats, route.dim.name))
-        attrs = (("dims", tuple(twins)),)
+        twins = {dim.twin: dim.name for dim in dims if dim.twin}
+        if not twins.keys() >= {*repeats, route.dim.name}:
+            raise Unknown
+        self._loads[id(route)] = name
+        attrs = (("dims", tuple(twins[own] for own in (*repeats, route.dim.name))),)
         self._scope.bound[name] = self._builder.op(NO_LOAD.name, (tokens,), attrs, route.by.span, NO_LOAD.stem)
 
     def assigned(self, route: tree.Route) -> Iterator[str]:
@@ -143,7 +172,8 @@ class Routes:
         yield route.value.name
         if costs(route):
             yield ROUTER_LOSS
-        yield self._loads[id(route)]
+        if id(route) in self._loads:
+            yield self._loads[id(route)]
 
     def results(self) -> tuple[str, ...]:
         """Results of a model beside its loss: the sum of its routers' losses, and loads."""
@@ -154,6 +184,8 @@ class Routes:
     @contextmanager
     def route(self, item: tree.Route) -> Generator[None]:
         """Within it statements are the body's, which sees what it is sent, and no value of all tokens."""
+        if id(item) not in self._loads:
+            raise Unknown
         name, experts = item.value.name, item.dim.name
         value = self._value(item)
         gates, order = self._order(item, self._builder.types[value])
@@ -191,6 +223,8 @@ class Routes:
         program, experts = self._builder.program, item.dim.name
         scored = next(dim.name for dim in program.dims if dim.twin == experts)
         call, biases = _without_biases(item.by)
+        if str(item.by) in self._found.doubtful:  # the number of choices is not known
+            raise Unknown
         with self._expressions.of_logits({experts: scored}):
             operands, given = self._expressions.arguments(call, CALL)
             biases = self._biases(item, biases, dict(given).get(RATE.name))
@@ -249,7 +283,7 @@ class Routes:
             by = ("by", factor / (train.global_batch * train.seq))
             terms.append(self._builder.op(ROUTER_Z.name, (logits,), (by,), item.by.span, ""))
         if terms:
-            so_far = self._scope.bound[ROUTER_LOSS]
+            so_far = self._scope.bound.get(ROUTER_LOSS, UNKNOWN)
             total = self._builder.op("add", (so_far, *terms), (), item.by.span, "router_loss")
             self._scope.bound[ROUTER_LOSS] = total
 

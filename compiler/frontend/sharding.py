@@ -9,9 +9,9 @@ from ..analysis.context_parallel import AUTO, STRATEGIES, ULYSSES, ZIGZAG
 from ..config.schema import read
 from ..config.settings import Flow, StateGroup
 from ..config.values import spelled
-from ..ir import DATA_DIMS, SEQUENCE, STATES, Axis, Claim, Dim, Program, StateAxes
+from ..ir import BATCH, DATA_DIMS, SEQUENCE, STATES, Axis, Claim, Dim, Program, StateAxes
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing
+from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing, nearest
 from ..syntax.source import Span
 from .elastic import MOST, range_of
 
@@ -24,14 +24,19 @@ def axes_of(section: tree.Section, found: Diagnostics) -> tuple[Axis, ...]:
             case tree.Setting(key, tree.Number(int() as size, "")) if 0 < size <= MOST and key.name not in axes:
                 axes[key.name] = Axis(key.name, size, key.name, span=entry.span)
             case tree.Setting(key, tree.Range() as sizes) if key.name not in axes:
-                within = range_of(sizes, found) or (1, 1)
+                within = range_of(sizes, found)
+                if not within:
+                    within = 1, 1
+                    found.doubt(key.name, section="mesh")
                 several = within if within[0] < within[1] else None
                 axes[key.name] = Axis(key.name, within[1], key.name, several, span=entry.span)
             case _:
                 help = spelled(entry.value) if isinstance(entry, tree.Setting) else ""
                 help = help or "write `mesh { dp = 2  tp = 4 }`, outermost axis first, each once, sizes from 1 to 2^20"
                 found.error("E0501", "this is not an axis with its size", entry.span, help=help)
+                found.doubt(section="mesh")
                 if isinstance(entry, tree.Setting):  # rules may name it
+                    found.doubt(entry.key.name)
                     axes.setdefault(entry.key.name, Axis(entry.key.name, 1, entry.key.name, span=entry.span))
     return tuple(axes.values())
 
@@ -41,6 +46,7 @@ def rules_of(section: tree.Section, found: Diagnostics) -> tuple[tree.Rule, ...]
     for entry in section.entries:
         if not isinstance(entry, tree.Rule):
             found.error("E0502", "this is not a rule", entry.span, help=f"write `{as_rule(entry)}`")
+            found.doubt(section="shard")
     return tuple(entry for entry in section.entries if isinstance(entry, tree.Rule))
 
 
@@ -55,18 +61,27 @@ def as_rule(entry: tree.Entry) -> str:
             return "heads, ffn over tp"
 
 
-def check_known(rules: Sequence[tree.Rule], dims: Mapping[str, Dim], axes: Sequence[Axis], found: Diagnostics) -> None:
-    """Every rule speaks of dims and axes that there are."""
-    names = [axis.name for axis in axes]
-    for rule in rules:
-        for dim in rule.dims:
-            if dim.name not in dims:
-                help = did_you_mean(dim.name, dims) or f"dims are {listing(dims)}"
-                found.error("E0503", f"there is no dim `{dim}`", dim.span, help=help)
-        for axis in rule.axes:
-            if axis.name not in names:
-                help = did_you_mean(axis.name, names) or f"axes of `mesh` are {listing(names)}"
-                found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
+def known_rules(
+    rules: Sequence[tree.Rule], dims: Mapping[str, Dim], axes: Sequence[Axis], found: Diagnostics
+) -> tuple[tree.Rule, ...]:
+    """The rules as far as they speak of dims and axes that there are."""
+    return tuple(_known(rule, dims, [axis.name for axis in axes], found) for rule in rules)
+
+
+def _known(rule: tree.Rule, dims: Mapping[str, Dim], axes: Sequence[str], found: Diagnostics) -> tree.Rule:
+    """The rule without what there is not; axes that it may have meant are not said to be of no use."""
+    known = [dim for dim in rule.dims if dim.name in dims]
+    for dim in (dim for dim in rule.dims if dim not in known):
+        help = did_you_mean(dim.name, dims) or f"dims are {listing(dims)}"
+        found.error("E0503", f"there is no dim `{dim}`", dim.span, help=help)
+        found.used.update(map(str, rule.axes))
+        found.doubtful.update({BATCH} & {nearest(dim.name, dims)})
+    over = [axis for axis in rule.axes if axis.name in axes]
+    for axis in (axis for axis in rule.axes if axis not in over):
+        help = did_you_mean(axis.name, axes) or f"axes of `mesh` are {listing(axes)}"
+        found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
+        found.used.update([near] if (near := nearest(axis.name, axes)) else axes)
+    return evolve(rule, dims=tuple(known), axes=tuple(over))
 
 
 def claims_of(rules: Sequence[tree.Rule]) -> tuple[Claim, ...]:
@@ -228,7 +243,7 @@ def check_groups(groups: Iterable[tuple[Sequence[str], Span]], names: Sequence[s
     for patterns, span in groups:
         for pattern in patterns:
             matched = [name for name in names if fnmatchcase(name, pattern)]
-            if not matched:
+            if not matched and not any(fnmatchcase(name, pattern) for name in found.doubtful):
                 help = did_you_mean(pattern, names) or f"parameters are {listing(names)}"
                 found.error("E0407", f"`{pattern}` matches no parameter", span, help=help)
             for name in matched:

@@ -14,9 +14,9 @@ from ..config.hf_names import HFWeight, shifted
 from ..config.settings import Train
 from ..ir import Claim, Dim, StateAxes
 from ..syntax import tree
-from ..syntax.diagnostics import did_you_mean, wrong
+from ..syntax.diagnostics import Diagnostics, PlanError, Unknown, did_you_mean, wrong
 from .arithmetic import Scalar, evaluate
-from .branch_names import check_visible, count, declarations, names_in, with_names
+from .branch_names import Item, check_visible, count, declarations, names_in, one_sided, with_names
 from .errors import check_dim, check_not_data
 
 MOST = 8192
@@ -40,27 +40,48 @@ class Divided:
     copies: Mapping[str, tuple[Copy, ...]]
 
 
-def divide(model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar]) -> Divided:
-    """The model with each repeat cut where its branches part.  Raises PlanError."""
-    check_visible(model)
-    divider = _Divider(model, dims, numbers)
-    body: list[tree.Section | tree.Init | tree.Statement] = []
-    for item in model.body:
-        whole = isinstance(item, tree.Section | tree.Init)
-        body += [item] if whole else divider.statements([item], ())
+def divide(model: tree.Model, dims: Mapping[str, Dim], numbers: Mapping[str, Scalar], found: Diagnostics) -> Divided:
+    """The model with each repeat cut where its branches part; where they cannot be told apart, with one side alone."""
+    try:
+        check_visible(model)
+        divider = _Divider(model, dims, numbers)
+        body = _divided(model, divider)
+    except (PlanError, Unknown) as error:
+        if isinstance(error, PlanError):
+            found.add(error)
+        model = evolve(model, body=tuple(one_sided(model.body, found)))
+        divider = _Divider(model, dims, numbers)
+        body = _divided(model, divider, found)
     copies = {name: tuple(each) for name, each in divider.copies.items()}
-    body = [_initialised(item, copies) if isinstance(item, tree.Init) else item for item in body]
+    body = [_initialised(item, copies, found) if isinstance(item, tree.Init) else item for item in body]
     return Divided(evolve(model, body=tuple(body)), divider.divided(), copies)
 
 
-def _initialised(item: tree.Init, copies: Mapping[str, Sequence[Copy]]) -> tree.Init:
+def _divided(model: tree.Model, divider: "_Divider", found: Diagnostics | None = None) -> list[Item]:
+    """The items of a model without branches; statements with mistakes are left out where these are collected."""
+    body: list[Item] = []
+    for item in model.body:
+        if isinstance(item, tree.Section | tree.Init):
+            body.append(item)
+        elif found is None:
+            body += divider.statements([item], ())
+        else:
+            with found.catch():
+                body += divider.statements([item], ())
+                continue
+            found.doubt(*item.span.names, section="statements")
+            found.used.update(item.span.names)
+    return body
+
+
+def _initialised(item: tree.Init, copies: Mapping[str, Sequence[Copy]], found: Diagnostics) -> tree.Init:
     of: dict[str, Sequence[Copy]] = {copy.name: (copy,) for each in copies.values() for copy in each}
     of.update(copies)
     for name in item.names:
         if name.name not in of:
             help = did_you_mean(name.name, copies)
-            raise wrong("E0201", f"there is no parameter `{name}`", name.span, help=help)
-    names = [evolve(name, name=copy.name) for name in item.names for copy in of[name.name]]
+            found.error("E0201", f"there is no parameter `{name}`", name.span, help=help)
+    names = [evolve(name, name=copy.name) for name in item.names for copy in of.get(name.name, ())]
     return evolve(item, names=tuple(names))
 
 

@@ -63,16 +63,17 @@ def _words(dims: Iterable[syntax.Name], meant: Mapping[str, tuple[str, ...]]) ->
     return " ".join(word for dim in dims for word in ((LEAD,) if dim.name == LEAD else meant[dim.name]))
 
 
-def user_ops(declared: Iterable[syntax.UserOp], source: Source) -> dict[str, UserOp]:
-    """The user ops of a plan by name.  Raises PlanError with all that is wrong with them."""
-    found = Diagnostics()
+def user_ops(declared: Iterable[syntax.UserOp], source: Source, found: Diagnostics) -> dict[str, UserOp]:
+    """The user ops of a plan by name, without those whose signature is wrong."""
     ops: dict[str, UserOp] = {}
     for each in declared:
         with found.catch():
             _check_signature(each, ops)
-            _check_function(each, source)
-        ops[each.name.name] = UserOp(each, _entry(each))
-    found.check()
+            with found.catch():
+                _check_function(each, source)
+            ops[each.name.name] = UserOp(each, _entry(each))
+            continue
+        found.doubt(each.name.name)
     return ops
 
 

@@ -5,14 +5,16 @@ key/value heads, which the axis can be factored for.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
+from math import prod
 
 from ..analysis.context_parallel import ULYSSES, attention_heads, heads_left
+from ..analysis.recompute import check as check_recomputed
 from ..analysis.vocabulary import tables
 from ..config.settings import ON, PADDED
 from ..config.units import counted
-from ..ir import DATA_DIMS, Claim, Enter, Param, Program, Region, walk, walk_regions
+from ..ir import DATA_DIMS, Axis, Claim, Enter, Param, Program, Region, walk, walk_regions
 from ..ops import OPS, roles
 from ..ops.routers import TOP
 from ..syntax.diagnostics import Diagnostics, Note, listing
@@ -20,27 +22,30 @@ from .constants import check_constants
 from .sharding import check_groups
 
 
-def validate(program: Program) -> Program:
-    """The program, unchanged.  Raises PlanError."""
-    found = Diagnostics()
-    _idle(program, found)
-    found.check()
-    for check in (_order, _unused, _weights, _divisible, _machines, _groups, _heads, _compiled, check_constants):
+def validate(program: Program, known: Diagnostics | None = None) -> Program:
+    """The program, unchanged.  Raises PlanError.
+
+    With what is `known` to be wrong, to which more is added, the program may lack parts.
+    """
+    found = Diagnostics() if known is None else known
+    for check in (_idle, _order, _unused, _weights, _divisible, _machines, _groups, _heads, _compiled, check_constants):
         check(program, found)
-    found.check()
+    if known is None:
+        found.check()
+    else:  # a pass checks that of a program whose ops are split
+        with found.catch():
+            check_recomputed(program)
     return program
 
 
 def _idle(program: Program, found: Diagnostics) -> None:
     """Everything that is computed, and every parameter, has a part in the loss."""
-    needed = _ancestors(program.region)
-    for op in program.ops:
-        if op.kind != "leaf" and not any(value.name in needed for value in op.outputs):
-            found.error(
-                "E0212", "the loss does not depend on this", op.span, "nothing comes of it", help="leave it out"
-            )
-    found.check()
-    for param in program.params:
+    needed = _ancestors(program.region, (name for name in program.types if name.partition(".")[0] in found.used))
+    idle = [op for op in program.ops if op.kind != "leaf" and needed.isdisjoint(value.name for value in op.outputs)]
+    feeding = {name for op in idle for name in op.inputs}
+    for op in [op for op in idle if feeding.isdisjoint(value.name for value in op.outputs)] or idle[:1]:
+        found.error("E0212", "the loss does not depend on this", op.span, "nothing comes of it", help="leave it out")
+    for param in () if idle else program.params:
         if param.name not in needed:
             found.error(
                 "E0212", f"the loss does not depend on parameter `{param.name}`", param.span, help="leave it out"
@@ -58,8 +63,8 @@ def _compiled(program: Program, found: Diagnostics) -> None:
         found.error("E0412", message, routed.span, notes=notes, help="leave `compile` out")
 
 
-def _ancestors(region: Region) -> set[str]:
-    """Every value that the results of `region` depend on."""
+def _ancestors(region: Region, used: Iterable[str]) -> set[str]:
+    """Every value that the results of `region` depend on, or one that is `used`."""
     sources = {value.name: [*op.inputs] for op in walk(region.body) for value in op.outputs}
     for inner in walk_regions([region]):
         sources |= {arg.value.name: [arg.source] for arg in inner.args}
@@ -67,7 +72,7 @@ def _ancestors(region: Region) -> set[str]:
         for name, end in zip(carried, inner.yields, strict=False):
             sources[name].append(end.name)
         sources |= {result.name: [end.name] for result, end in zip(inner.results, inner.yields, strict=False)}
-    pending = [end.name for end in region.yields]
+    pending = [*(end.name for end in region.yields), *used]
     found: set[str] = set()
     while pending:
         name = pending.pop()
@@ -98,11 +103,17 @@ def _unused(program: Program, found: Diagnostics) -> None:
             found.error(
                 "E0508", f"nothing is sharded by `{claim.dim} over {claim.axis}`", claim.span, "matches nothing"
             )
+            if claim.dim not in found.used:
+                found.doubt(claim.dim)
+    for axis in _idle_axes(program):
+        help = f"shard a dim over it, or leave it out of `mesh`: all ranks of `{axis.name}` would do the same work"
+        found.error("E0509", f"nothing uses axis `{axis.name}` of size {axis.size}", axis.span, help=help)
+
+
+def _idle_axes(program: Program) -> list[Axis]:
+    """The axes over which nothing is sharded."""
     claimed = {claim.axis for claim in program.claims} | ({program.pipeline.axis} if program.pipeline else set[str]())
-    for axis in program.axes:
-        if axis.size > 1 and axis.name not in claimed:
-            help = f"shard a dim over it, or leave it out of `mesh`: all ranks of `{axis.name}` would do the same work"
-            found.error("E0509", f"nothing uses axis `{axis.name}` of size {axis.size}", axis.span, help=help)
+    return [axis for axis in program.axes if axis.size > 1 and axis.name not in claimed]
 
 
 Clash = tuple[Param, Claim, Claim]
@@ -114,6 +125,7 @@ def _weights(program: Program, found: Diagnostics) -> None:
     clashes: list[Clash] = [
         (param, first, second)
         for param in program.params
+        if param.name not in found.doubtful
         for first, second in combinations([c for c in program.claims if c.dim in param.type.dims], 2)
         if first.axis == second.axis and first.dim != second.dim and not {first.dim, second.dim} & {*DATA_DIMS}
     ]
@@ -204,6 +216,8 @@ def _machines(program: Program, found: Diagnostics) -> None:
     if cluster.nodes * gpus == ranks:
         _within_node(program, found)
         return
+    if cluster.nodes * gpus == ranks // prod(axis.size for axis in _idle_axes(program)):
+        return
     machines, each = counted(cluster.nodes, "node"), cluster.gpus_per_node
     of = f" of {counted(gpus, 'GPU')}" if each else ""
     found.error(
@@ -219,7 +233,7 @@ def _within_node(program: Program, found: Diagnostics) -> None:
     """Axes over which weights lie communicate inside every layer: they stay within one machine, if it can hold them."""
     gpus, order = _gpus_per_node(program), [axis.name for axis in program.axes]
     wide = {dim for dim in program.choices if _degree(program, dim) > gpus}
-    weights = {claim.axis: claim for claim in program.claims if claim.dim not in {*DATA_DIMS, *wide}}
+    weights = {claim.axis: claim for claim in program.claims[::-1] if claim.dim not in {*DATA_DIMS, *wide}}
     for axis, claim in weights.items():
         inner = order[order.index(axis) :]
         span = program.degree(tuple(inner))

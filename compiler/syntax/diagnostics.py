@@ -1,11 +1,12 @@
 """Diagnostics: errors and warnings about a plan, shown the way rustc does."""
 
 import os
+import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from .source import Span
 
@@ -190,22 +191,81 @@ def wrong(
     return PlanError([Diagnostic(code, message, span, label, tuple(notes), help)])
 
 
+def located(mistake: Diagnostic, text: str) -> Diagnostic:
+    """The mistake with its places in another text of the same lines and columns."""
+    notes = (evolve(note, span=note.span and evolve(note.span, text=text)) for note in mistake.notes)
+    return evolve(mistake, span=evolve(mistake.span, text=text), notes=tuple(notes))
+
+
+class Unknown(Exception):
+    """Something follows from a mistake that has been told, and cannot be known."""
+
+
+FOLLOWS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("E0201", "E0206", "E0207", "E0219", "E0220", "E0605", "E0514"), ()),
+    **dict.fromkeys(("E0311", "E0312", "E0314", "E0316"), ()),
+    **dict.fromkeys(("E0402", "E0409", "E0503", "E0504", "E0519"), ()),
+    "E0508": ("model", "statements"),
+    **dict.fromkeys(("E0310", "E0510", "E0511", "E0512", "E0609"), ("mesh",)),
+    **dict.fromkeys(("E0509", "E0515"), ("shard",)),
+    "E0517": ("shard", "model"),
+    "E0202": ("model",),
+    "E0212": ("loss",),
+    "E0410": ("model", "statements"),
+}
+"""Mistakes that may follow from others, and the sections, or other parts of a plan, on all of which each rests.
+
+Such a mistake is not told where one of its words, or a part of these sections, is in doubt.
+"""
+
+UNUSED = ("E0212", "E0508", "E0509", "E0515")
+"""Mistakes that say of something that nothing uses it."""
+
+OF_A_CONSTANT = ("E0312", "E0313")
+"""Mistakes that are told once, however many ops are given the constant."""
+
+_PART = re.compile("_[0-9]+(?=`)")
+_QUOTED = re.compile("`[^`]*`")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
 class Diagnostics:
-    """Collects the mistakes that one step finds."""
+    """Collects the mistakes that one step finds, and the words whose meaning is in doubt because of them.
+
+    `in_part` are sections of which a part is in doubt, and `used` are words that may have a use in such a part.
+    `count` is the number of mistakes, those too that are not told.
+    """
 
     def __init__(self) -> None:
-        self._found: list[Diagnostic] = []
+        self._found: dict[object, Diagnostic] = {}  # by what is the same for all parts of a repeat with branches
+        self.count = 0
+        self.doubtful: set[str] = set()
+        self.in_part: set[str] = set()
+        self.used: set[str] = set()
 
     def error(
         self, code: str, message: str, span: Span, label: str = "", *, notes: Sequence[Note] = (), help: str = ""
     ) -> None:
         """Adds one mistake."""
         assert code in CODES, f"diagnostics: {code} is not in the table"
-        self._found.append(Diagnostic(code, message, span, label, tuple(notes), help))
+        self.tell(Diagnostic(code, message, span, label, tuple(notes), help))
+
+    def doubt(self, *words: str, section: str = "") -> None:
+        """Puts the meaning of words in doubt, and a part of a section."""
+        self.doubtful.update(words)
+        self.in_part.update(filter(None, [section]))
+
+    def tell(self, mistake: Diagnostic) -> None:
+        """Adds one mistake, unless it has been told, or may follow from what has been."""
+        self.count += 1
+        if not self._follows(mistake):
+            place = mistake.span if mistake.code not in OF_A_CONSTANT else None
+            self._found.setdefault((mistake.code, place, _PART.sub("", mistake.message)), mistake)
 
     def add(self, error: PlanError) -> None:
         """Adds the mistakes of an error that was caught so as to go on looking."""
-        self._found.extend(error.diagnostics)
+        for mistake in error.diagnostics:
+            self.tell(mistake)
 
     @contextmanager
     def catch(self) -> Generator[None]:
@@ -214,6 +274,8 @@ class Diagnostics:
             yield
         except PlanError as error:
             self.add(error)
+        except Unknown:
+            pass
 
     def __bool__(self) -> bool:
         return bool(self._found)
@@ -221,7 +283,14 @@ class Diagnostics:
     def check(self) -> None:
         """Raises PlanError with all that was found, if anything was."""
         if self._found:
-            raise PlanError(self._found)
+            raise PlanError([*self._found.values()])
+
+    def _follows(self, mistake: Diagnostic) -> bool:
+        if mistake.code not in FOLLOWS:
+            return False
+        words = {name for quoted in _QUOTED.findall(mistake.message) for name in _NAME.findall(quoted)}
+        doubtful = self.doubtful | (self.used if mistake.code in UNUSED else set[str]())
+        return not words.isdisjoint(doubtful) or not self.in_part.isdisjoint(FOLLOWS[mistake.code])
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from .diagnostics import Note, PlanError, wrong
+from .diagnostics import Diagnostic, Note, PlanError, wrong
 from .source import Source, Span
 
 MAX_BYTES = 64 * 1024
@@ -16,7 +16,9 @@ MAX_WRITTEN_BYTES = 16 << 20
 MAX_DEPTH = 64
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_WORD = re.compile(r'#[^\n]*|"(?:[^"\\\n]|\\[^\n])*"?|[()\[\]{}]')
+WORD = re.compile(r'#[^\n]*|"(?:[^"\\\n]|\\[^\n])*"?|[()\[\]{}]')
+"""Comments, strings, and brackets outside of these."""
+
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
@@ -48,13 +50,24 @@ Reader = Callable[[Path, Span], Source]
 
 
 def check(source: Source) -> None:
-    """Raises PlanError where the text is too large, holds a NUL, or has brackets unbalanced or nested too deep."""
+    """Raises PlanError where the text is too large, holds a NUL, or has brackets nested too deep."""
     if len(source.text) > MAX_BYTES:
         raise _too_large(source.path, source.whole())
     nul = source.text.find("\0")
     if nul >= 0:
         raise wrong("E0102", "a plan is text, but this is a NUL character", source.span(nul, nul + 1))
-    _Brackets(source).check()
+    pairing(source)
+
+
+def pairing(source: Source) -> Diagnostic | None:
+    """The first mistake in how brackets and quotes pair, if any.  Raises PlanError where brackets nest too deep."""
+    try:
+        _Brackets(source).check()
+    except PlanError as error:
+        if error.diagnostics[0].code == "E0102":
+            raise
+        return error.diagnostics[0]
+    return None
 
 
 class _Brackets:
@@ -66,7 +79,7 @@ class _Brackets:
         self._pairs: list[tuple[int, int]] = []
 
     def check(self) -> None:
-        for word in _WORD.finditer(self._source.text):
+        for word in WORD.finditer(self._source.text):
             if word[0] in _CLOSING:
                 self._opens(word.start())
             elif word[0] in _CLOSING.values():

@@ -2,19 +2,21 @@
 
 import math
 import re
+from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any, TypeVar
 
-from attrs import evolve
+from attrs import evolve, frozen
 from lark import Token, Transformer
 from lark.exceptions import UnexpectedInput
 
 from . import tree
-from .diagnostics import PlanError, wrong
+from .diagnostics import Diagnostic, PlanError, located, wrong
 from .lark_parser import parser
-from .limits import check
+from .limits import check, pairing
+from .recovery import Part, blanked, block_below, entry_around, line_around, offset, unpaired, words
 from .source import Source, Span
-from .syntax_errors import explain, explain_habit
+from .syntax_errors import explain, explain_habit, place_of
 
 MAX_DIGITS = 20
 
@@ -26,29 +28,106 @@ Parts = list[Any]
 """Tokens and nodes of one rule, as written."""
 
 
-@lru_cache(maxsize=16)
+MOST = 20
+"""The most mistakes after which a text is read on."""
+
+
+@frozen
+class Read:
+    """A text as far as it is a plan: what could be read, the mistakes, the words of what could not, and those of the
+    blocks around it."""
+
+    plan: tree.Plan
+    mistakes: tuple[Diagnostic, ...] = ()
+    doubtful: frozenset[str] = frozenset()
+    in_part: frozenset[str] = frozenset()
+
+
 def parse_plan(source: Source) -> tree.Plan:
-    """The syntax tree of a plan.  Raises PlanError."""
-    try:
-        check(source)
-    except PlanError as error:
-        raise _habit_before(error, source) or error from None
-    try:
-        return _builder().parse(source)
-    except UnexpectedInput as error:
-        raise PlanError([explain(error, source)]) from None
+    """The syntax tree of a plan.  Raises PlanError with all its mistakes of syntax."""
+    read = read_plan(source)
+    if read.mistakes:
+        raise PlanError(read.mistakes)
+    return read.plan
 
 
-def _habit_before(error: PlanError, source: Source) -> PlanError | None:
-    """Why brackets or quotes do not pair, where that is a habit of another language, such as `for … in …:`."""
-    if error.diagnostics[0].code not in ("E0103", "E0105"):
+@lru_cache(maxsize=16)
+def read_plan(source: Source) -> Read:
+    """A plan without the entries that have mistakes of syntax.  Raises PlanError where it is beyond the limits."""
+    check(source)
+    try:
+        if not pairing(source):
+            return Read(_builder().parse(source, source.text))
+    except (UnexpectedInput, PlanError):
+        pass
+    return _Reader(source).read()
+
+
+class _Reader:
+    """Reads a text that has mistakes; after each one it leaves a part out and begins once more."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._left = source, source  # what is left of it
+        self._mistakes: list[Diagnostic] = []
+        self._doubtful: set[str] = set()
+        self._in_part: set[str] = set()
+
+    def read(self) -> Read:
+        for _ in range(MOST):
+            if mistake := pairing(self._left):
+                self._pair(mistake)
+                continue
+            try:
+                return self._as(_builder().parse(self._source, self._left.text))
+            except UnexpectedInput as error:
+                self._leave_out(explain(error, self._left), self._entry(place_of(error)))
+            except PlanError as error:
+                mistake = error.diagnostics[0]
+                self._leave_out(mistake, self._entry(offset(mistake.span)))
+        return self._as(tree.Plan((), self._source.whole()))
+
+    def _pair(self, mistake: Diagnostic) -> None:
+        """Leaves out what does not pair, or the habit of another language that is the reason."""
+        text, part = self._left.text, unpaired(self._left, mistake)
+        if habit := self._habit():
+            line = block_below(text, line_around(text, offset(habit.span)))
+            if line[0] <= offset(mistake.span) < line[1] or not pairing(evolve(self._left, text=blanked(text, line))):
+                mistake, part = habit, (min(part[0], line[0]), max(part[1], line[1]))
+        self._leave_out(mistake, part)
+
+    def _as(self, plan: tree.Plan) -> Read:
+        return Read(plan, tuple(self._mistakes), frozenset(self._doubtful), frozenset(self._in_part))
+
+    def _leave_out(self, mistake: Diagnostic, part: Part) -> None:
+        self._mistakes.append(located(mistake, self._source.text))
+        self._doubtful |= (unread := words(self._left.text, part))
+        self._in_part |= unread
+        self._left = evolve(self._left, text=blanked(self._left.text, part))
+
+    def _entry(self, at: int) -> Part:
+        stack = _builder().stack(self._source, self._left.text)
+        self._in_part |= {str(part) for part in stack if isinstance(part, Token | tree.Name)}
+        return block_below(self._left.text, entry_around(self._left.text, at, stack, self._reach))
+
+    def _reach(self, text: str) -> int:
+        """Where the parser stops in a text."""
+        try:
+            _builder().parse(self._source, text)
+        except UnexpectedInput as error:
+            return place_of(error)
+        except PlanError as error:
+            return offset(error.diagnostics[0].span)
+        return len(text) + 1
+
+    def _habit(self) -> Diagnostic | None:
+        """Why brackets or quotes do not pair, where that is a habit of another language, such as `for … in …:`."""
+        try:
+            _builder().parse(self._source, self._left.text)
+        except UnexpectedInput as unexpected:
+            return explain_habit(unexpected, self._left)
+        except PlanError:
+            return None
         return None
-    try:
-        _builder().parse(source)
-    except UnexpectedInput as unexpected:
-        found = explain_habit(unexpected, source)
-        return PlanError([found]) if found else None
-    return None
 
 
 STAGES = {0: (), 1: ("optimizer",), 2: ("gradients", "optimizer"), 3: ("parameters", "gradients", "optimizer")}
@@ -63,10 +142,18 @@ class _Builder(Transformer[Token, tree.Plan]):
         self._parser = parser("plan", self)
         self._source = Source("", "")
 
-    def parse(self, source: Source) -> tree.Plan:
-        """The syntax tree of a text, whose places it gets.  Raises UnexpectedInput."""
+    def parse(self, source: Source, text: str) -> tree.Plan:
+        """The syntax tree of a text, with places in `source`.  Raises UnexpectedInput, or PlanError."""
         self._source = source
-        return self._parser.parse(source.text)  # type: ignore[return-value]
+        return self._parser.parse(text)  # type: ignore[return-value]
+
+    def stack(self, source: Source, text: str) -> Parts:
+        """The tokens and nodes that the parser has put together where it stops, the last one last."""
+        self._source = source
+        state: Any = self._parser.parse_interactive(text)  # type: ignore[reportUnknownMemberType]
+        with suppress(UnexpectedInput, PlanError):
+            state.exhaust_lexer()
+        return state.parser_state.value_stack
 
     def start(self, parts: Parts) -> tree.Plan:
         return tree.Plan(tuple(parts), self._source.whole())

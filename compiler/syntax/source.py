@@ -1,5 +1,6 @@
 """Texts and places in them."""
 
+import re
 from pathlib import PurePath
 
 from attrs import field, frozen
@@ -27,6 +28,12 @@ class Span:
         """The part of the text that it covers, of its first line alone."""
         line = self.text.split("\n")[self.line - 1] if self.line else ""
         return line[self.column - 1 : self.end_column - 1 if self.end_line == self.line else None]
+
+    @property
+    def names(self) -> set[str]:
+        """The names in all lines that it covers."""
+        lines = self.text.split("\n")[max(self.line - 1, 0) : self.end_line]
+        return {*re.findall(r"[A-Za-z_]\w*", "\n".join(lines))}
 
     def to(self, last: "Span") -> "Span":
         """From the beginning of this span to the end of `last`."""

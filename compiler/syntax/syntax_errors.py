@@ -68,12 +68,12 @@ def explain_habit(error: UnexpectedInput, source: Source) -> Diagnostic | None:
     before = _before(error)
     braces = [at for at, part in enumerate(before) if isinstance(part, Token) and part.type == "LBRACE"]
     section = str(before[braces[-1] - 1]) if braces else ""
-    places = (_place(error), *(before[at].start_pos for at in reversed(braces)))
+    places = (place_of(error), *(before[at].start_pos for at in reversed(braces)))
     found = find_habit(source, places, section)
     return found and _error(found.message, found.span, found.help)
 
 
-def _place(error: UnexpectedInput) -> int:
+def place_of(error: UnexpectedInput) -> int:
     """The offset at which the parser stopped."""
     if not isinstance(error, UnexpectedToken):
         return error.pos_in_stream or 0
@@ -82,7 +82,7 @@ def _place(error: UnexpectedInput) -> int:
 
 
 def _strange_character(error: UnexpectedInput, source: Source) -> Diagnostic:
-    at = _place(error)
+    at = place_of(error)
     character = source.text[at]
     shown = f"`{character}`" if character.isprintable() else f"the character U+{ord(character):04X}"
     help = _head(_before(error)) or _STRANGE.get(character, "")

@@ -286,7 +286,9 @@ def meaning(field: Field) -> str:
 
 
 MISSING = {  # what a plan cannot say yet, and how one would try
-    "Inputs besides tokens, labels and documents": "model m(tokens[batch, seq], image[batch, seq]) { }",
+    "Inputs besides tokens, labels and documents": (
+        "model m(tokens[batch, seq], image[batch, seq]) { loss = cross_entropy(tokens, labels) }"
+    ),
     "Tokenizers other than bytes": SECTIONS["train"].replace("[python_stdlib]", "[python_stdlib]  tokenizer = bpe"),
 }
 

@@ -7,7 +7,7 @@ import pytest
 from scalec.compiler.frontend import resolve
 from scalec.compiler.frontend.load_plan import gather
 from scalec.compiler.passes import compile_plan
-from scalec.compiler.syntax.diagnostics import PlanError
+from scalec.compiler.syntax.diagnostics import Diagnostics, PlanError
 from scalec.compiler.syntax.limits import load
 
 PLANS = Path(__file__).parents[2] / "plans"
@@ -39,7 +39,7 @@ def test_every_plan_that_ships_can_be_used(tmp_path: Path) -> None:
     plan = tmp_path / "mine.scale"
     for path in sorted(PLANS.rglob("*.scale")):
         plan.write_text(f'use "scalec:{path.relative_to(PLANS)}"')
-        assert gather(load(plan)).model.name.span.path.startswith(str(PLANS))
+        assert gather(load(plan), Diagnostics()).model.name.span.path.startswith(str(PLANS))
 
 
 def test_what_does_not_ship(tmp_path: Path) -> None:

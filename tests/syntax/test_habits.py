@@ -130,11 +130,10 @@ def plan(statement: str) -> str:
 
 
 def told(text: str) -> Diagnostic:
-    """The one mistake of a text."""
+    """The first mistake of a text."""
     with pytest.raises(PlanError) as error:
         parse_plan(Source("m.scale", text))
-    (found,) = error.value.diagnostics
-    return found
+    return error.value.diagnostics[0]
 
 
 @pytest.fixture(scope="module")

@@ -141,8 +141,7 @@ def test_edits_mend_what_is_wrong(mlp: Document) -> None:
 
 def test_a_mistake_of_a_used_file_is_told_where_that_is_named(full: Document) -> None:
     broken = edited(full, "heads = 128", "heads = 3")
-    mistake, *_ = told(broken)
-    assert Path(mistake.of.span.path).name == "llama.scale"
+    mistake = next(each for each in told(broken) if Path(each.of.span.path).name == "llama.scale")
     assert (mistake.span.path, mistake.span.line) == (broken.source.path, at(broken, "use ")[0])
 
 
