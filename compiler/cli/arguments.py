@@ -15,6 +15,7 @@ from . import (
     loads,
     log,
     lsp,
+    new,
     plan,
     report,
     run,
@@ -24,6 +25,7 @@ from . import (
 )
 
 COMMANDS = (
+    new.COMMAND,
     compile.COMPILE,
     run.COMMAND,
     compile.IR,

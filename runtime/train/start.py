@@ -97,7 +97,10 @@ def _changes(resume: Saved, run: Identity, lr: float, anyway: bool) -> list[str]
     if found and not anyway:
         more = "this run would not go on with that one; if it is to, --resume-anyway in place of --resume"
         raise RunError(
-            f"{resume} is of another run", *found, more, "without either it begins, and moves that run aside"
+            f"{resume} is of another run",
+            *found,
+            more,
+            "without either, or by `scalec run --anew`, it begins, and moves that run aside",
         )
     return [*found, *other_rate(then, run, step, lr)]
 

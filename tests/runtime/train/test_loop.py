@@ -410,7 +410,7 @@ def test_a_run_does_not_go_on_with_another_unless_it_is_told_to(folder: Path, na
     (refused,) = _run(folder, plan, f"--resume {options}")
     assert refused.status == 2
     told = "this run would not go on with that one; if it is to, --resume-anyway in place of --resume"
-    anew = "without either it begins, and moves that run aside"
+    anew = "without either, or by `scalec run --anew`, it begins, and moves that run aside"
     assert refused.err == f"error: {path} is of another run\n  {line}\n  {told}\n  {anew}\n"
     (ended,) = _run(folder, plan, f"--resume-anyway {options}")
     assert ended.status == 0

@@ -1,0 +1,135 @@
+"""The command `new`: a first plan for this machine, which it looks at and asks nothing."""
+
+import os
+import re
+import shlex
+import subprocess
+from argparse import ArgumentParser, Namespace
+from glob import glob
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .command import Command, file_path
+from .streams import UsageError, cannot_write
+
+MOST = 4
+"""Processes of a first plan on CPUs."""
+
+SPLIT = 20
+"""Files from which on one of them is as little as is held out."""
+
+
+class Machine(NamedTuple):
+    """The cores that this process may use, and the GPUs, by their makers' names."""
+
+    cores: int
+    gpus: tuple[str, ...]
+
+    def __str__(self) -> str:
+        cores = f"{self.cores} CPU core{'s' * (self.cores != 1)}"
+        return f"{len(self.gpus)} x {self.gpus[0]}" if self.gpus else f"{cores} and no GPU"
+
+    @property
+    def ranks(self) -> int:
+        """A process for each GPU, or for some of the cores: a power of two, so that it divides batches and dims."""
+        return 1 << ((len(self.gpus) or min(self.cores, MOST)).bit_length() - 1)
+
+    @property
+    def gpu(self) -> str:
+        """The GPU as plans call it; "" where they have no name for it."""
+        from ..config.gpus import GPUS
+
+        words = re.split(r"[^a-z0-9]+", self.gpus[0].lower()) if self.gpus else []
+        found = [name for name in GPUS if name.split("_")[0] in words]
+        known = (name for name in found if name.split("_")[-1] in words or name.endswith("_sxm"))
+        return next(known, found[0] if found else "")
+
+
+def new(options: Namespace) -> None:
+    """`scalec new`."""
+    path, machine = options.plan, this_machine()
+    if path.suffix != ".scale":
+        raise UsageError(f"a plan's name ends in `.scale`: scalec new {path.with_suffix('.scale')}")
+    text = plan_text(path, machine, options.text)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"`{path}` exists: name another, as in `scalec new second.scale`") from None
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    print(f"wrote {path}, for {machine}\nto train it:\n\n  scalec run {shlex.quote(str(path))}")
+
+
+def this_machine() -> Machine:
+    """The machine that this process runs on."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ask = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        said: str = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        said = ""
+    return Machine(cores, tuple(name.strip() for name in said.splitlines() if name.strip()))
+
+
+def data(files: list[str] | None) -> str:
+    """The section of data; where there are many files, some are held out.  UsageError where there are none."""
+    from ..config.values import TEXT
+
+    if not files:
+        return 'data text { files = [python_stdlib]  holdout = 5% } # text of your own: files = ["notes/*.txt"]'
+    found = {each: [path for path in glob(each, recursive=True) if Path(path).is_file()] for each in files}
+    for each, paths in found.items():
+        if not any(Path(path).stat().st_size for path in paths):
+            raise UsageError(f"`{each}` is no file that holds anything, looked for in {Path.cwd()}")
+    held = "holdout = 5%" if len({path for paths in found.values() for path in paths}) >= SPLIT else ""
+    note = "" if held else " # holdout = 5% would keep whole files for validation, one at least"
+    return f"data text {{ files = [{', '.join(map(TEXT.show, files))}]  {held} }}{note}"
+
+
+def plan_text(path: Path, machine: Machine, files: list[str] | None) -> str:
+    """The plan, as `scalec fmt` lays it out."""
+    from ..emit.naming import run_word
+    from ..syntax.formatter import format_plan
+    from ..syntax.package_data import filled
+    from ..syntax.source import Source
+
+    small: dict[str, Any] = {"hidden": 64, "heads": 4, "layers": 2, "seq": 128, "batch": 16}
+    large: dict[str, Any] = {"hidden": 512, "heads": 8, "layers": 8, "seq": 512, "batch": 16 * machine.ranks}
+    plan, run = shlex.quote(str(path)), shlex.quote(f"runs/{run_word(str(path))}")
+    commands = {
+        f"scalec run {plan}": "compiles, proves and trains it, in about a minute; typed once more, it goes on",
+        f"scalec run --anew {plan}": "begins once more, after a change of the model",
+        f"scalec log {run}": "draws the loss",
+        f"scalec report {plan}": "shows the plan as a page",
+    }
+    text = filled(
+        "new.scale.j2",
+        machine=str(machine),
+        commands=commands.items(),
+        width=max(map(len, commands)),
+        ranks=machine.ranks,
+        gpu=machine.gpu,
+        gpus=machine.gpus,
+        data=data(files),
+        **(large if machine.gpus else small),
+    )
+    return format_plan(Source(str(path), text))
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    help = "the plan to write (default: %(default)s)"
+    parser.add_argument("plan", type=file_path, nargs="?", default=Path("first.scale"), metavar="PLAN", help=help)
+    help = "files of text to train on, `*` for any part of a name (default: the source of Python's standard library)"
+    parser.add_argument("--text", nargs="+", metavar="FILE", help=help)
+
+
+COMMAND = Command(
+    "new",
+    new,
+    _arguments,
+    "write a first plan for this machine",
+    "Writes a small language model as a plan with comments, for the GPUs or cores of this machine, and asks nothing.\n"
+    "It trains in about a minute, on Python's standard library or on text of your own, byte by byte.",
+    'scalec new mine.scale --text "notes/*.txt"',
+)
