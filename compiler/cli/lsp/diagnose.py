@@ -24,7 +24,7 @@ class Told:
 
 def told(document: Document) -> list[Told]:
     """The mistakes and warnings of a document; those in a file that it uses are at the place that names that."""
-    return [_told(document, each) for each in (*document.mistakes, *document.warnings)]
+    return [_told(document, each) for each in (*document.mistakes, *document.later)]
 
 
 def _told(document: Document, it: Diagnostic) -> Told:

@@ -18,13 +18,14 @@ from ...analysis.time.op_rows import OpRow, op_rows
 from ...analysis.time.step import StepTime, step_time
 from ...frontend import resolve
 from ...frontend.load_plan import opened
+from ...frontend.validate import validate
 from ...ir import Op, Program
 from ...passes import lower
 from ...reports.lints import advice
 from ...syntax import tree
 from ...syntax.diagnostics import Diagnostic, PlanError
 from ...syntax.limits import Reader, load
-from ...syntax.parser import parse_plan
+from ...syntax.parser import read_plan
 from ...syntax.source import Source, Span, is_ir
 from .mentions import Mention, mentions
 from .moved import Moved
@@ -76,7 +77,6 @@ class Facts:
     memory: Account
     rows: tuple[OpRow, ...] = ()
     step: StepTime | None = None
-    warnings: tuple[Diagnostic, ...] = ()
 
     @cached_property
     def makers(self) -> dict[str, Op]:
@@ -93,11 +93,13 @@ class Document:
     facts: Facts | None = None
     model: Program | None = None
     mistakes: tuple[Diagnostic, ...] = ()
+    last_compiled: tuple[Source, tuple[Diagnostic, ...]] | None = None
+    """The text that was compiled last, and all that was found then."""
 
     @property
     def is_current(self) -> bool:
         """Whether the text as it is now is a plan."""
-        return self.syntax is not None and self.syntax.source.text == self.source.text
+        return self.syntax is not None and self.syntax.source.text == self.source.text and is_whole(self.source)
 
     @cached_property
     def _moved(self) -> "Moved":
@@ -128,13 +130,12 @@ class Document:
         return span if span.path != self.source.path else self._moved.after(span)
 
     @property
-    def warnings(self) -> Iterator[Diagnostic]:
-        """The warnings of the last step, at their places now; without those whose place was edited away."""
-        if not (facts := self.facts):
-            return
-        moved = Moved(facts.source, self.source)
-        for it in facts.warnings:
-            own = it.span.path == facts.source.path == self.source.path
+    def later(self) -> Iterator[Diagnostic]:
+        """The mistakes and warnings that compiling found, at their places now; without those that were edited away."""
+        source, found = self.last_compiled or (self.source, ())
+        moved = Moved(source, self.source)
+        for it in found:
+            own = it.span.path == source.path == self.source.path
             if span := moved.after(it.span) if own else it.span:
                 yield evolve(it, span=span)
 
@@ -165,35 +166,38 @@ def typed(before: Document | None, source: Source, read: Reader = load) -> Docum
         return Document(source)
     mistakes, model, syntax = (), None, before.syntax
     try:
-        syntax = syntax_of(source, read)
-        model = resolve(source, _stand_in(syntax), read)
+        found = syntax_of(source, read)
+        syntax = found if is_whole(source) or not syntax else syntax
+        model = validate(resolve(source, STAND_IN if is_model(found.plans[0]) else None, read))
     except PlanError as error:
         mistakes = tuple(each for each in error.diagnostics if each.span.path != STAND_IN.path)
     alone = syntax and is_model(syntax.plans[0])
     return evolve(before, source=source, syntax=syntax, model=None if alone else model, mistakes=mistakes)
 
 
+def is_whole(source: Source) -> bool:
+    """Whether a text has no mistakes of syntax.  Raises PlanError where it is beyond the limits of a plan."""
+    return not read_plan(source).mistakes
+
+
 def syntax_of(source: Source, read: Reader = load) -> Syntax:
-    """The syntax of a plan and of all files that it uses.  Raises PlanError."""
+    """The syntax of a plan and of all files that it uses, as far as they can be read.
+
+    Raises PlanError where the text is beyond the limits of a plan.
+    """
     return Syntax(tuple(_files(source, read)))
 
 
 def _files(source: Source, read: Reader) -> Iterator[tree.Plan]:
-    """The syntax tree of a plan and of each file that it uses, as far as these can be read.  Raises PlanError."""
     seen, pending = {source.path}, [source]
     while pending:
         current = pending.pop(0)
-        try:
-            plan = parse_plan(current)
-        except PlanError:
-            if current is source:
-                raise
-            continue
-        yield plan
+        yield (plan := read_plan(current).plan)
         for use in plan.items:
             with suppress(PlanError):
                 if isinstance(use, tree.Use) and (found := opened(use, current, read)).path not in seen:
                     seen.add(found.path)
+                    read_plan(found)
                     pending.append(found)
 
 
@@ -201,10 +205,6 @@ def is_model(plan: tree.Plan) -> bool:
     """Whether a file has a model alone, which other files use."""
     kinds = {section.kind.name for section in plan.sections()}
     return any(isinstance(item, tree.Model) for item in plan.items) and not kinds & {"train", "mesh"}
-
-
-def _stand_in(syntax: Syntax) -> Source | None:
-    return STAND_IN if is_model(syntax.plans[0]) else None
 
 
 # ---- after a pause
@@ -224,8 +224,8 @@ def compiled(document: Document, is_stale: Callable[[], bool] = lambda: False) -
     try:
         facts = _facts(document.source, document.model, is_stale)
     except PlanError as error:
-        return evolve(document, mistakes=error.diagnostics)
-    return evolve(document, facts=evolve(facts, warnings=tuple(_warnings(facts))))
+        return evolve(document, last_compiled=(document.source, error.diagnostics))
+    return evolve(document, facts=facts, last_compiled=(document.source, tuple(_warnings(facts))))
 
 
 def _facts(source: Source, model: Program, is_stale: Callable[[], bool]) -> Facts:

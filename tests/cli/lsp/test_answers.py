@@ -76,11 +76,39 @@ def test_a_syntax_error_leaves_the_last_good_state(mlp: Document) -> None:
         assert (now.span.line, now.span.column) == at(broken, words)
 
 
+def test_all_mistakes_are_told_at_once(mlp: Document) -> None:
+    """Those beside a mistake of syntax too; and of a text that was never a plan, the names are known that can be."""
+    broken = edited(edited(mlp, "loss = cross", "loss = = cross"), "tp = 2", "tp = 3")
+    assert {"E0104", "E0510"} <= {each.of.code for each in told(broken)}
+    first = typed(None, broken.source)
+    shown = hover(first, *at(first, "hidden = 64"))
+    assert shown is None, "no facts yet"
+    assert navigate.definition(first, *at(first, "wte[vocab", 4))
+    mention = first.mention(*at(first, "ffn over"))
+    assert mention
+    with pytest.raises(PlanError, match="syntax error"):
+        navigate.renamed([first], mention, "inner")
+
+
 def test_places_move_with_what_is_typed_before_them(mlp: Document) -> None:
     longer = compiled(edited(mlp, "model mlp", "# a comment\n# another\nmodel mlp"))
     assert [line for line, _ in hints(longer, 1, 99)] == [line + 2 for line, _ in hints(mlp, 1, 99)]
     stale = edited(mlp, "model mlp", "# a comment\n# another\nmodel mlp")
     assert [*hints(stale, 1, 99)] == [*hints(longer, 1, 99)], "before the pause, those of the step before"
+
+
+def test_mistakes_of_sharding_are_told_at_once(mlp: Document) -> None:
+    uneven = edited(mlp, "ffn = 256", "ffn = 255")
+    assert [each.of.code for each in told(uneven)] == ["E0510"]
+
+
+def test_mistakes_of_passes_stay_until_the_step_is_compiled_anew(mlp: Document) -> None:
+    idle = compiled(edited(mlp, "batch over dp", "batch over dp  seq over dp"))
+    (mistake,) = told(idle)
+    assert mistake.of.code == "E0508"
+    (moved,) = told(edited(idle, "mesh ", "# a comment\nmesh "))
+    assert moved.span.line == mistake.span.line + 1
+    assert told(compiled(edited(idle, "  seq over dp", ""))) == []
 
 
 def test_warnings_stay_until_the_step_is_compiled_anew(full: Document) -> None:
