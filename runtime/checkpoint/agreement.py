@@ -26,11 +26,12 @@ def together(do: Callable[[], _T], name: str = "together", store: Any = None) ->
 
 
 def of_node(do: Callable[[], str]) -> str:
-    """A word that the first rank of each node makes, on all of its ranks.  RunError on all.  All ranks call it.
+    """A word that the first rank of each node makes, and rank 0, on all ranks.  RunError on all.  All ranks call it.
 
     Where nodes have other words, ranks that make none have that of the first node.
     """
-    own = together(lambda: do() if os.environ.get("LOCAL_RANK", "0") == "0" else "")
+    makes = "0" in (os.environ.get("LOCAL_RANK", "0"), os.environ.get("RANK", "0"))
+    own = together(lambda: do() if makes else "")
     words = meet("of node", own)
     return own or next(word for word in words if word)
 

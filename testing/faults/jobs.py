@@ -92,6 +92,7 @@ class Job:
         """Kills what is left of it, also ranks that a launcher has left."""
         for process in self._started:
             process.kill()
+        for process in self._started:
             process.join(HANGS)
         until = time.monotonic() + HANGS
         while left := [number for number in self.processes().values() if self._is_running(number)]:
@@ -125,32 +126,29 @@ def fork(program: Program, *faults: Fault, folder: Path | None = None, main: Cal
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
     common |= {"WORLD_SIZE": str(program.ranks), "LOCAL_WORLD_SIZE": str(program.ranks)}
     own = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(program.ranks)]
-    return _started(
-        program, faults, folder, [partial(ran, main or partial(run_file, program.file))] * program.ranks, own
-    )
+    return _started(program, faults, folder, partial(ran, main or partial(run_file, program.file)), own)
 
 
 def torchrun(program: Program, *faults: Fault, folder: Path | None = None) -> Job:
     """Starts the program by torchrun, which is the job's one process and restarts ranks if its options say so."""
-    launch = ["scalec.runtime.train.torchrun", "--standalone", f"--nproc-per-node={program.ranks}"]
-    launch += shlex.split(program.launcher)
-    return _started(program, faults, folder, [partial(launched, launch, program.file)], [{"OMP_NUM_THREADS": "1"}])
+    options = ["--standalone", f"--nproc-per-node={program.ranks}", *shlex.split(program.launcher)]
+    return _started(program, faults, folder, partial(launched, options, program.file), [{"OMP_NUM_THREADS": "1"}])
 
 
 def _started(
     program: Program,
     faults: Sequence[Fault],
     folder: Path | None,
-    mains: Sequence[Callable[[Path], int]],
+    main: Callable[[Path], int],
     environments: Sequence[dict[str, str]],
 ) -> Job:
-    """A job of as many forked processes."""
+    """A job of forked processes, with an environment for each."""
     folder = (folder or program.folder / "faults").absolute()
     prepare(folder, faults)
     before, fork = _marks(folder), multiprocessing.get_context("fork").Process
     started = [
         fork(target=forked, args=(main, number, program.folder, folder, own | program.environment, program.options))
-        for number, (main, own) in enumerate(zip(mains, environments, strict=True))
+        for number, own in enumerate(environments)
     ]
     for process in started:
         process.start()

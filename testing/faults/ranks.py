@@ -72,11 +72,11 @@ def ran(main: Callable[[], Any], folder: Path) -> int:
     return 0
 
 
-def launched(launcher: Sequence[str], file: str, folder: Path) -> NoReturn:
-    """Has this process be a launcher of ranks of a program, given as a module and its options."""
+def launched(options: Sequence[str], file: str, folder: Path) -> NoReturn:
+    """Has this process be torchrun, with these options, of a program's ranks."""
     note(folder, LAUNCHER, os.getpid())
-    rank = ["-m", f"{__package__}", str(folder), file, *sys.argv[1:]]
-    os.execv(sys.executable, [sys.executable, "-m", *launcher, *rank])
+    module, rank = "scalec.runtime.train.torchrun", ["-m", f"{__package__}", str(folder), file, *sys.argv[1:]]
+    os.execv(sys.executable, [sys.executable, "-m", module, *options, *rank])
 
 
 def run_file(file: str) -> None:

@@ -12,7 +12,7 @@ from scalec.runtime.errors import RunError
 def _words(fails: int) -> tuple[str, list[int]]:
     """Two nodes of two ranks: this rank's word or mistake, and which ranks have made one."""
     rank, made = dist.get_rank(), list[int]()
-    os.environ["LOCAL_RANK"] = str(rank % 2)
+    os.environ.update(RANK=f"{rank}", LOCAL_RANK=f"{rank % 2}")
 
     def word() -> str:
         made.append(rank)
