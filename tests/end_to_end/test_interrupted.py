@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from torch import Tensor
 
 from helpers.oracle import harness
@@ -94,10 +94,14 @@ class Interrupted(RuleBasedStateMachine):
         assert bool(ended.strikes) == (step > was)
         assert self.reached == STEPS if ended.succeeded else self.reached == step - EVERY
 
-    @precondition(lambda self: min(self.saved) > 0 and len(self.saved) > 1)
     @rule()
     def the_newest_is_damaged(self) -> None:
-        """One bit: the run goes on from the one before."""
+        """One bit, if there is one before, from which the run goes on.
+
+        No precondition: which saves are done may depend on how busy the machine is, and rules must not.
+        """
+        if len(self.saved) < 2 or 0 in self.saved:
+            return
         file = next((self.folder / CHECKPOINTS / f"step-{self.reached:06d}").glob("*.safetensors"))
         data = bytearray(file.read_bytes())
         data[-1] ^= 1
