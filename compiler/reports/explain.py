@@ -11,7 +11,7 @@ from ..analysis.communication import collectives, places
 from ..analysis.context_parallel import costs, sequence_axes, strategy
 from ..analysis.expert_loads import loads
 from ..analysis.link_traffic import crosses, sent, volumes, whole
-from ..analysis.memory import SAID, Account, Kept, PeakSnapshot, account, capacity, fits, place, why_unknown
+from ..analysis.memory import SAID, Account, Kept, PeakSnapshot, account, capacity, fits, looks, place, why_unknown
 from ..analysis.overlap import beside
 from ..analysis.stage_program import rank_programs
 from ..config.units import amount, counted
@@ -42,7 +42,8 @@ ACTIVATIONS_SHOWN = 12
 def memory(program: Program) -> str:
     """The account of a program after the last pass, for people."""
     it = account(program)
-    parts = ["\n".join(table(list(_always(it)))), *_padding(it), _host(program, it), "\n".join(table(list(_kept(it))))]
+    held = ["\n".join(table(list(_always(it)))), *_padding(it), *_watched(program), _host(program, it)]
+    parts = [*held, "\n".join(table(list(_kept(it))))]
     verdict = (headline(program), _memory_verdict(program, it), needs_by_load(program), recomputation(program))
     return "\n\n".join(filter(None, (*verdict, *parts)))
 
@@ -85,6 +86,13 @@ def _padding(it: Account) -> Iterator[str]:
     if it.padding:
         share = f"{amount(it.padding)}, {it.padding / it.state:.1%}"
         yield f"padding of buckets, so that shards are equal and end between rows of tensors: {share} of state"
+
+
+def _watched(program: Program) -> Iterator[str]:
+    """The memory of looks, if there are any."""
+    if size := looks.kept(program):
+        pieces = ", with pieces of the state that `replay` updates twice" if program.watch.replay else ""
+        yield f"watch: {amount(size)} during the update, for hashes{pieces}"
 
 
 def _host(program: Program, it: Account) -> str:

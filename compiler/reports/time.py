@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ..analysis.hardware import DATA_SHEETS, Hardware
 from ..analysis.link_traffic import crosses
+from ..analysis.time.looks import looks
 from ..analysis.time.prices import EXPOSED
 from ..analysis.time.report import Neighbour, Report, Room
 from ..analysis.time.step import BUBBLE, StepTime
@@ -31,7 +32,15 @@ def time(it: Report) -> str:
     rows = [("", "seconds", "share", "at"), *_rows(it)]
     said = "\n".join((summary, *_loads(it), *_full(it.room), *_whose(it)))
     return "\n\n".join(
-        (f"{headline(it.program)}\n{_source(it)}", said, "\n".join(table(rows, "lrrl")), *_limit(it), *_advice(it), MFU)
+        (
+            f"{headline(it.program)}\n{_source(it)}",
+            said,
+            "\n".join(table(rows, "lrrl")),
+            *_watched(it),
+            *_limit(it),
+            *_advice(it),
+            MFU,
+        )
     )
 
 
@@ -60,6 +69,14 @@ def _full(room: Room) -> Iterator[str]:
     if room.close_to_full and room.capacity:
         needs = f"a rank needs {amount(room.needs)} of {amount(room.capacity)}"
         yield f"does not fit: {needs}" if room.lacks else f"close to full: time cannot be told; {needs}"
+
+
+def _watched(it: Report) -> Iterator[str]:
+    """The looks at values, which come besides."""
+    if found := [*looks(it.program, it.step.seconds, it.on)]:
+        rows = [(each.said, seconds(each.seconds), seconds(each.of_a_step)) for each in found]
+        share = sum(each.of_a_step for each in found) / it.step.seconds
+        yield "\n".join(table([("watch, besides", "seconds", "of a step"), *rows, ("", "", f"{share:.2%}")], "lrr"))
 
 
 def _loads(it: Report) -> Iterator[str]:

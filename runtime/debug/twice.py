@@ -26,6 +26,7 @@ from ..state.optimizers import Part
 from .compare import Comparison
 from .source_lines import first_use
 
+_PIECE = 1 << 24  # elements of the state that are kept at a time: `explain memory` counts them
 _SHOWN = 3
 """The most differences of a rank that are named."""
 
@@ -130,18 +131,19 @@ class Replay:
         _end(f"step {number}", [told], places[0] if places else 0)
         return metrics
 
-    def _twice(self, found: list[str], part: Part, update: Callable[[], None]) -> None:
-        """Updates a part twice from one state, which is kept meanwhile; adds what differs to `found`."""
-        tensors = part.tensors()
-        kept = {name: tensor.clone() for name, tensor in tensors.items()}
-        update()
-        first = self._comparison.hashes([*tensors.values()])
-        for name, tensor in tensors.items():
-            tensor.copy_(kept[name])
-        update()
-        same = (self._comparison.hashes([*tensors.values()]) == first).all(-1)
+    def _twice(self, found: list[str], part: Part, update: Callable[[Part], None]) -> None:
+        """Updates a part, piece by piece, twice from one state, which is kept meanwhile; `found` gets what differs."""
         names = ", ".join(" + ".join(each) for each in part.group.patterns)
-        found += [f"update of {name} in {names}" for name, alike in zip(tensors, same, strict=True) if not alike]
+        for piece in part.pieces(_PIECE):
+            tensors = piece.tensors()
+            kept = {name: tensor.clone() for name, tensor in tensors.items()}
+            update(piece)
+            first = self._comparison.hashes([*tensors.values()])
+            for name, tensor in tensors.items():
+                tensor.copy_(kept[name])
+            update(piece)
+            same = (self._comparison.hashes([*tensors.values()]) == first).all(-1)
+            found += [f"update of {name} in {names}" for name, alike in zip(tensors, same, strict=True) if not alike]
 
     def _seen(self, run: TrainStep, model: nn.Module, batch: Batch, lr: float) -> tuple[Mapping[str, Tensor], Metrics]:
         """Hashes by name, in the order in which they are made, and the step's metrics."""

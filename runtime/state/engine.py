@@ -66,8 +66,8 @@ class TrainState:
         """All else that a run keeps, by key: the same on all ranks."""
         self.looks: list[Callable[[], None]] = []
         """Called by each update before it changes anything, when gradients are complete."""
-        self.around: Callable[[Part, Callable[[], None]], None] = _once
-        """Called for each part with what updates it."""
+        self.around: Callable[[Part, Callable[[Part], None]], None] = _once
+        """Called for each part, with what updates it or pieces of it."""
         self._stages = next((memory.bucket.stages for memory in self._memories), "")
         self._loss_scale = LossScale(mesh.device) if dtype == torch.float16 else None
         if mesh.watch is not None:
@@ -182,7 +182,7 @@ class TrainState:
         skipped = skip.float()  # read on the device, by the kernels too: no host sync decides
         self._step += 1 - skipped
         for part in self._parts:
-            self.around(part, partial(self._optimizer.update, part, lr, self._step, skipped, scale))
+            self.around(part, partial(self._optimizer.update, lr=lr, step=self._step, skip=skipped, scale=scale))
         self.zero()
         if self.mesh.watch is not None:
             self.mesh.watch.updated()
@@ -271,9 +271,9 @@ class TrainState:
             yield Copies(value, self.mesh.axis(*self.mesh.axes), "state", "", partial(_named, key))
 
 
-def _once(part: Part, update: Callable[[], None]) -> None:
+def _once(part: Part, update: Callable[[Part], None]) -> None:
     """The update of a part."""
-    update()
+    update(part)
 
 
 def _element(name: str, at: int) -> tuple[str, str]:

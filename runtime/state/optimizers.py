@@ -5,7 +5,7 @@ The kernels are called as torch.optim calls them, which itself imports torch._dy
 Non-goals: no update rule is written here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -41,6 +41,15 @@ class Part:
     gradients: Tensor
     slots: Mapping[str, Tensor]
     copies: Tensor | None = None
+
+    def pieces(self, most: int) -> Iterator["Part"]:
+        """Parts of it, of `most` elements or a little more."""
+        layers, size = self.parameters.shape
+        for at in range(0, size, max(1, most // layers)):
+            own = slice(at, at + max(1, most // layers))
+            slots = {slot: value[:, own] for slot, value in self.slots.items()}
+            copies = None if self.copies is None else self.copies[:, own]
+            yield Part(self.group, self.parameters[:, own], self.gradients[:, own], slots, copies)
 
     def tensors(self) -> dict[str, Tensor]:
         """Its memory by name, all that an update may change."""

@@ -154,6 +154,10 @@ class Log:
             where = self.slow_lines()
             self._say(f"{complaint}; {f'most at {where}' if where else 'SCALEC_PROFILE=FOLDER tells where'}")
 
+    def looked(self, step: int) -> None:
+        """A step of which more than metrics is looked at: its line is not compared with the prediction."""
+        self._warm = max(self._warm, step)
+
     def skipped(self, step: int, words: str) -> None:
         """A step that has updated nothing: it has one record, that of its line if one is due."""
         if self._folder is not None:

@@ -46,6 +46,8 @@ class Watching:
 
         `begin` is told that a step which has begun does so for the second time.
         """
+        if _is_due(number, self._asked.copies) or _is_due(number, self._asked.replay):
+            self._log.looked(number)
         if _is_due(number, self._asked.copies):
             self._copies.begin(batch)
             self._state.looks.append(self._compare)

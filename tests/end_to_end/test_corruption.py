@@ -87,8 +87,8 @@ class _Noisy:
     def __init__(self, usual: Any) -> None:
         self._usual, self._calls = usual, count(1)
 
-    def update(self, part: Any, *given: Any) -> None:
-        self._usual.update(part, *given)
+    def update(self, part: Any, **given: Any) -> None:
+        self._usual.update(part, **given)
         part.slots["exp_avg"].view(-1)[0] += next(self._calls)
 
 

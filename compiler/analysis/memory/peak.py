@@ -15,6 +15,7 @@ from ...ops import OPS
 from ...ops.experts import EXCHANGE, WAIT, begins, regroups
 from ...ops.saved_tensors import Device, Local
 from ..kernel_tiles import serves
+from . import looks
 from .aliasing import Storages, carried
 from .in_flight import Passing
 from .liveness import (
@@ -275,8 +276,8 @@ def _others(region: Region) -> str:
 
 
 def update(storages: Storages) -> PeakSnapshot:
-    """The update, and the reduction of gradients before it."""
-    return PeakSnapshot(None, "update", (), "", 0, 0, 0, _sent(storages))
+    """The update, and the reduction of gradients before it, with what a run looks at then."""
+    return PeakSnapshot(None, "update", (), "", 0, 0, 0, _sent(storages) + looks.kept(storages.program))
 
 
 def _sent(storages: Storages) -> int:

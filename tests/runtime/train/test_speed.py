@@ -94,6 +94,19 @@ def test_first_steps_and_validation_are_not_counted(
     assert [record["tokens_per_s_gpu"] for record in records] == [0.08, 20, 10]
 
 
+def test_a_step_that_is_looked_at_is_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: _Clock
+) -> None:
+    written = small_log(tmp_path, 40, expected=EXPECTED)
+    for step in (1, 2, 3):
+        if step == 2:
+            written.looked(step)
+        clock.now += 4
+        written.step(step, METRICS, 0.1)
+    *_, third = [at for at, line in enumerate(capsys.readouterr().out.splitlines()) if "slow" not in line]
+    assert third == 2
+
+
 def test_steps_that_are_profiled_are_not_compared_and_later_ones_say_where_they_are_slow(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: _Clock
 ) -> None:

@@ -1,0 +1,25 @@
+"""Memory of the looks at values that a plan's `watch` asks for."""
+
+from ...ir import ITEM_BYTES, PRECISIONS, Program
+
+PIECE = 1 << 24
+"""Elements of the state that `replay` updates twice at a time."""
+
+HASHING = 12 << 20
+"""Bytes of the keys of hashes, and of a block's products with them."""
+
+
+def kept(program: Program) -> int:
+    """Bytes that looks take of a rank during the update, beside the state."""
+    if not (program.watch.copies or program.watch.replay):
+        return 0
+    own = max((program.elements(bucket.type) for bucket in program.buckets if bucket.params), default=0)
+    return HASHING + (min(own, PIECE) * _element(program) if program.watch.replay else 0)
+
+
+def _element(program: Program) -> int:
+    """Bytes of all that an update may change of an element: parameter, gradient, slots, working copy."""
+    stored = next(bucket.type.dtype for bucket in program.buckets if bucket.params)
+    used = PRECISIONS[program.train.precision]
+    held = (2 + len(program.train.optimizer.slots)) * ITEM_BYTES[stored]
+    return held + (ITEM_BYTES[used] if used != stored else 0)
