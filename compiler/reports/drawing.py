@@ -6,7 +6,6 @@ them inside.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
-from itertools import pairwise
 from math import floor, log10
 
 from ..syntax.package_data import filled
@@ -16,6 +15,10 @@ LETTER = 6.6
 
 SERIES = 8
 """The number of colours of series: the classes `s0` to `s7` fill, `t0` to `t7` write, `l0` to `l7` draw lines."""
+
+
+MARGIN = 12
+"""The blank around a picture that is a file."""
 
 
 def wide(text: str) -> float:
@@ -66,11 +69,22 @@ class Canvas:
         head = " ".join(f"{pixels(a)} {pixels(b)}" for a, b in (left, (to_x, to_y), right))
         self._add(f'<path class="{style}" d="M{pixels(x)} {pixels(y)}L{pixels(to_x)} {pixels(to_y)}M{head}"/>', y)
 
-    def path(self, points: Iterable[tuple[float, float]], style: str, note: str = "") -> None:
-        """A line through points, which fills what it surrounds if its style does."""
+    def path(self, points: Iterable[tuple[float, float]], style: str) -> None:
+        """A line through points."""
         drawn = " ".join(f"{pixels(x)} {pixels(y)}" for x, y in points)
-        inside = f"><title>{escape(note)}</title></path>" if note else "/>"
-        self._add(f'<path class="{style}" d="M{drawn}"{inside}')
+        self._add(f'<path class="{style}" d="M{drawn}"/>')
+
+    def stairs(self, xs: Sequence[float], low: Sequence[float], high: Sequence[float], style: str, note: str) -> None:
+        """An area between two lines of steps: each y is kept from its x to the next; `xs` has the end too."""
+        up = "".join(_steps(xs, high))
+        down = "".join(_steps(xs[::-1], low[::-1]))
+        inside = f"<title>{escape(note)}</title>"
+        self._add(f'<path class="{style}" d="M{pixels(xs[0])} {pixels(low[0])}{up}{down}Z">{inside}</path>')
+
+    def bars(self, bars: Iterable[tuple[float, float]], y: float, height: float, style: str) -> None:
+        """Boxes in a row, each from one x to another, around y, as one line of this height."""
+        drawn = "".join(f"M{pixels(x)} {pixels(y)}H{pixels(to)}" for x, to in bars)
+        self._add(f'<path class="{style}" stroke-width="{pixels(height)}" d="{drawn}"/>', y + height / 2)
 
     def dot(self, x: float, y: float, radius: float, style: str) -> None:
         """A filled circle."""
@@ -96,10 +110,20 @@ class Canvas:
     def file(self, label: str, mark: str = "", fills: Mapping[str, str] | None = None) -> str:
         """The picture as a file of its own, in light and dark; `fills` are colours of classes of its own."""
         note = f"<!-- {mark} -->\n" if mark else ""
-        page = '<rect class="page" width="100%" height="100%"/>'
+        width, height = self.width + 2 * MARGIN, self.height + 2 * MARGIN
+        size = f'width="{pixels(width)}" height="{pixels(height)}"'
+        page = f'<rect class="page" x="{-MARGIN}" y="{-MARGIN}" {size}/>'
         text = self.svg(label, f"{note}<style>\n{styles(fills or {})}</style>\n{page}")
-        size = f'width="{pixels(self.width)}" height="{pixels(self.height + 6)}" '
-        return text.replace("viewBox", f"{size}viewBox", 1) + "\n"
+        _, view, rest = text.partition(' role="')
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" class="drawing" {size}'
+        return f'{head} viewBox="{-MARGIN} {-MARGIN} {pixels(width)} {pixels(height)}"{view}{rest}\n'
+
+
+def _steps(xs: Sequence[float], ys: Sequence[float]) -> Iterator[str]:
+    """Commands of a path: to each y, then along it to the next x; equal neighbours are one."""
+    for at, y in enumerate(map(pixels, ys)):
+        if at == len(ys) - 1 or pixels(ys[at + 1]) != y:
+            yield f"V{y}H{pixels(xs[at + 1])}"
 
 
 def styles(fills: Mapping[str, str]) -> str:
@@ -124,10 +148,3 @@ def columns(points: Sequence[tuple[float, float]], width: int) -> list[int]:
         if column not in found or y > points[found[column]][1]:
             found[column] = at
     return [*found.values()]
-
-
-def stairs(xs: Sequence[float], ys: Sequence[float], end: float) -> Iterator[tuple[float, float]]:
-    """The corners of a line that keeps each y from its x to the next."""
-    for (x, to), y in zip(pairwise((*xs, end)), ys, strict=True):
-        yield x, y
-        yield to, y

@@ -16,9 +16,10 @@ import pytest
 from scalec.compiler import cli
 from scalec.compiler.analysis.stage_schedule import estimated
 from scalec.compiler.passes import compile_plan
+from scalec.compiler.reports.drawing import Canvas
 from scalec.compiler.reports.schedule.figures import FORMULAS, expected, figures
 from scalec.compiler.reports.schedule.picture import HUES, Picture, label, picture, terminal_colour, ticks
-from scalec.compiler.reports.schedule.rows import LEFT, MOST, excerpt, lines, messages, style
+from scalec.compiler.reports.schedule.rows import LEFT, MOST, draw, excerpt, lines, messages, style
 from scalec.compiler.reports.schedule.svg import WIDTH, html, svg
 from scalec.compiler.reports.schedule.terminal import GAP, drawing
 from scalec.compiler.reports.schedule.trace import trace
@@ -322,6 +323,20 @@ def test_an_excerpt_of_a_long_schedule_has_all_and_both_ends() -> None:
     whole, first, last = excerpt(long, WIDTH)
     assert (whole.start, whole.end) == (first.start, last.end) == (0, long.timeline.total)
     assert first.end < last.start
+
+
+def test_a_whole_step_in_one_line_shows_when_each_rank_computes() -> None:
+    long = drawn("1f1b", ranks=8, microbatches=64)
+    canvas = Canvas(WIDTH)
+    draw(canvas, long, excerpt(long, WIDTH)[0], 0)
+    paths = re.findall(r'class="k\w+" stroke-width="[^"]*" d="([^"]*)"', canvas.svg("rows"))
+    bars = [(float(y), float(x), float(to)) for d in paths for x, y, to in re.findall(r"M(\S+) (\S+)H([\d.]+)", d)]
+    scale = (WIDTH - LEFT) / long.timeline.total
+    heights = sorted({y for y, _, _ in bars})
+    assert len(heights) == 8
+    for rank, height in enumerate(heights):
+        own = sum(to - x for y, x, to in bars if y == height)
+        assert own == pytest.approx(long.timeline.busy(rank) * scale, rel=0.03)
 
 
 def test_the_trace(scalec: Run, golden: Callable[[str, str], None]) -> None:

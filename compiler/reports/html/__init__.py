@@ -49,6 +49,7 @@ def _view(of: Subject, count: float | None) -> dict[str, Any]:
     """All sections of a plan, drawn."""
     program, sent = of.program, calls(of)
     colours = {axis.name: at % 8 for at, axis in enumerate(program.axes)}
+    layers = model.model(of, sent)
     rows_, figures_ = pipeline.pipeline(of), speed.speed(of, count)
     memory = memory_of.memory(of, rows_.picture.timeline if rows_ else None)
     return {
@@ -56,12 +57,12 @@ def _view(of: Subject, count: float | None) -> dict[str, Any]:
         "headline": headline(program),
         "tokens": tokens(program),
         "mesh": mesh.drawing(mesh.mesh(of, sent)),
-        "model": model_svg.drawing(model.model(of, sent), colours),
-        "state": model.model(of, sent).state,
+        "state": layers.state,
+        "models": model_svg.drawings(layers, colours),
         "memory": memory,
         "memory_svg": memory_svg.drawing(memory),
         "pipeline": rows_,
-        "pipeline_svg": pipeline.drawing(rows_) if rows_ else "",
+        "pipelines": pipeline.drawings(rows_) if rows_ else [],
         "fills": rows_.fills if rows_ else {},
         "speed": figures_,
         "speed_svg": speed.drawing(figures_) if figures_.kinds else "",
@@ -70,12 +71,12 @@ def _view(of: Subject, count: float | None) -> dict[str, Any]:
     }
 
 
-def _differences(first: Subject, second: Subject) -> list[tuple[str, list[tuple[str, str, str, str]]]]:
+FIRST = ("rates", "seconds", "memory", "plan", "sent over", "calls", "input of calls", "parameters", "values")
+"""The sections of differences, the most telling first."""
+
+
+def _differences(first: Subject, second: Subject) -> list[tuple[str, list[tuple[str, ...]]]]:
     """By section the rows of `scalec diff` that differ."""
-    found = rows(figures(first.program, first.time), figures(second.program, second.time))
-    sections: dict[str, list[tuple[str, str, str, str]]] = {}
-    for row in found:
-        if row.differs:
-            what, a, b, change = row.cells()
-            sections.setdefault(row.section, []).append((what, a, b, change))
-    return [*sections.items()]
+    found = [*rows(figures(first.program, first.time), figures(second.program, second.time))]
+    each = ((name, [row.cells() for row in found if row.section == name and row.differs]) for name in FIRST)
+    return [(name, cells) for name, cells in each if cells]

@@ -6,9 +6,9 @@ from pathlib import PurePath
 
 from attrs import frozen
 
-from ...analysis.memory import account
-from ...config.units import amount
-from ...ir import Program, base, walk
+from ...analysis.memory import account, capacity
+from ...config.units import amount, counted
+from ...ir import Program, Type, base, walk
 from ...ir.printer import print_type
 from ...syntax.source import Span
 from ..time import seconds
@@ -54,6 +54,8 @@ def _lines(path: str, text: str, notes: dict[str, list[str]], calls: Sequence[Ca
 def _notes(of: Subject, calls: Sequence[Call]) -> dict[str, list[str]]:
     """Notes by line, as spans are written."""
     program, found = of.program, dict[str, list[str]]()
+    for span, note in _settings(of, calls):
+        found.setdefault(str(span), []).append(note)
     for param in program.params:
         found.setdefault(str(param.span), []).append(f"parameter {param.name}: {print_type(param.type)}")
     for op in walk(program.forward.body):
@@ -68,6 +70,24 @@ def _notes(of: Subject, calls: Sequence[Call]) -> dict[str, list[str]]:
     for line, note in _seconds(of):
         found.setdefault(line, []).append(note)
     return {line: list(dict.fromkeys(notes)) for line, notes in found.items()}
+
+
+def _settings(of: Subject, calls: Sequence[Call]) -> Iterator[tuple[Span, str]]:
+    """Notes on a plan's own lines: its axes, its rules, its dims, its GPU."""
+    program = of.program
+    for axis in program.axes:
+        size = amount(sum(call.sent for call in calls if axis.name in call.axes))
+        yield axis.span, f"axis {axis.name}: {counted(axis.size, 'rank')}; each sends {size} over it in a step"
+    for claim in program.claims:
+        size, degree = program.size(claim.dim), program.axis(claim.axis).size
+        part = f"{size:,} / {degree:,} = {size // degree:,} on a rank" if claim.split else "whole on each rank"
+        yield claim.span, f"{claim.dim} over {claim.axis}: {part}, unless an earlier rule has {claim.axis}"
+    for dim in program.dims:
+        said = str(dim.size) in dim.span.words.replace("_", "")
+        if not said and program.bucket_of(Type("f32", (dim.name,))) is None:
+            yield dim.span, f"{dim.name} = {dim.size:,}"
+    if (room := capacity(program)) and (span := program.cluster.spans.get("gpu")):
+        yield span, f"a rank needs {amount(account(program).needs)} of {amount(room)}"
 
 
 def _kept(program: Program) -> dict[str, int]:

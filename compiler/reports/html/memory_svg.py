@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from ...config.units import amount
-from ..drawing import Canvas, stairs, ticks, wide
+from ..drawing import Canvas, ticks, wide
 from .memory import Memory, Owner
 
 WIDTH, LEFT, RIGHT = 1080, 76, 236
@@ -49,9 +49,9 @@ class _Panel:
         for owner in self.owners:
             edges.append([below + size for below, size in zip(edges[-1], owner.bytes, strict=True)])
         for owner, low, high in zip(self.owners, edges, edges[1:], strict=False):
-            shape = [*stairs(self.it.xs, high, 1.0), *reversed([*stairs(self.it.xs, low, 1.0)])]
             note = f"{owner.name}: at most {amount(max(owner.bytes))}"
-            self.canvas.path([(_x(x), self._y(y)) for x, y in shape], f"s{owner.series} area", note)
+            foot, head = ([self._y(size) for size in edge] for edge in (low, high))
+            self.canvas.stairs([_x(x) for x in (*self.it.xs, 1.0)], foot, head, f"s{owner.series} area", note)
         self._names(edges)
         self._phases()
 
@@ -86,7 +86,9 @@ class _Panel:
         if self.it.capacity and self.it.capacity <= self.most:
             y = self._y(self.it.capacity)
             self.canvas.line(LEFT, y, WIDTH - RIGHT, y, "cap")
-            self.canvas.words(LEFT + 6, y + 13, f"the GPU has {amount(self.it.capacity)}", "alarm")
+            said = f"the GPU has {amount(self.it.capacity)}"
+            self.canvas.box(LEFT + 8, y - 8, wide(said) + 8, 16, "page")
+            self.canvas.words(LEFT + 12, y + 4, said, "alarm")
 
     def peak(self, said: str) -> None:
         """A mark at the peak, its words to the side where there is room."""

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 
+from attrs import evolve
+
 from ...config.units import amount
 from ..drawing import LETTER, Canvas, fit, wide
 from ..time import seconds
 from .calls import Call
 from .model import Model, Row, Shard, Stretch
 
-WIDTH, BOX, MADE, BACK = 1080, 118, 440, 740
+WIDTH, BOX, MADE, BACK = 1080, 118, 430, 690
 """The width; where ops begin, what comes out of them, and the calls of backward."""
 
 STEP = 25
@@ -16,15 +18,18 @@ CELLS = 8
 """The most parts that a shard is drawn in."""
 
 
-def drawing(it: Model, colours: Mapping[str, int]) -> str:
-    """The picture for a page."""
-    return drawn(it, colours).svg("the model with its collectives")
+def drawings(it: Model, colours: Mapping[str, int]) -> list[str]:
+    """The pictures of a page: each stretch of rows by itself, so that paper has a place to break."""
+    parts = [evolve(it, stretches=(each,)) for each in it.stretches]
+    said = [f"{each.dim or 'ops'} with their collectives" for each in it.stretches]
+    return [drawn(part, colours, heads=not at).svg(said[at]) for at, part in enumerate(parts)]
 
 
-def drawn(it: Model, colours: Mapping[str, int]) -> Canvas:
-    """The picture; `colours` are the numbers of series of axes."""
+def drawn(it: Model, colours: Mapping[str, int], *, heads: bool = True) -> Canvas:
+    """The picture, with heads of columns; `colours` are the numbers of series of axes."""
     draw = _Drawing(colours)
-    draw.heads()
+    if heads:
+        draw.heads()
     for stretch in it.stretches:
         draw.stretch(stretch)
     return draw.canvas
@@ -63,7 +68,7 @@ class _Drawing:
         if it.op:
             self.canvas.box(BOX, top, MADE - BOX - 16, 20, "card", round=4)
             self.canvas.words(BOX + 8, top + 14, fit(it.op, MADE - BOX - 32))
-            self.canvas.words(MADE, top + 14, fit(it.made, BACK - MADE - 10), "muted")
+            self.canvas.words(MADE, top + 14, fit(it.made, (BACK if it.back else WIDTH - 8) - MADE - 10), "muted")
             self._y += STEP
         for call in it.calls:
             self._call(call, BOX, self._y, BACK - BOX - 14, f"{call.op}: {call.cost}, {call.links}")

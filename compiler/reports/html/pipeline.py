@@ -46,10 +46,14 @@ def pipeline(of: Subject) -> Pipeline | None:
     return Pipeline(picture, said, summary, tuple(ranks_table(picture, accounts(program), said)))
 
 
-def drawing(it: Pipeline) -> str:
-    """All lines of the rows, or the beginning and the end."""
-    canvas, y = Canvas(WIDTH), 6.0
-    for line in excerpt(it.picture, WIDTH):
-        y = draw(canvas, it.picture, line, y, it.said)
-    legend(canvas, it.picture, y)
-    return canvas.svg("the pipeline's rows, with messages")
+def drawings(it: Pipeline) -> list[str]:
+    """Each line of the rows, or the beginning and the end; the last has the legend."""
+    found: list[str] = []
+    lines = excerpt(it.picture, WIDTH)
+    for at, line in enumerate(lines):
+        canvas = Canvas(WIDTH)
+        foot = draw(canvas, it.picture, line, 6.0, it.said)
+        if at == len(lines) - 1:
+            legend(canvas, it.picture, foot)
+        found.append(canvas.svg(f"the pipeline's rows, {line.name or 'with messages'}"))
+    return found

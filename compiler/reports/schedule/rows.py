@@ -13,9 +13,13 @@ from ...schedules.timeline import Slot
 from ..drawing import LETTER, Canvas, ticks, wide
 from .picture import HUES, WORDS, Picture, colour, number
 
-LEFT, ROW, BAR, FOOT = 56, 24, 19, 30
+LEFT, ROW, LOW, BAR, FOOT = 56, 24, 14, 19, 30
 MOST = 4
 """How many lines an excerpt has at most; what is longer is shown whole without words, and its two ends."""
+
+WHOLE = "the whole step"
+BARS = 8000
+"""The most actions of the whole step that are drawn by themselves."""
 
 ARROWS = 400
 """The most messages whose arrows are drawn in a line: more hide what they show."""
@@ -56,7 +60,7 @@ def excerpt(picture: Picture, width: float) -> list[Line]:
     if len(every := lines(picture, width)) <= MOST:
         return every
     total, each = picture.timeline.total, _room(picture, width)
-    return [Line(0, total, "the whole step"), Line(0, each, "the beginning"), Line(total - each, total, "the end")]
+    return [Line(0, total, WHOLE), Line(0, each, "the beginning"), Line(total - each, total, "the end")]
 
 
 def _room(picture: Picture, width: float) -> float:
@@ -71,7 +75,7 @@ def draw(canvas: Canvas, picture: Picture, line: Line, top: float, said: Callabl
         canvas.words(0, top + 11, line.name, "head")
         top += 18
     ranks = picture.schedule.ranks
-    row = ROW if ranks <= 16 else max(ROW * 16 / ranks, 5.0)
+    row = min(max(ROW * 16 / ranks, 5.0), LOW if line.name == WHOLE else ROW)
     draw_ = _Line(canvas, picture, line, top, row)
     draw_.axis(said)
     for rank, slots in enumerate(picture.timeline.slots):
@@ -104,11 +108,29 @@ class _Line:
         """A rank's actions; where it waits, its row is blank."""
         y = self._top + rank * self._row
         if self._row > 10:
-            self._canvas.words(0, y + self._bar - 6, f"rank {rank}")
+            self._canvas.words(0, y + self._bar / 2 + 4, f"rank {rank}")
         self._canvas.box(LEFT, y, self._canvas.width - LEFT, self._bar, "idle", round=0)
+        if self._line.name == WHOLE:
+            self._bars(slots, y)
+            return
         for slot in slots:
             if slot.end > self._line.start and slot.start < self._line.end:
                 self._slot(slot, y)
+
+    def _bars(self, slots: Sequence[Slot], y: float) -> None:
+        """Actions without words, those of a colour as one shape; what is too narrow is part of its neighbour."""
+        least = max((self._canvas.width - LEFT) * self._picture.schedule.ranks / BARS, 0.5)
+        bars: list[tuple[float, float, float, str]] = []  # edges, and the longest action in them with its class
+        for slot in slots:
+            left, right = self._x(slot.start), self._x(slot.end)
+            own = (right - left, style(self._picture.chunks[slot.action.stage], slot.action.work))
+            if bars and left - bars[-1][0] < least:
+                left, _, longest, named = bars.pop()
+                own = max(own, (longest, named))
+            bars.append((left, right, *own))
+        for named in dict.fromkeys(named for *_, named in bars):
+            alike = ((left, right) for left, right, _, of in bars if of == named)
+            self._canvas.bars(alike, y + self._bar / 2, self._bar, f"k{named}")
 
     def _slot(self, slot: Slot, y: float) -> None:
         left, right = self._x(max(slot.start, self._line.start)), self._x(min(slot.end, self._line.end))
