@@ -53,6 +53,12 @@ class Syntax:
         """The document's own text."""
         return source_of(self.plans[0])
 
+    @property
+    def is_model(self) -> bool:
+        """Whether the document has a model alone, which other files use."""
+        kinds = {section.kind.name for section in self.plans[0].sections()}
+        return any(isinstance(item, tree.Model) for item in self.plans[0].items) and not kinds & {"train", "mesh"}
+
     @cached_property
     def mentions(self) -> tuple[Mention, ...]:
         """All names, those of the document first."""
@@ -101,6 +107,11 @@ class Document:
         """Whether the text as it is now is a plan."""
         return self.syntax is not None and self.syntax.source.text == self.source.text and is_whole(self.source)
 
+    @property
+    def is_model(self) -> bool:
+        """Whether it has a model alone, of which no sizes of data are known."""
+        return self.syntax is not None and self.syntax.is_model
+
     @cached_property
     def _moved(self) -> "Moved":
         """From the text of the syntax to that of now."""
@@ -123,7 +134,8 @@ class Document:
         if not own:
             return None
         others = (plan for plan in plans if plan is not own[0])
-        return evolve(self, source=source_of(own[0]), syntax=Syntax((own[0], *others)), mistakes=())
+        syntax = Syntax((own[0], *others))
+        return evolve(self, source=source_of(own[0]), syntax=syntax, model=None, mistakes=(), last_compiled=None)
 
     def here(self, span: Span) -> Span | None:
         """Where a span of the last syntax is in the text as it is now; None where that was edited away."""
@@ -168,11 +180,10 @@ def typed(before: Document | None, source: Source, read: Reader = load) -> Docum
     try:
         found = syntax_of(source, read)
         syntax = found if is_whole(source) or not syntax else syntax
-        model = validate(resolve(source, STAND_IN if is_model(found.plans[0]) else None, read))
+        model = validate(resolve(source, STAND_IN if found.is_model else None, read))
     except PlanError as error:
         mistakes = tuple(each for each in error.diagnostics if each.span.path != STAND_IN.path)
-    alone = syntax and is_model(syntax.plans[0])
-    return evolve(before, source=source, syntax=syntax, model=None if alone else model, mistakes=mistakes)
+    return evolve(before, source=source, syntax=syntax, model=model, mistakes=mistakes)
 
 
 def is_whole(source: Source) -> bool:
@@ -201,12 +212,6 @@ def _files(source: Source, read: Reader) -> Iterator[tree.Plan]:
                     pending.append(found)
 
 
-def is_model(plan: tree.Plan) -> bool:
-    """Whether a file has a model alone, which other files use."""
-    kinds = {section.kind.name for section in plan.sections()}
-    return any(isinstance(item, tree.Model) for item in plan.items) and not kinds & {"train", "mesh"}
-
-
 # ---- after a pause
 
 
@@ -219,7 +224,7 @@ def compiled(document: Document, is_stale: Callable[[], bool] = lambda: False) -
 
     Raises Overtaken where it `is_stale` between two passes.
     """
-    if not document.model:
+    if not document.model or document.is_model:
         return document
     try:
         facts = _facts(document.source, document.model, is_stale)

@@ -15,7 +15,7 @@ from ...config.fields import Field, Part, Settings, fields_of
 from ...config.units import amount, counted
 from ...frontend.calls import signature
 from ...frontend.routes import CALL
-from ...ir import ITEM_BYTES, Op, Param, Program, Region, Type, Value, base, results
+from ...ir import DATA_DIMS, ITEM_BYTES, Op, Param, Program, Region, Type, Value, base, results
 from ...ir.printer import print_type
 from ...ops import OPS, OpDef
 from ...reports.summary import headline, tokens
@@ -54,8 +54,10 @@ def _said(document: Document, it: Mention) -> Lines:
             yield from _of_value(document, facts, it)
         case Kind.PARAM if facts:
             yield from _of_params(document, facts, it.name)
+        case Kind.VALUE | Kind.PARAM if document.model:
+            yield from _unplaced(document.model, it)
         case Kind.DIM if program := facts.program if facts else document.model:
-            yield from _dim(program, it.name)
+            yield from _dim(program, it.name) if facts or it.name not in DATA_DIMS or not document.is_model else ()
         case Kind.AXIS if facts:
             yield from _axis(facts, it.name)
         case Kind.OP | Kind.WORD if entry := op_named(it.name):
@@ -124,6 +126,14 @@ def _of_value(document: Document, facts: Facts, it: Mention) -> Lines:
     elif value := value_at(facts.model.region, it.name, at, it.binds):
         yield f"```\n{it.name}: {print_type(value.type)}\n```"
         yield "no rank holds it by itself: it is part of a larger op"
+
+
+def _unplaced(model: Program, it: Mention) -> Lines:
+    """The dims of a name where no step is known."""
+    of = {param.name: param.type for param in model.stored}.get(it.name)
+    value = None if of else value_at(model.region, it.name, it.span, it.binds)
+    if type := value.type if value else of:
+        yield f"```\n{it.name}: [{', '.join(type.dims)}]\n```"
 
 
 def _of_call(document: Document, facts: Facts, it: Mention, entry: OpDef) -> Lines:

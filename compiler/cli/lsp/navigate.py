@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from os.path import realpath
 
 from ...frontend.load_plan import SHIPPED, used_path
 from ...syntax import tree
@@ -55,16 +56,16 @@ def references(documents: Iterable[Document], mention: Mention, *, binding: bool
     for document in documents:
         for it in document.syntax.mentions if document.syntax else ():
             if _same(it, mention) and (binding or not it.binds) and (span := document.here(it.span)):
-                found.setdefault((span.path, span.line, span.column), span)
+                found.setdefault((realpath(span.path), span.line, span.column), span)
     return [*found.values()]
 
 
 def users(document: Document, mention: Mention, others: Iterable[Document]) -> list[Document]:
     """The documents for which a name means the same: those that use the file that binds it."""
     assert document.syntax, "lsp: a mention without syntax"
-    paths = {it.span.path for it in document.syntax.mentions if it.binds and _same(it, mention)}
-    paths = paths or {document.source.path}
-    sharing = (other for other in others if other.syntax and paths & {plan.span.path for plan in other.syntax.plans})
+    bound = {it.span.path for it in document.syntax.mentions if it.binds and _same(it, mention)}
+    paths = set(map(realpath, bound or {document.source.path}))
+    sharing = (it for it in others if it.syntax and paths & {realpath(plan.span.path) for plan in it.syntax.plans})
     return [document, *(other for other in sharing if other.source.path != document.source.path)]
 
 
@@ -81,8 +82,8 @@ def renamed(documents: Sequence[Document], mention: Mention, name: str) -> list[
     if (kind := taken.get(name)) in RENAMED:
         raise wrong("E0207", f"`{name}` is the name of another {kind.value}", at)
     found = references(documents, mention)
-    shipped = {path for it in documents for path, use in _used(it) if use.path.value.startswith(SHIPPED)}
-    if not shipped.isdisjoint(span.path for span in found):
+    shipped = {realpath(path) for it in documents for path, use in _used(it) if use.path.value.startswith(SHIPPED)}
+    if not shipped.isdisjoint(realpath(span.path) for span in found):
         raise wrong("E0215", f"`{mention.name}` is a name of a file that comes with scalec", at)
     return found
 

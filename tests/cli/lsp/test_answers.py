@@ -181,6 +181,19 @@ def test_a_model_by_itself_has_no_mistake_but_its_own() -> None:
     assert mistake.of.code == "E0605"
 
 
+def test_a_model_by_itself_says_its_dims() -> None:
+    model = compiled(typed(None, load(ROOT / "plans" / "models" / "llama.scale")))
+    for words, text in (
+        ("q = rope", "q: [batch, seq, heads, head_dim]"),
+        ("wq[hidden", "wq: [layers, heads, head_dim, hidden]"),
+        ("ffn      =", "`ffn` = 14,336"),
+    ):
+        shown = hover(model, *at(model, words))
+        assert shown
+        assert shown.text.strip("`\n ") == text.strip("`\n ")
+    assert hover(model, *at(model, "batch, seq]")) is None
+
+
 def test_colours_cover_each_name_once(mlp: Document) -> None:
     found = [*colours(mlp)]
     assert [it.kind for it in found if it.name == "ffn"] == [Kind.DIM] * 4

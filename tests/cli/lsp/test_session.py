@@ -39,6 +39,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "models" / "tiny.scale").write_text(model[0])
     (tmp_path / "plan.scale").write_text(PLAN)
     (tmp_path / "other.scale").write_text(PLAN)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "third.scale").write_text(PLAN.replace("models", "../models"))
     (tmp_path / ".hidden").mkdir()
     (tmp_path / ".hidden" / "plan.scale").write_text(PLAN.replace("models", "../models"))
     return tmp_path
@@ -91,7 +93,7 @@ async def _typed_and_asked(client: LanguageClient, told: "asyncio.Queue[Any]", f
     assert edit
     assert edit.changes
     counts = {Path(uri).name: len(edits) for uri, edits in edit.changes.items()}
-    assert counts == {"plan.scale": 1, "tiny.scale": 3, "other.scale": 1}, "in all files of the folder that share it"
+    assert counts == {"plan.scale": 1, "tiny.scale": 3, "other.scale": 1, "third.scale": 1}, "in all that share it"
     with pytest.raises(JsonRpcException, match="`hidden` is the name of another dim"):
         await client.text_document_rename_async(lsp.RenameParams(plan, at_ffn, "hidden"))
 
