@@ -64,19 +64,34 @@ def ir(options: Namespace) -> None:
     from ..passes import PASS_NAMES
     from ..syntax.diagnostics import listing
 
-    stage = options.after or PASS_NAMES[-1]
+    stage = options.after or options.diff or PASS_NAMES[-1]
     if stage not in PASS_NAMES:
         raise UsageError(f"unknown pass `{stage}`; passes, in order: {listing(PASS_NAMES)}")
     program = load(options.plan, stage).program
     if program.after != stage:
         raise UsageError(f"`{options.plan}` is IR from after `{program.after}`, which comes after `{stage}`")
     as_file()
-    if options.graph:
+    if options.diff:
+        _show_change(options, program)
+    elif options.graph:
         from ..reports.ir_graph import print_graph
 
         sys.stdout.write(print_graph(program, options.graph))
     else:
         sys.stdout.write(print_ir(program))
+
+
+def _show_change(options: Namespace, program: "Program") -> None:
+    """The lines of IR text that a pass has changed, with those around them."""
+    from difflib import unified_diff
+
+    from ..ir.printer import print_ir
+    from ..passes import PASS_NAMES
+
+    before = PASS_NAMES[max(PASS_NAMES.index(program.after) - 1, 0)]
+    texts = [print_ir(each).splitlines() for each in (load(options.plan, before).program, program)]
+    names = (f"after {before}", f"after {program.after}")
+    print("\n".join(unified_diff(*texts, *names, n=2, lineterm="")) or f"`{program.after}` changes nothing")
 
 
 def check(options: Namespace) -> int:
@@ -265,6 +280,8 @@ COMPILE = Command(
 def _ir_arguments(parser: ArgumentParser) -> None:
     plan_argument(parser)
     parser.add_argument("--after", metavar="PASS", help="the pass; an unknown name lists all passes")
+    help = "print what this pass has changed, as a unified diff of IR text"
+    parser.add_argument("--diff", metavar="PASS", help=help)
     help = "print a graph in place of IR text: ops and regions are nodes, values with their types edges"
     parser.add_argument("--graph", choices=("dot", "graphml", "json"), help=help)
 

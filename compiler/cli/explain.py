@@ -19,7 +19,7 @@ OF_TIME = (*FORMS, "csv", "trace", "no_advice")
 
 
 def explain(options: Namespace) -> None:
-    """`scalec explain memory | collectives | time PLAN`, `scalec explain CODE`."""
+    """`scalec explain memory | collectives | time | VALUE PLAN`, `scalec explain CODE`."""
     from ..reports.explain import explain_code, explain_collectives, memory
     from ..reports.summary import largest_bucket
     from ..syntax.diagnostics import CODES
@@ -34,6 +34,8 @@ def explain(options: Namespace) -> None:
         plan = _sized(load(path), options.size)
         parts = of_program[topic](plan.program), largest_bucket(plan.program, plan.model)
         show("\n\n".join(filter(None, parts)))
+    elif path:
+        _value(_sized(load(path), options.size), topic)
     else:
         assert code in CODES, "explain: neither a topic nor a code"
         show(explain_code(code))
@@ -52,17 +54,38 @@ def _sized(plan: Plan, size: int | None) -> Plan:
     return Plan(plan.source, at_size(plan.model, size), at_size(plan.program, size))
 
 
+def _value(plan: Plan, name: str) -> None:
+    """The placement of a value.  UsageError where the plan has none of that name."""
+    from ..analysis.hardware import hardware
+    from ..analysis.time.op_rows import op_rows
+    from ..passes import lower
+    from ..reports.value import explain_value, names_of
+    from ..syntax.diagnostics import did_you_mean
+    from ..syntax.source import is_ir
+
+    if is_ir(plan.source.text):
+        raise UsageError("a value is explained by its plan, not by IR text")
+    if name not in (known := names_of(plan.model)):
+        topics = "`memory`, `collectives`, `time`, a code such as `E0510`"
+        near = did_you_mean(name, known) or f"it explains {topics}, or a value or parameter of the plan"
+        raise UsageError(f"the plan has no value `{name}`: {near}")
+    worked = lower(plan.model, "propagate")
+    on = None if plan.program.pipeline else hardware(plan.program)
+    rows = {row.name: row for row in op_rows(plan.program, on)} if on else {}
+    show(explain_value(name, worked, lower(worked, "insert_collectives"), plan.program, rows))
+
+
 def _check(options: Namespace, topics: tuple[str, ...]) -> None:
     """A topic goes with a plan, a code without; some options go with one topic."""
     from ..syntax.diagnostics import CODES, did_you_mean
 
     topic, plan = options.topic, options.plan
-    if topic not in topics and topic.upper() not in CODES:
-        known = "it takes `memory`, `collectives`, `time` or a code such as `E0510`"
+    if topic not in topics and topic.upper() not in CODES and not (plan and plan.is_file()):
+        known = "it takes `memory`, `collectives`, `time`, a value of the plan, or a code such as `E0510`"
         raise UsageError(f"cannot explain `{topic}`: {did_you_mean(topic, (*topics, *CODES)) or known}")
     if options.size and not plan:
         raise UsageError("`--size` goes with a plan")
-    if (topic in topics) != bool(plan):
+    if (topic.upper() in CODES) == bool(plan):
         raise UsageError(f"`scalec explain {topic}` {'takes no plan' if plan else 'needs a plan'}")
     if topic != "time":
         for name in OF_TIME:
@@ -172,7 +195,9 @@ def report_of(plan: Plan) -> "Report":
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("topic", metavar="TOPIC", help="memory, collectives, time, or a code such as E0510")
+    parser.add_argument(
+        "topic", metavar="TOPIC", help="memory, collectives, time, a value of the plan, or a code such as E0510"
+    )
     parser.add_argument("plan", type=file_path, nargs="?", metavar="PLAN", help=f"{PLAN}; not for a code")
     help = "of a mesh with a range, such as dp = 4..8: the size to explain (default: the largest)"
     parser.add_argument("--size", type=count, metavar="N", help=help)
@@ -193,13 +218,14 @@ COMMAND = Command(
     "explain",
     explain,
     _arguments,
-    "show the memory, the collectives or the time of a plan, or the meaning of a code",
+    "show the memory, the collectives or the time of a plan, why a value is placed so, or the meaning of a code",
     "memory: peak memory of one rank, where in the step it occurs, and saved activations by op and plan line;\n"
     "whether it fits the GPU named in the plan's cluster.\n"
     "collectives: the collectives of a step, where and how often they run, and the bytes a rank sends,\n"
     "within a node and across nodes.\n"
     "time: the seconds of a step on the GPUs of the plan's cluster, on what and at which lines they are spent,\n"
     "tokens/s/GPU and MFU; what limits it, and which plans with one setting changed take less.\n"
+    "A value or parameter of the plan: the rules that placed it and those that lost, its coercions, bytes and time.\n"
     "A code such as E0510: its meaning, with a wrong and a right plan.",
     "scalec explain memory plans/llama3_405b.scale",
 )

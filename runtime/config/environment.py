@@ -8,7 +8,8 @@ from pathlib import Path
 from ..errors import RunError
 
 _RECORD, _SANITIZE, _PROFILE, _STEPS = "SCALEC_RECORD", "SCALEC_SANITIZE", "SCALEC_PROFILE", "SCALEC_PROFILE_STEPS"
-_KNOWN = (_RECORD, _SANITIZE, _PROFILE, _STEPS, "SCALEC_DUMP")
+_LOG = "SCALEC_LOG"
+_KNOWN = (_RECORD, _SANITIZE, _PROFILE, _STEPS, _LOG, "SCALEC_DUMP")
 
 
 def recording() -> bool:
@@ -19,6 +20,14 @@ def recording() -> bool:
 def sanitizing() -> bool:
     """Whether SCALEC_SANITIZE=1 asks that copies be compared.  RunError."""
     return _is_on(_SANITIZE)
+
+
+def tracing() -> bool:
+    """Whether SCALEC_LOG=trace asks for a line about each collective.  RunError."""
+    value = os.environ.get(_LOG, "")
+    if value not in ("", "trace"):
+        raise RunError(f"{_LOG} is `{value}`: write trace, or leave it out")
+    return value == "trace"
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,7 @@ def profiling() -> Profiled | None:
 
 def unknown() -> list[str]:
     """A line for each variable SCALEC_… that asks for nothing.  RunError if one that is known has an unknown value."""
-    for asked in (recording, sanitizing, profiling):
+    for asked in (recording, sanitizing, tracing, profiling):
         asked()
     names = sorted(name for name in os.environ if name.startswith("SCALEC_") and name not in _KNOWN)
     return [f"warning: there is no {name}: {_meant(name)}" for name in names]

@@ -2,18 +2,19 @@
 
 from torch import nn
 
-from ..config.environment import recording, sanitizing
+from ..config.environment import recording, sanitizing, tracing
 from .launch import warn
 
 
 def compile_each(model: nn.Module, *classes: type[nn.Module], backend: str = "inductor") -> None:
     """Has torch.compile make a graph of each module of these classes, when it is first called; shapes are constants.
 
-    Within a graph nobody sees values and collectives one by one: where SCALEC_SANITIZE or SCALEC_RECORD asks for that,
-    modules stay as they are, and rank 0 says so.
+    Within a graph nobody sees values and collectives one by one: where a variable asks for that, modules stay as they
+    are, and rank 0 says so.
     """
-    if observer := "SCALEC_SANITIZE" if sanitizing() else "SCALEC_RECORD" if recording() else "":
-        warn(f"note: {observer}=1 looks into each layer, so none is compiled")
+    asked = {"SCALEC_SANITIZE=1": sanitizing(), "SCALEC_RECORD=1": recording(), "SCALEC_LOG=trace": tracing()}
+    if observer := next((name for name, is_on in asked.items() if is_on), ""):
+        warn(f"note: {observer} looks into each layer, so none is compiled")
         return
     for module in model.modules():
         if isinstance(module, classes):

@@ -12,7 +12,7 @@ from torch import nn
 from ..checkpoint import saver
 from ..checkpoint.background import Saver
 from ..comm.mesh import Mesh
-from ..config.environment import Profiled, profiling, recording, sanitizing, unknown
+from ..config.environment import Profiled, profiling, recording, sanitizing, tracing, unknown
 from ..config.plan import Metrics, Plan
 from ..data.loader import Batch, Loader
 from ..data.mixture import Mixture
@@ -120,7 +120,7 @@ class _Run:
     def _speed(self) -> Speed:
         """Throughput beside the prediction, which knows nothing of what is done besides to find mistakes."""
         plan, mesh = self.plan, self.mesh
-        expected = None if recording() or sanitizing() else plan.expected
+        expected = None if recording() or sanitizing() or tracing() else plan.expected
         return Speed(plan.global_batch * plan.seq, mesh.size(*plan.mesh), mesh.device, expected)
 
     def go(self) -> None:
@@ -133,6 +133,8 @@ class _Run:
                 observers.enter_context(self._profiler(asked))
             if recording():
                 observers.enter_context(self._recorder())
+            if tracing():
+                observers.enter_context(self._call_log())
             self._begin()
             observers.enter_context(self.saver)
             allocator.forget(self.mesh.device)
@@ -181,10 +183,20 @@ class _Run:
         return profiler
 
     def _recorder(self) -> AbstractContextManager[Any]:
-        """Records collectives while entered, and knows the steps and evaluations from what else the loop does."""
+        """Records collectives while entered."""
         from ..debug.record import Recorder  # most runs do without
 
-        recorder = Recorder(self.options.out / "recorded", self.plan, self.start.first)
+        return self._observed(Recorder(self.options.out / "recorded", self.plan, self.start.first))
+
+    def _call_log(self) -> AbstractContextManager[Any]:
+        """Tells each collective while entered."""
+        from ..debug.call_log import CallLog  # most runs do without
+        from .watchdog.position import order
+
+        return self._observed(CallLog(self.start.first, lambda evaluates: order(self.mesh, evaluates)()))
+
+    def _observed(self, recorder: Any) -> AbstractContextManager[Any]:
+        """The recorder, which knows the steps and evaluations from what else the loop does."""
         self.train_step = recorder.of("train", self.train_step)
         self.eval_step = recorder.of("evaluate", self.eval_step)
         return recorder

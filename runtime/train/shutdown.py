@@ -51,11 +51,30 @@ def ending(watchdog: Watching | None = None) -> Generator[None]:
         rank, told = f"rank {os.environ.get('RANK', 0)} on {gethostname()}", " ".join(str(error).split())
         if watchdog is not None and _has_lost_another(error):
             watchdog.lost(error)
-        _leave(watchdog, f"{rank} failed\n{traceback.format_exc()}", 1, f"{rank}: {type(error).__name__}: {told}")
+        _leave(
+            watchdog,
+            f"{rank} failed\n{traceback.format_exc()}{_program_line(error)}",
+            1,
+            f"{rank}: {type(error).__name__}: {told}",
+        )
     if dist.is_initialized():
         dist.destroy_process_group()
     if status:
         sys.exit(status)
+
+
+def _program_line(error: BaseException) -> str:
+    """The innermost line of the program through which an error has come that has a line of the plan, and that line."""
+    import linecache
+
+    from ..debug.source_lines import place, plan_line  # most runs do without
+
+    frames = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
+    of_plan = [each for each in frames if Path(each[0]).name == Path(sys.argv[0]).name and plan_line(*each)]
+    if not of_plan:
+        return ""
+    code = linecache.getline(*of_plan[-1]).partition("  #")[0].strip()
+    return f"in the plan at {place(*of_plan[-1])}\n    {code}\n"
 
 
 def _has_lost_another(error: BaseException) -> bool:

@@ -54,9 +54,9 @@ def position(
     counted_here = (name for name in groups if mesh.device.type == "cpu" or not name.endswith(MESSAGES))
     made = {name: now[name] - before.get(groups[name], 0) for name in counted_here}  # NCCL counts no messages
     waits, waiting = _waits(mesh, frames)
-    order = _order(mesh, evaluates)
+    calls_of = order(mesh, evaluates)
     pending = {name: first - before.get(groups[name], 0) for name, first in _pending(groups).items()}
-    calls, astray = _calls(order(), made, pending)
+    calls, astray = _calls(calls_of(), made, pending)
     waiting = waiting or bool(pending)
     if astray:
         return Position(rank, host, doing, now, waits, (), waiting, "", _code(frames), astray)
@@ -65,7 +65,7 @@ def position(
     peers: Sequence[int] = ()
     call = calls.get(waits) or next(iter(calls.values()) if pending else reversed(calls.values()), None)
     if message := _message(frames):
-        call = next((each for each in order() if message(each)), call)
+        call = next((each for each in calls_of() if message(each)), call)
     if call is not None and call.peer is not None:
         peers = [members(mesh.axes, call.group, rank)[call.peer]]
     astray = _other(call, frames) if call is not None and waits and not pending else ""
@@ -87,7 +87,7 @@ def _other(call: Call, frames: Frames) -> str:
 # ---- the plan's order
 
 
-def _order(mesh: Mesh, evaluates: bool) -> Callable[[], Iterator[Call]]:
+def order(mesh: Mesh, evaluates: bool) -> Callable[[], Iterator[Call]]:
     """The calls of this rank in a step, or in evaluation after evaluation; none where plan.json is not there."""
     try:
         plan: dict[str, Any] = json.loads(Path(sys.argv[0]).with_name("plan.json").read_bytes())

@@ -1,0 +1,47 @@
+"""`scalec explain VALUE PLAN`, and `scalec ir --diff PASS PLAN`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scalec.compiler.cli import main
+
+PLANS = Path(__file__).parents[2] / "plans"
+TINY = str(PLANS / "tiny_llama.scale")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+def test_a_value_and_parameters(capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
+    said = (f"# {name}\n\n{printed(capsys, 'explain', name, TINY)}" for name in ("x", "q", "wq", "norm1"))
+    golden("explained_values.txt", "\n".join(said))
+
+
+def test_seconds_are_told_where_they_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert " ms  " in printed(capsys, "explain", "x", str(PLANS / "llama3_8b.scale"))
+
+
+@pytest.mark.parametrize("plan", ["tiny_hybrid", "tiny_pipeline", "gpt2_124m"])
+def test_every_value_can_be_explained(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from scalec.compiler.cli.compile import load
+    from scalec.compiler.reports.value import names_of
+
+    path = PLANS / f"{plan}.scale"
+    for name in names_of(load(path).model)[::6]:
+        assert printed(capsys, "explain", name, str(path))
+
+
+def test_a_value_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(("explain", "wqq", TINY)) == 2
+    assert capsys.readouterr().err == "error: the plan has no value `wqq`: did you mean `wq`?\n"
+
+
+def test_what_a_pass_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "ir", TINY, "--diff", "insert_collectives").splitlines()
+    assert lines[:2] == ["--- after choose_layout", "+++ after insert_collectives"]
+    assert any(line.startswith("+    a.1:") and "coerce(a) <axes=[tp], from=S(seq), to=R>" in line for line in lines)
+    assert printed(capsys, "ir", TINY, "--diff", "divide_stages") != ""
