@@ -73,7 +73,7 @@ def compiled(plan: str) -> tuple[ModuleType, dict[str, Any]]:
 def loaded(folder: Path, plan: Path) -> ModuleType:
     """The program of a plan, compiled to `folder/out`."""
     subprocess.run([*COMPILE, plan, "-o", folder / "out"], check=True, stdout=subprocess.DEVNULL)
-    return _imported(folder / "out" / "train.py")
+    return imported(folder / "out" / "train.py")
 
 
 def _plan(sizes: Sizes, mesh: Mapping[str, int], sequence_parallel: bool, state: str, train: str, gpu: str) -> str:
@@ -97,7 +97,7 @@ train {{
 """
 
 
-def _imported(path: Path) -> ModuleType:
+def imported(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("emitted_program", path)
     assert spec is not None
     assert spec.loader is not None

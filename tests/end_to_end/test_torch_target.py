@@ -3,6 +3,9 @@
 Non-goals: their text (`emit.test_dtensor`).
 """
 
+import importlib
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from helpers.oracle import harness, reference
 from helpers.oracle.plans import Case, plan_text
 
 LR = 0.01
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FEW = (
     Case(
         tp=2, sp=True, padded=True, smoothing=0.1, model="tied", recompute="full", optimizer="adamw", clip=0.05, z=0.01
@@ -35,6 +39,9 @@ MANY = (
     Case(tp=2, vocab=False, padded=True, smoothing=0.1, model="tied", recompute="every(2, layers)"),
     Case(dp=2, tp=4, sp=True, kv=1, microbatches=2, optimizer="groups", clip=0.05),
     Case(dp=2, tp=4, sp=True, kv=2, model="latent", optimizer="adamw"),
+    Case(dp=2, cp=2, model="tied", microbatches=2),
+    Case(uly=2, dp=2, kv=4),
+    Case(dp=2, cp=2, tp=2, sp=True, state="zero 3 over dp, cp", optimizer="adamw", clip=0.05),
 )
 
 
@@ -43,3 +50,17 @@ def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     start, batches = reference.initial(case.config), list(harness.batches(case, 3))
     steps = torch_target.run(case.ranks, torch_target.compiled(plan_text(case), tmp_path), start, batches, LR)
     assert_steps_equal(steps, reference.run(case.config, case.training, start, batches, LR))
+
+
+@pytest.mark.long
+def test_torch_communicates_what_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for sums of gradients: those over two axes are two calls."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    benchmark = importlib.import_module("torch_target")
+    for name, (mesh, train) in benchmark.PLANS.items():
+        with ProcessPoolExecutor(1, get_context("fork")) as pool:
+            rows, _ = pool.submit(benchmark._measured, name, benchmark.source(mesh, train), 1).result()
+        for plan, kind, _, _, planned, sent in rows:
+            want, got = (int(each.replace(",", "")) for each in (planned, sent))
+            most = 2 if kind == "all_reduce" else 1
+            assert 0.99 * want <= got <= most * want, (plan, kind)

@@ -36,7 +36,7 @@ from torch.nn.functional import silu
 
 VOCAB, HIDDEN, LAYERS, HEADS, HEAD_DIM, KV_HEADS, FFN, SEQ = 32, 16, 2, 4, 4, 2, 24, 8
 MESH = {"dp": 2, "tp": 2}
-MICROBATCHES, STEPS, SEED = 2, 10, 3
+GLOBAL_BATCH, MICROBATCHES, STEPS, SEED = 8, 2, 10, 3
 
 
 class Metrics(NamedTuple):
@@ -148,7 +148,7 @@ def build(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def microbatches(mesh: DeviceMesh, tokens: Tensor, labels: Tensor) -> list[tuple[Tensor, ...]]:
-    """The model's inputs of each microbatch, of a global batch, [8, seq] each, that all ranks have."""
+    """The model's inputs of each microbatch, of a global batch, [GLOBAL_BATCH, SEQ] each, that all ranks have."""
     each = (
         by_microbatch(mesh, tokens, MICROBATCHES, [Shard(1), Replicate()], seq_first=True),
         by_microbatch(mesh, labels, MICROBATCHES, [Shard(1), Replicate()], seq_first=True),
@@ -467,7 +467,7 @@ def main() -> None:
     text = torch.frombuffer(bytearray(Path(sys.argv[1]).read_bytes()), dtype=torch.uint8).long()
     steps = int(sys.argv[2]) if sys.argv[2:] else STEPS
     for step in range(steps):
-        begins = torch.randint(len(text) - SEQ, (8, 1))
+        begins = torch.randint(len(text) - SEQ, (GLOBAL_BATCH, 1))
         rows = text[begins + torch.arange(SEQ + 1)]
         batch = microbatches(mesh, rows[:, :-1], rows[:, 1:])
         metrics = train_step(model, optimizer, batch, learning_rate(step, steps))
