@@ -17,6 +17,7 @@ import torch
 
 from scalec.compiler.cli import main as scalec
 from scalec.runtime import Batch, Mesh, Metrics, TrainState
+from scalec.runtime.debug.compare import Comparison
 from scalec.runtime.debug.twice import CopyCheck, Replay
 from scalec.runtime.train.finite import Finite
 
@@ -54,7 +55,7 @@ def main() -> None:
     )
     _each_step(state)
     _hashes(program, model, state, batch)
-    replay = Replay(state, program.train_step)
+    replay = Replay(state, program.train_step, Comparison(torch.device("cpu")))
     twice = min(
         _seconds(lambda: replay.step(1, model, batch, 1e-3, program.train_step, lambda: None)) for _ in range(TIMES)
     )
@@ -78,7 +79,7 @@ def _each_step(state: TrainState) -> None:
 
 def _hashes(program: Any, model: Any, state: TrainState, batch: Batch) -> None:
     """The beginning of a step that is compared: all state is hashed once."""
-    check = CopyCheck(model, state, program.PLAN.inputs)
+    check = CopyCheck(model, state, program.PLAN.inputs, Comparison(torch.device("cpu")))
     boxes = [box.tensor for box in state.boxes()]
     hashed = min(_seconds(lambda: check.begin(batch)) for _ in range(TIMES))
     copied = min(_seconds(lambda: [each.clone() for each in boxes]) for _ in range(TIMES))

@@ -13,7 +13,7 @@ from ..syntax.package_data import folder
 from ..syntax.parser import parse_plan
 from ..syntax.source import Source, Span
 
-NAMES, TRAIN = "names", "train"
+NAMES, TRAIN, WATCH = "names", "train", "watch"
 
 CHOSEN = ("seq", "global_batch", "microbatch", "recompute")
 """Settings of `train` that a choice says."""
@@ -70,7 +70,7 @@ class ModelFile:
                 written = item.path.value
                 path = written if written.startswith(SHIPPED) else seen(self.folder / written, folder)
                 yield _words(item.span).replace(f'"{written}"', f'"{path}"', 1)
-            elif not isinstance(item, tree.Section) or _is_names(item):
+            elif not isinstance(item, tree.Section) or item.kind.name in (NAMES, WATCH):
                 yield _words(item.span)
 
     @cached_property

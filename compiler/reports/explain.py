@@ -91,8 +91,8 @@ def _padding(it: Account) -> Iterator[str]:
 def _watched(program: Program) -> Iterator[str]:
     """The memory of looks, if there are any."""
     if size := looks.kept(program):
-        pieces = ", with pieces of the state that `replay` updates twice" if program.watch.replay else ""
-        yield f"watch: {amount(size)} during the update, for hashes{pieces}"
+        pieces = ", and for pieces of the state that `replay` updates twice" if program.watch.replay else ""
+        yield f"watch: {amount(size)} during the update, for hashes, whose keys are among the tables{pieces}"
 
 
 def _host(program: Program, it: Account) -> str:

@@ -39,8 +39,10 @@ class CopyCheck:
     Also the state at the beginning of a step, which may be one rank's alone, with that before its update.
     """
 
-    def __init__(self, model: nn.Module, state: TrainState, inputs: Mapping[str, Input]) -> None:
-        self._model, self._state, self._comparison = model, state, Comparison(state.mesh.device)
+    def __init__(
+        self, model: nn.Module, state: TrainState, inputs: Mapping[str, Input], comparison: Comparison
+    ) -> None:
+        self._model, self._state, self._comparison = model, state, comparison
         whole = {name: {axis for axes in it.split.values() for axis in axes} for name, it in inputs.items()}
         self._inputs = {name: state.mesh.without(split) for name, split in whole.items()}
         self._held = [*state.copies()]
@@ -104,9 +106,9 @@ class CopyCheck:
 class Replay:
     """Runs a step twice from one state, and compares loss, norm and each bucket's gradients; then each update."""
 
-    def __init__(self, state: TrainState, train_step: TrainStep) -> None:
+    def __init__(self, state: TrainState, train_step: TrainStep, comparison: Comparison) -> None:
         """`train_step` is that of the program, which nothing else watches."""
-        self._state, self._train_step, self._comparison = state, train_step, Comparison(state.mesh.device)
+        self._state, self._train_step, self._comparison = state, train_step, comparison
 
     def step(
         self, number: int, model: nn.Module, batch: Batch, lr: float, run: TrainStep, begin: Callable[[], None]

@@ -37,9 +37,12 @@ class Watching:
         self._finite = Finite(state, asked.finite, asked.skips, located)
         state.kept += [*(state.held.kept() if asked.skips else ()), *(state.losses.kept() if asked.spikes else ())]
         if asked.copies or asked.replay:
+            from ..debug.compare import Comparison
             from ..debug.twice import CopyCheck, Replay  # most runs do without
 
-            self._copies, self._replay = CopyCheck(model, state, inputs), Replay(state, train_step)
+            comparison = Comparison(state.mesh.device)
+            self._copies = CopyCheck(model, state, inputs, comparison)
+            self._replay = Replay(state, train_step, comparison)
 
     def step(self, number: int, batch: Batch, lr: float, run: TrainStep, begin: Callable[[], None]) -> Metrics:
         """Step `number` (from 1) by `run`, and what is due in it.  RunError on all ranks where a value is wrong.

@@ -25,6 +25,7 @@ from scalec.compiler.planner.search import Found, search
 from scalec.compiler.planner.space import Space, divisors, space
 from scalec.compiler.planner.two_processes import in_two
 from scalec.compiler.syntax.limits import load
+from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[2] / "plans"
 
@@ -162,3 +163,10 @@ def test_two_processes_give_results_in_order_and_raise_what_is_raised() -> None:
         in_two(lambda at: 1 // (at - 5), range(9))
     with pytest.raises(ZeroDivisionError):
         in_two(lambda at: 1 // (at - 4), range(9))
+
+
+def test_what_a_run_looks_at_stays() -> None:
+    watch = "watch { copies every 100  replay every 1000 }"
+    source = load(PLANS / "llama3_8b.scale")
+    file = ModelFile(Source(source.path, f"{source.text}\n{watch}\n"))
+    assert file.model(PLANS).endswith(f"\n\n{watch}")

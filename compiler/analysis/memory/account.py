@@ -10,6 +10,7 @@ from ...ops import roles
 from ...ops.saved_tensors import Device
 from ..expert_loads import Load, loads, with_room
 from ..stage_program import rank_programs
+from . import looks
 from .aliasing import Storages
 from .peak import PeakSnapshot, Walk, update
 from .pipeline_peak import Stage, device_of, keeps, peaks, stages_of
@@ -55,7 +56,7 @@ class Account:
     """The memory of one rank, in bytes.
 
     scalars the optimizer's count of steps, the count of steps that were held, a loss scale, and the biases of routers
-    tables  of rotary positions, that the model computes once
+    tables  of rotary positions, that the model computes once, and of keys of hashes
     inputs  tokens, labels and the like of all microbatches of a step
     kept    what autograd keeps of one microbatch, each storage once
     peak    the moment when most is in memory
@@ -164,7 +165,7 @@ def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak:
         device_of(program),
         tuple(_bucket(bucket, storages) for bucket in program.buckets if bucket.params),
         STEP_COUNT + HELD + LOSS_SCALE * (program.train.precision == "fp16") + _biases(program),
-        _tables(storages.program),
+        _tables(storages.program) + looks.keys(program),
         sum(storages.bytes(name) for name in storages.inputs),
         kept,
         peak,

@@ -5,16 +5,20 @@ from ...ir import ITEM_BYTES, PRECISIONS, Program
 PIECE = 1 << 24
 """Elements of the state that `replay` updates twice at a time."""
 
-HASHING = 12 << 20
-"""Bytes of the keys of hashes, and of a block's products with them."""
+KEYS, PRODUCTS = 8 << 20, 4 << 20
+"""Bytes of the keys of hashes, which stay, and of a block's products with them."""
+
+
+def keys(program: Program) -> int:
+    """Bytes that looks take of a rank at any time."""
+    return KEYS if program.watch.copies or program.watch.replay else 0
 
 
 def kept(program: Program) -> int:
-    """Bytes that looks take of a rank during the update, beside the state."""
-    if not (program.watch.copies or program.watch.replay):
-        return 0
+    """Bytes that they take during the update besides."""
     own = max((program.elements(bucket.type) for bucket in program.buckets if bucket.params), default=0)
-    return HASHING + (min(own, PIECE) * _element(program) if program.watch.replay else 0)
+    pieces = min(own, PIECE) * _element(program) if program.watch.replay else 0
+    return PRODUCTS + pieces if keys(program) else 0
 
 
 def _element(program: Program) -> int:
