@@ -472,9 +472,9 @@ def total_norm(gradients: Sequence[DTensor]) -> Tensor:
 
 
 def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """An update with the learning rate of a step, of which groups have a share each."""
+    """An update with the learning rate of a step, of which groups may have a share each."""
     for group in optimizer.param_groups:
-        group["lr"] = lr * group["lr_scale"]
+        group["lr"] = lr * group.get("lr_scale", 1.0)
     optimizer.step()
 
 

@@ -1,0 +1,53 @@
+"""Emitted programs inside loops of one's own: the two examples, on forked ranks."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch.distributed.device_mesh import init_device_mesh
+
+from helpers.forked_ranks import run_ranks
+from helpers.oracle import harness
+from helpers.oracle.plans import Case, plan_text
+from helpers.torch_target import compiled
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+TEXT = bytes(range(32)) * 64
+CASE = Case(dp=2, tp=1, microbatches=2, precision="fp32", optimizer="adamw")
+
+
+def _example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_torch_data_loader_feeds_a_program(tmp_path: Path) -> None:
+    losses = run_ranks(2, _example("torch_data_loader").train, harness.compiled(CASE, tmp_path), TEXT, 6)
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0]
+
+
+def test_a_trainer_has_callbacks_and_an_optimizer_of_its_own(tmp_path: Path) -> None:
+    (first, stopped), (second, _) = run_ranks(2, _trained, compiled(plan_text(CASE), tmp_path), functional=True)
+    assert first == second
+    assert first[-1] < first[0]
+    assert stopped == len(first) == 5
+
+
+def _trained(program: ModuleType) -> tuple[list[float], int]:
+    trainer = _example("trainer")
+    losses: list[float] = []
+
+    class Stop(trainer.Callback):
+        def on_step_end(self, trainer: Any, progress: Any) -> None:
+            losses.append(progress.loss)
+            progress.stop = progress.step == 5
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    it = trainer.Trainer(program, mesh, trainer.with_momentum, [Stop()])
+    return losses, it.train(trainer.random_rows(program, TEXT), 20).step
