@@ -53,7 +53,10 @@ def _train(section: tree.Section, cluster: Cluster, found: Diagnostics) -> Train
 
 
 def _check_skips(watch: Watch) -> None:
-    """A rule by which steps are skipped says how many."""
+    """A rule by which steps are skipped says how many, and each of them is told."""
+    if watch.skips and watch.finite > 1:
+        help = "leave `finite` out: a look takes some microseconds of the host"
+        raise wrong("E0405", "`skips` needs a look at each step: `finite every 1`", watch.spans["finite"], help=help)
     if watch.limited and not watch.skips:
         help = "add `skips = 3`: as many steps in a row may be skipped, and one more ends the run"
         raise wrong("E0402", f"`spikes = {watch.spikes}` needs `skips`", watch.spans["spikes"], help=help)

@@ -30,6 +30,8 @@ OVERRIDES = (
     "cluster { memory = 64GiB }",
     # settings that contradict
     "train { optimizer adamw { schedule = cosine(floor=3e-3) } }",
+    "watch { spikes = skip(10) }",
+    "watch { finite every 10  skips = 2 }",
     # settings by other names
     "train { learning_rate = 1e-3 }",
     "train { batch_size = 8  dtype = bf16  gradient_accumulation_steps = 4 }",
