@@ -1,7 +1,4 @@
-"""The edits that mend a mistake, as the words of its help say them.
-
-Purpose: one row for each way in which a help names what to write.  Non-goals: a help that leaves a choice.
-"""
+"""The edits that mend a mistake, as the words of its help say them: one row for each way to say what to write."""
 
 import re
 from collections.abc import Iterator
@@ -33,6 +30,12 @@ ROWS = (
 """The words of a help, those that the diagnostic is about, and those in their place; a key is that of the setting."""
 
 
+_LIST = r"(`[\w:./]+`(?:(?:, | or )`[\w:./]+`)+)"
+CHOICES = re.compile(rf"(?:did you mean|it is one of|there are|(?:axes of `mesh`|dims|ops) are) {_LIST}\??$")
+MOST = 6
+"""The words that a help leaves to choose from, and how many of them are edits."""
+
+
 @frozen
 class Fix:
     """An edit that mends a mistake: `text` in the place of `span`, "" to leave that out."""
@@ -45,6 +48,10 @@ def fixes(diagnostic: Diagnostic) -> Iterator[Fix]:
     """The edits, each of which mends the mistake by itself."""
     if diagnostic.span.line != diagnostic.span.end_line:
         return
+    if choices := CHOICES.match(diagnostic.help):
+        words = re.findall("`([^`]+)`", choices[1])
+        if re.fullmatch(WORD, (span := _word(diagnostic)).words) and len(words) <= MOST:
+            yield from (Fix(span, word) for word in words)
     for says, about, text in ROWS:
         span = _word(diagnostic) if about == WORD else diagnostic.span
         help, words = re.search(says, diagnostic.help), re.fullmatch(about, span.words)

@@ -75,6 +75,23 @@ def test_each_edit_mends_the_example_of_a_code(code: str) -> None:
             assert (code, diagnostic.message) not in {(each.code, each.message) for each in now}
 
 
-def test_a_help_that_leaves_a_choice_is_no_edit() -> None:
+@pytest.mark.parametrize(
+    ("words", "wrong", "offered"),
+    [
+        ("over tp", "over model", ["dp", "tp"]),
+        ("train {", "cluster { gpu = v100 }\ntrain {", ["v100_16gb", "v100_32gb"]),
+        ("lr = 1e-3", "lr = 1e-3  schedule = linear", ["constant", "cosine"]),
+    ],
+)
+def test_a_few_words_to_choose_from_are_an_edit_each(words: str, wrong: str, offered: list[str]) -> None:
+    broken = Source(RIGHT.path, RIGHT.text.replace(words, wrong, 1))
+    found = [fix for diagnostic in told(broken) for fix in fixes(diagnostic)]
+    assert [fix.text for fix in found] == offered
+    for fix in found:
+        messages = {each.message for each in told(Source(RIGHT.path, replaced(broken.text, [fix.span], fix.text)))}
+        assert not messages & {each.message for each in told(broken)}
+
+
+def test_a_help_that_says_no_words_is_no_edit() -> None:
     uneven = Source(RIGHT.path, RIGHT.text.replace("ffn = 256", "ffn = 255"))
     assert [fix for diagnostic in told(uneven) for fix in fixes(diagnostic)] == []

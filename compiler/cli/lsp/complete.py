@@ -1,7 +1,7 @@
 """The words that can be written at a place, from the words before it alone, since the text is rarely a plan there."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from inspect import cleandoc
 
 from attrs import frozen
@@ -17,7 +17,7 @@ from .document import Document
 from .hover import op_named, takes
 from .mentions import DECLARING, SECTIONS, Kind, part_of
 from .moved import offset
-from .words import AXES, ITEMS, STATEMENTS
+from .words import AXES, ITEMS, MEANINGS, STATEMENTS
 
 _WORDS = re.compile(r'#[^\n]*|"(?:[^"\\\n]|\\.)*"?|->|\.\.|[\w.]+%?|\S')
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
@@ -87,9 +87,9 @@ class _Here:
         if frame.opens == "(":
             yield from self._in_call(frame.before[-1] if frame.before else "")
         elif frame.opens == "[":
-            yield from self._in_list(frame.before[-1] if frame.before else "")
+            yield from self._in_list()
         elif not self._path:
-            yield from self._sections(ITEMS, *ITEMS)
+            yield from self._sections(*ITEMS)
         elif section in ("shard", "state") and (section == "shard" or self._last != "="):
             yield from self._in_rules(section)
         elif self._of:
@@ -97,7 +97,7 @@ class _Here:
         elif section == "mesh":
             yield from (Item(name, Kind.AXIS, f"usual for {what}") for name, what in AXES.items() if self._last != "=")
         elif section == "use":
-            yield from self._sections({**STATEMENTS, **ITEMS}, "dims", "const", "mesh", "shard", "names")
+            yield from self._sections("dims", "const", "mesh", "shard", "names")
         elif section in DECLARING:
             yield from self._named(*((Kind.DIM, Kind.CONST) if self._last == "=" else (DECLARING[section],)))
         elif self._last in ("repeat", "to"):
@@ -106,9 +106,9 @@ class _Here:
             yield from (Item(word, Kind.SECTION, doc=doc) for word, doc in STATEMENTS.items() if self._fresh)
             yield from self._in_expression()
 
-    def _sections(self, docs: Mapping[str, str], *others: str) -> Iterator[Item]:
+    def _sections(self, *others: str) -> Iterator[Item]:
         """Sections of settings, and other words."""
-        yield from (Item(word, Kind.SECTION, doc=docs[word]) for word in others)
+        yield from (Item(word, Kind.SECTION, doc=MEANINGS[word]) for word in others)
         yield from (Item(name, Kind.SECTION, doc=cleandoc(of.__doc__ or "")) for name, of in SECTIONS.items())
 
     def _named(self, *kinds: Kind) -> Iterator[Item]:
@@ -140,7 +140,7 @@ class _Here:
         yield from (Item(f"{it.name}=", Kind.ARGUMENT, ", ".join(it.choices) or it.dims) for it in attributes.values())
         yield from self._in_expression()
 
-    def _in_list(self, before: str) -> Iterator[Item]:
+    def _in_list(self) -> Iterator[Item]:
         """Dims of a parameter or of `split`; among settings files."""
         if self._of:
             yield Item(STDLIB, Kind.WORD, doc="the source of Python's standard library")
