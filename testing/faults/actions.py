@@ -19,14 +19,13 @@ LAUNCHER = -1
 
 @dataclass(frozen=True)
 class Send:
-    """A signal to some ranks, to this one where none is named; after `seconds`, if given, they may go on (SIGCONT)."""
+    """A signal to some ranks, or to this one; after `seconds`, if given, they may go on (SIGCONT)."""
 
     signal: signal.Signals
     ranks: tuple[int, ...] = ()
     seconds: float | None = None
 
     def strike(self, scene: Scene) -> None:
-        """Sends it, to this rank last."""
         chosen = sorted(self.ranks or (scene.rank,), key=lambda rank: rank == scene.rank)
         processes = [scene.processes[rank] for rank in chosen]
         if self.seconds is not None:
@@ -53,7 +52,6 @@ class Slow:
     seconds: float
 
     def strike(self, scene: Scene) -> None:
-        """Waits."""
         time.sleep(self.seconds)
 
 
@@ -65,7 +63,6 @@ class Raise:
     arguments: tuple[int | str, ...] = ()
 
     def strike(self, scene: Scene) -> None:
-        """Raises it."""
         raise self.kind(*self.arguments)
 
 
@@ -82,7 +79,6 @@ class Corrupt:
     at: float = 0.5
 
     def strike(self, scene: Scene) -> None:
-        """Changes the file in place; where none matches, nothing happens."""
         for file in _last(self.files):
             data = bytearray(file.read_bytes())
             data[min(int(self.at * len(data)), len(data) - 1)] ^= 0xFF
@@ -97,7 +93,6 @@ class Truncate:
     to: float = 0.5
 
     def strike(self, scene: Scene) -> None:
-        """Cuts the file; where none matches, nothing happens."""
         for file in _last(self.files):
             os.truncate(file, int(self.to * file.stat().st_size))
 
@@ -109,7 +104,6 @@ class Remove:
     files: str
 
     def strike(self, scene: Scene) -> None:
-        """Removes it; where none matches, nothing happens."""
         for path in _last(self.files):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -121,7 +115,6 @@ class Poison:
     of: Memory = "weights"
 
     def strike(self, scene: Scene) -> None:
-        """Writes it."""
         scene.memory[self.of].fill_(torch.nan)
 
 
@@ -134,7 +127,6 @@ class Flip:
     of: Memory = "weights"
 
     def strike(self, scene: Scene) -> None:
-        """Flips it."""
         element = scene.memory[self.of]
         whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[element.element_size()]
         element.view(whole).bitwise_xor_(1 << self.bit)

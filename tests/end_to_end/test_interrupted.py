@@ -62,13 +62,14 @@ class Interrupted(RuleBasedStateMachine):
         self.it_is_as_if_undisturbed()
         shutil.rmtree(self.folder)
 
-    @rule(data=st.data(), step=st.integers(1, STEPS), alone=st.booleans())
-    def killed_in_a_step(self, data: st.DataObject, step: int, alone: bool) -> None:
+    @rule(data=st.data(), damage=st.booleans(), step=st.integers(1, STEPS), alone=st.booleans())
+    def killed_in_a_step(self, data: st.DataObject, damage: bool, step: int, alone: bool) -> None:
         """One rank, or all of them; steps that were done before are not done a second time.
 
         The last save may be under way, that before it is done.
         """
         plan = data.draw(st.sampled_from(self.plans))
+        self._damage(damage)
         ranks, was = range(PLANS[plan].ranks), self.reached
         ended = self._goes_on(plan, Fault(Point("step", step, ranks[-1]), kill() if alone else kill(*ranks)))
         assert bool(ended.strikes) == (step > was)
@@ -77,36 +78,24 @@ class Interrupted(RuleBasedStateMachine):
             last = (step - 1) // EVERY * EVERY
             assert self.reached in (max(was, last - EVERY), max(was, last))
 
-    @rule(data=st.data(), save=st.integers(1, STEPS // EVERY), event=st.sampled_from(OF_SAVES))
-    def killed_in_a_save(self, data: st.DataObject, save: int, event: Event) -> None:
+    @rule(data=st.data(), damage=st.booleans(), save=st.integers(1, STEPS // EVERY), event=st.sampled_from(OF_SAVES))
+    def killed_in_a_save(self, data: st.DataObject, damage: bool, save: int, event: Event) -> None:
         """All ranks, by the first: the checkpoint is there, or the one before."""
+        self._damage(damage)
         plan, step, was = data.draw(st.sampled_from(self.plans)), save * EVERY, self.reached
         ended = self._goes_on(plan, Fault(Point(event, step), kill(*range(PLANS[plan].ranks))))
         assert bool(ended.strikes) == (step > was)
         if ended.strikes:
             assert self.reached == step - EVERY
 
-    @rule(data=st.data(), save=st.integers(1, STEPS // EVERY))
-    def a_disk_is_full_once(self, data: st.DataObject, save: int) -> None:
+    @rule(data=st.data(), damage=st.booleans(), save=st.integers(1, STEPS // EVERY))
+    def a_disk_is_full_once(self, data: st.DataObject, damage: bool, save: int) -> None:
         """The run goes on, or ends with the checkpoint before."""
+        self._damage(damage)
         plan, step, was = data.draw(st.sampled_from(self.plans)), save * EVERY, self.reached
         ended = self._goes_on(plan, Fault(Point("write", step, PLANS[plan].ranks - 1), disk_full()))
         assert bool(ended.strikes) == (step > was)
         assert self.reached == STEPS if ended.succeeded else self.reached == step - EVERY
-
-    @rule()
-    def the_newest_is_damaged(self) -> None:
-        """One bit, if there is one before, from which the run goes on.
-
-        No precondition: which saves are done may depend on how busy the machine is, and rules must not.
-        """
-        if len(self.saved) < 2 or 0 in self.saved:
-            return
-        file = next((self.folder / CHECKPOINTS / f"step-{self.reached:06d}").glob("*.safetensors"))
-        data = bytearray(file.read_bytes())
-        data[-1] ^= 1
-        file.write_bytes(data)
-        del self.saved[self.reached]
 
     @invariant()
     def it_is_as_if_undisturbed(self) -> None:
@@ -116,6 +105,19 @@ class Interrupted(RuleBasedStateMachine):
                 found = _state(self.folder, step)
                 _assert_same(found, _undisturbed(history), 0.0)
                 _assert_same(found, _undisturbed(("one",) * step), 1e-9)
+
+    def _damage(self, asked: bool) -> None:
+        """One bit of the newest, if there is one before, from which the run goes on.
+
+        No rule of its own: which saves are done may depend on how busy the machine is, and what is drawn must not.
+        """
+        if not asked or len(self.saved) < 2 or 0 in self.saved:
+            return
+        file = next((self.folder / CHECKPOINTS / f"step-{self.reached:06d}").glob("*.safetensors"))
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+        del self.saved[self.reached]
 
     def _goes_on(self, plan: str, *faults: Fault) -> Outcome:
         """The end of the program of this plan, which goes on from the newest whole checkpoint."""
