@@ -89,9 +89,9 @@ def _show_change(options: Namespace, program: "Program") -> None:
     from ..passes import PASS_NAMES
 
     before = PASS_NAMES[max(PASS_NAMES.index(program.after) - 1, 0)]
-    texts = [print_ir(each).splitlines() for each in (load(options.plan, before).program, program)]
-    names = (f"after {before}", f"after {program.after}")
-    print("\n".join(unified_diff(*texts, *names, n=2, lineterm="")) or f"`{program.after}` changes nothing")
+    old, new = (print_ir(each).splitlines() for each in (load(options.plan, before).program, program))
+    lines = unified_diff(old, new, f"after {before}", f"after {program.after}", n=2, lineterm="")
+    print("\n".join(lines) or f"`{program.after}` changes nothing")
 
 
 def check(options: Namespace) -> int:

@@ -71,7 +71,7 @@ def _shown(type: Type) -> str:
 
 def _coercions(name: str, lines: set[str], final: Program, rows: Mapping[str, OpRow]) -> Iterator[str]:
     """A table of the coercions of the value and of its gradient, and of the buckets that hold it."""
-    calls = {each.value: each for rank in places(final) for each in collectives(final, rank) if each.where != "stages"}
+    calls = {each.value: each for rank in places(final) for each in collectives(final, rank)}
     buckets = {bucket.name for bucket in final.buckets if name in bucket.params}
     found: list[tuple[str, ...]] = []
     for op in final.ops:
