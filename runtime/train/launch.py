@@ -50,7 +50,7 @@ def end_with_launcher() -> None:
 
 def check_options(plan: Plan, options: Options) -> None:
     """RunError if the options do not fit each other, the plan, or what is installed."""
-    check_sinks(options.log)
+    check_sinks(options.log_to)
     if plan.names is None and (options.init or options.export):
         raise RunError("this plan has no `names hf { … }`, which says what tensors are called in files of weights")
     if options.init and options.resume == "newest":

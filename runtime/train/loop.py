@@ -114,7 +114,7 @@ class _Run:
         asked = profiling()
         warm_up, first = asked.last if asked else 1, self.start.first
         progress = Progress(sys.stdout, self.mesh.device) if folder else None
-        sinks = Sinks(self.options.log, folder, first) if folder and self.options.log else None
+        sinks = Sinks(self.options.log_to, folder, first) if folder and self.options.log_to else None
         return Log(folder, first, self.options.steps, self.speed, self.plan.choices, warm_up, progress, sinks)
 
     def _speed(self) -> Speed:

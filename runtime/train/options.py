@@ -41,7 +41,7 @@ class Options:
     export: Path | None
     export_dtype: torch.dtype | None
     out: Path
-    log: tuple[str, ...]
+    log_to: tuple[str, ...]
     log_every: int
     eval_every: int
     save_every: int
@@ -76,7 +76,7 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--export-dtype", choices=tuple(EXPORTED), help=help)
     add("--out", type=_path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
     help = f"write the numbers of log.jsonl to these, too: {', '.join(SINKS)}"
-    add("--log", nargs="+", default=(), choices=tuple(SINKS), metavar="PLACE", help=help)
+    add("--log-to", nargs="+", default=(), choices=tuple(SINKS), metavar="PLACE", help=help)
     add("--log-every", type=_positive, default=10, metavar="N", help="steps between lines (default %(default)s)")
     add("--eval-every", type=_positive, default=100, metavar="N", help="steps between validation (default %(default)s)")
     help = "steps between saves (default %(default)s)"
@@ -94,7 +94,7 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--save-limit", type=_seconds, default=1800.0, metavar="SECONDS", help=help)
     values: dict[str, Any] = vars(parser.parse_args(arguments))
     values["resume"] = values["resume"] or ("newest" if values["resume_anyway"] else "")
-    values["data"], values["log"] = tuple(values["data"]), tuple(dict.fromkeys(values["log"]))
+    values["data"], values["log_to"] = tuple(values["data"]), tuple(dict.fromkeys(values["log_to"]))
     values["export_dtype"] = EXPORTED.get(values["export_dtype"])
     return Options(**values)
 

@@ -46,7 +46,7 @@ def check_sinks(names: Sequence[str]) -> None:
     """RunError where one is not installed; on all ranks alike."""
     for name in names:
         if find_spec(name) is None:
-            raise RunError(f"--log {name} needs the package {name}: pip install 'scalec[{name}]'")
+            raise RunError(f"--log-to {name} needs the package {name}: pip install 'scalec[{name}]'")
 
 
 class Sinks:
@@ -68,5 +68,5 @@ class Sinks:
                 self._open[name](step, numbers)
             except Exception as error:  # whatever others' code raises
                 self._names.remove(name)
-                return f"warning: --log {name} gets no more numbers: {type(error).__name__}: {error}"
+                return f"warning: --log-to {name} gets no more numbers: {type(error).__name__}: {error}"
         return ""

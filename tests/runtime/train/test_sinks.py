@@ -1,4 +1,4 @@
-"""`--log tensorboard | wandb`: the numbers of log.jsonl, read back from there; a place that fails costs no run."""
+"""`--log-to tensorboard | wandb`: the numbers of log.jsonl, read back from there; a place that fails costs no run."""
 
 import json
 import sys
@@ -89,14 +89,14 @@ def test_a_place_that_fails_costs_its_numbers_alone(
     monkeypatch.setattr(sys.modules["wandb"], "init", refuse)
     records = _train(tmp_path, Sinks(["wandb", "tensorboard"], tmp_path, 0))
     said = capsys.readouterr().out
-    assert said.count("warning: --log wandb gets no more numbers: OSError: no network") == 1
+    assert said.count("warning: --log-to wandb gets no more numbers: OSError: no network") == 1
     assert len(records) == 4
     assert [step for step, _ in _events(tmp_path)["loss"]] == [2, 3]
 
 
 def test_what_is_not_installed_is_told_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["scalec.runtime.train.sinks"], "find_spec", lambda _: None)
-    with pytest.raises(RunError, match=r"--log wandb needs the package wandb: pip install 'scalec\[wandb\]'"):
+    with pytest.raises(RunError, match=r"--log-to wandb needs the package wandb: pip install 'scalec\[wandb\]'"):
         check_sinks(["wandb"])
     check_sinks([])
 

@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from socket import gethostname
 from time import monotonic, sleep
@@ -12,8 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from helpers.forked_ranks import HANGS
+from scalec.runtime.train.options import Options
 from scalec.runtime.train.torchrun import first
 
 ENDING = "from scalec.runtime.train.shutdown import ending\nfrom scalec.runtime.errors import RunError\nwith ending(): "
@@ -99,3 +102,10 @@ def test_the_first_rank_that_tells_why_explains_the_others() -> None:
 
 def test_where_nobody_tells_why_a_killed_rank_explains_the_others() -> None:
     assert first({0: _failure(1, 100), 1: _failure(-9, 101), 2: _failure(-15, 101)})[0] == 1
+
+
+@pytest.mark.parametrize("name", [each.name.replace("_", "-") for each in fields(Options)])
+def test_torchrun_takes_no_option_of_the_program_for_its_own(name: str) -> None:
+    """It refuses words that begin several of its options, also after the program's name."""
+    given = get_args_parser().parse_args(["--nproc-per-node=2", "train.py", f"--{name}", "1"])
+    assert given.training_script_args == [f"--{name}", "1"]
