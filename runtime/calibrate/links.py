@@ -159,7 +159,8 @@ def _send(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[
     x, at, half = _floats(size, device), group.rank(), ranks // 2
     if at >= 2 * half:
         return lambda: None
-    return lambda: (group.send([x], at + half, 0) if at < half else group.recv([x], at - half, 0)).wait()
+    begin, peer = (c10d.begin_send, at + half) if at < half else (c10d.begin_receive, at - half)
+    return lambda: begin(x, group, peer).wait()
 
 
 OPS: dict[str, Collective] = {

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import torch.distributed as dist
-
+from ..comm import c10d
 from ..comm.store import meet
 from ..errors import RunError, reason
 from .agreement import together
@@ -50,10 +49,9 @@ def _set_aside(path: Path) -> Path:
 
 def _checked(path: Path) -> tuple[Saved | None, str]:
     """A checkpoint, or the fault of its index or of this rank's part of its files."""
-    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     try:
         saved = Saved(path)
-        saved.check_files(rank, world)
+        saved.check_files(*c10d.place())
     except (RunError, OSError) as error:
         return None, reason(error)
     return saved, ""

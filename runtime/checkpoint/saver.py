@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch.distributed as dist
-
+from ..comm import c10d
 from ..errors import RunError, named, reason
 from ..state import held, loss_scale, losses
 from ..state.engine import TrainState
@@ -75,7 +74,7 @@ def write(
 
     RunError on all ranks, with the number of the first of several that failed; also where rank 0 is not `allowed`.
     """
-    rank, world = _place()
+    rank, world = c10d.place()
     saving = _Saving(folder / folder_name(step), step, own, rank, world, disk, run, allowed)
     for stage in (saving.prepare, saving.write, saving.publish):
         agree(partial(saving.told, stage))
@@ -84,7 +83,7 @@ def write(
 
 def prune(folder: Path, keep: Keep, disk: Disk) -> None:
     """Has rank 0 remove old checkpoints.  RunError or OSError."""
-    if _place()[0] > 0:
+    if c10d.place()[0] > 0:
         return
     for old in keep.gone(checkpoints(folder)):
         gone = old.with_suffix(".tmp")  # first, so that none is ever there in part
@@ -208,11 +207,6 @@ class _Saving:
             if (self.part / name).stat().st_size != stamp.size:
                 raise RunError(f"{self.part / name} does not have the {stamp.size} bytes that were written")
         return merged
-
-
-def _place() -> tuple[int, int]:
-    """This rank, and the number of ranks."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def _rank_name(rank: int) -> str:

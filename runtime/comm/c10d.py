@@ -6,7 +6,9 @@ Non-goals: autograd, shapes (`collectives`).  A collective is waited for, or one
 # Each is the group's own method: called once a layer and more, torch's functions take about twice the host time.  For
 # the same reason options are made once.
 
-from collections.abc import Callable, Iterator, Sequence
+import importlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -15,9 +17,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp, distributed_c10d
 
+from ..errors import RunError
+
 Group = Any
 """A ProcessGroup; torch's stubs of its methods are partial."""
 Work = Any
+
+
+_C10D: Any = importlib.import_module("torch._C._distributed_c10d")  # torch's stubs do not know it
 
 
 def _waited(kind: str, op: Any = None) -> Any:
@@ -95,9 +102,86 @@ def as_one(begin: Callable[[], object], group: Group, device: torch.device) -> W
     return group._end_coalescing(device)
 
 
+def begin_send(x: Tensor, group: Group, peer: int) -> Work:
+    """To a rank of the group."""
+    return group.send([x], peer, 0)
+
+
+def begin_receive(x: Tensor, group: Group, peer: int) -> Work:
+    return group.recv([x], peer, 0)
+
+
+def calls_made(group: Group, device: torch.device) -> int:
+    """The calls that a rank has made in a group, on NCCL without messages."""
+    return group._get_backend(device)._get_sequence_number_for_group()
+
+
+def calls_under_way() -> list[dict[str, Any]]:
+    """Calls in torch's flight record that have begun and are not done; none where torch keeps no record."""
+    entries: list[dict[str, Any]] = json.loads(_dump("trace_json", True, True) or "{}").get("entries", [])
+    return [each for each in entries if not (each["retired"] or each["state"] == "completed")]
+
+
+def flight_record() -> bytes:
+    """torch's record of this rank's last calls, as `torch.distributed.flight_recorder.fr_trace` reads it."""
+    return _dump("trace") or b""
+
+
+def _dump(name: str, *given: bool) -> Any:
+    """torch 2.13 has one record of all backends, and 2.11 that of NCCL, if it is built with it."""
+    dump = getattr(_C10D, f"_dump_fr_{name}", None) or getattr(_C10D, f"_dump_nccl_{name}", None)
+    return dump(*given) if dump else None
+
+
+def set_limit(group: Group, limit: timedelta) -> None:
+    """The limit of calls that begin from now on."""
+    cast(Any, distributed_c10d)._set_pg_timeout(limit, group)
+
+
+def ranks_of(arguments: Mapping[str, Any]) -> list[int]:
+    """The global ranks of the group that a call of a torch op has among its arguments, in the group's order."""
+    if "process_group" in arguments:
+        group = _C10D.ProcessGroup.unbox(arguments["process_group"])
+    else:
+        group = _C10D._resolve_process_group(arguments["group_name"])
+    return dist.get_process_group_ranks(group)
+
+
+def reduction(op: Any) -> str:
+    """The name of a reduction that a call of a torch op has: `sum`, `max`, …"""
+    return _C10D.ReduceOp.RedOpType(op.op()).name.lower()
+
+
+def place() -> tuple[int, int]:
+    """This process' rank and the number of ranks; 0 of 1 without a job."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
 def default_store() -> Any:
     """The store by which the ranks of the job have found each other."""
     return cast(Any, distributed_c10d)._get_default_store()
+
+
+NEWEST = 2, 14
+"""The newest version of torch that was tried."""
+_NEEDED = (
+    *((dist.ProcessGroup, name) for name in ("_allgather_base", "_reduce_scatter_base", "alltoall_base")),
+    *((dist.ProcessGroup, name) for name in ("_start_coalescing", "_end_coalescing", "_get_backend")),
+    *((distributed_c10d, name) for name in ("_get_default_store", "_set_pg_timeout", "split_group", "AllToAllOptions")),
+)
+
+
+def untried(version: str) -> str:
+    """A line for a version of torch that is newer than those that were tried; "" for others.  RunError if it cannot be.
+
+    What is called here may change in any.
+    """
+    if lacking := [name for holder, name in _NEEDED if not hasattr(holder, name)]:
+        tried = ".".join(map(str, NEWEST))
+        raise RunError(f"torch {version} has no `{lacking[0]}`, which scalec calls: install torch {tried}")
+    if tuple(map(int, version.split(".")[:2])) <= NEWEST:
+        return ""
+    return f"note: torch {version} is newer than those that scalec was tried with, up to {NEWEST[0]}.{NEWEST[1]}"
 
 
 def join(device: torch.device, limit: timedelta) -> None:

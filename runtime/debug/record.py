@@ -7,7 +7,6 @@ With SCALEC_RECORD=1 each torch op costs about 6 µs more of host time and each 
 takes about 150 bytes of the file.  Without it this module is not imported.
 """
 
-import importlib
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..comm import c10d
 from ..config.plan import Plan
 
 _P = ParamSpec("_P")
@@ -40,7 +40,6 @@ _OPS = {
 _PEERS = {"send": "dst", "receive": "src"}  # as torch's schemas call them
 _GROUP = {"process_group", "group_name"}
 _SENT = ("input_tensor", "input", "tensors", "tensor", "input_tensors")  # what goes in, as torch's schemas call it
-_c10d: Any = importlib.import_module("torch._C._distributed_c10d")  # torch's stubs do not know it
 
 
 class Recorder(TorchDispatchMode):
@@ -57,7 +56,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, folder: Path, plan: Plan, first: int) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
-        rank = dist.get_rank() if dist.is_initialized() else 0
+        rank, _ = c10d.place()
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / f"rank{rank:05}.jsonl").open(
             "w", buffering=1, encoding="utf-8"
@@ -90,7 +89,7 @@ class Recorder(TorchDispatchMode):
 
     def _record(self, name: str, arguments: Mapping[str, Any]) -> None:
         shape, dtype = _sent(arguments)
-        op, group = _OPS.get(name, name), _group(arguments)
+        op, group = _OPS.get(name, name), c10d.ranks_of(arguments)
         line: dict[str, Any] = {
             "step": self._step,
             "phase": self._phase,
@@ -114,7 +113,7 @@ def _origin(plan: Plan, rank: int) -> dict[str, Any]:
     return {
         "plan": plan.name,
         "mesh": dict(plan.mesh),
-        "world": dist.get_world_size() if dist.is_initialized() else 1,
+        "world": c10d.place()[1],
         "rank": rank,
         "run": os.environ.get("TORCHELASTIC_RUN_ID", ""),
         "torch": torch.__version__,
@@ -138,7 +137,7 @@ def _sent(arguments: Mapping[str, Any]) -> tuple[list[int], str]:
 def _reduction(arguments: Mapping[str, Any]) -> str:
     """`sum`, `max`, …; empty for what reduces nothing."""
     op = arguments.get("reduce_op", "")
-    return op if isinstance(op, str) else cast(str, _c10d.ReduceOp.RedOpType(op.op()).name.lower())
+    return op if isinstance(op, str) else c10d.reduction(op)
 
 
 def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,12 +146,3 @@ def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     splits: list[list[int]] = [list(arguments[f"{end}_split_sizes"]) for end in ("input", "output")]
     return {"splits": splits} if any(splits) else {}
-
-
-def _group(arguments: Mapping[str, Any]) -> list[int]:
-    """The global ranks of the group, in its order."""
-    if "process_group" in arguments:
-        group = _c10d.ProcessGroup.unbox(arguments["process_group"])
-    else:
-        group = _c10d._resolve_process_group(arguments["group_name"])
-    return dist.get_process_group_ranks(group)

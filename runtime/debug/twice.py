@@ -12,10 +12,10 @@ from socket import gethostname
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
+from ..comm import c10d
 from ..comm.mesh import Axis, Copies
 from ..comm.store import job_store, meet
 from ..config.plan import Metrics
@@ -187,7 +187,7 @@ def _end(when: str, found: Sequence[str], place: int = 0) -> None:
 
 
 def _who() -> str:
-    return f"rank {dist.get_rank() if dist.is_initialized() else 0} on {gethostname()}"
+    return f"rank {c10d.place()[0]} on {gethostname()}"
 
 
 def _of_input(name: str, shape: Sequence[int], at: int) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """Sets up a started process: options, checks before ranks wait for each other, the process group and the mesh."""
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from math import prod
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from ..comm import c10d
 from ..comm.mesh import Mesh, Watch
@@ -24,7 +26,8 @@ from .sinks import check_sinks
 _MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables by which ranks find each other."""
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of linux/prctl.h
-_RECORD = "TORCH_FR_BUFFER_SIZE"
+_RECORD = "flight_record_"
+"""The names of files in the run's folder, but for the rank, that have torch's record of its last calls."""
 _BEYOND = 60.0  # seconds after the watchdog's limits, which tells more than a group does
 
 
@@ -137,12 +140,14 @@ def connect(plan: Plan, options: Options) -> Mesh:
     device = torch.device(device_type, _gpu()) if device_type == "cuda" else torch.device(device_type)
     if device_type == "cuda":
         expand_segments(os.environ)
-        os.environ.setdefault(_RECORD, "2000")  # calls of which torch knows whether a GPU has done them (`watchdog`)
+        _record_calls(options.out)
         torch.cuda.set_device(device)
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // environment("LOCAL_WORLD_SIZE", 1)))
     limit = timedelta(seconds=max(options.first_step_limit, options.step_limit or 0, options.save_limit) + _BEYOND)
     if environment("WORLD_SIZE", 1) > 1:
+        if note := c10d.untried(torch.__version__):
+            warn(note)
         c10d.join(device, limit)
         alike(settings(plan, options))  # groups of another mesh would wait for each other
     if plan.watch.replay:
@@ -150,6 +155,33 @@ def connect(plan: Plan, options: Options) -> Mesh:
 
         require_determinism()  # or else a step that is run twice differs from itself
     return Mesh(plan.mesh, device, _watch(device), limit)
+
+
+def _record_calls(folder: Path) -> None:
+    """Has torch know which of its last calls a GPU has done, and write them where it ends a rank by its own limit."""
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(flight_record(folder)))
+
+
+def flight_record(folder: Path, rank: int | str = "") -> Path:
+    """The file of a rank's last calls in a run's folder; without a rank, how the names of all begin."""
+    return folder.absolute() / f"{_RECORD}{rank}"
+
+
+def settle(mesh: Mesh, options: Options, validates: bool) -> None:
+    """After the first step, on all ranks alike: calls get the limit of later ones, and what lives is kept.
+
+    Python's collector does not look at what is frozen: a look at all of it takes tens of ms, on each rank at another
+    step, for which all others wait.
+    """
+    gc.collect()
+    gc.freeze()
+    if options.step_limit is None or mesh.size(*mesh.axes) == 1:
+        return
+    longest = max(options.step_limit, options.first_step_limit if validates else 0) + _BEYOND
+    for group in {*mesh.groups().values(), dist.group.WORLD}:
+        c10d.set_limit(group, timedelta(seconds=longest))
 
 
 def _gpu() -> int:

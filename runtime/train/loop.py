@@ -22,7 +22,7 @@ from ..state.engine import TrainState
 from . import allocator
 from .backends import served
 from .elastic import fitted, releasing
-from .launch import check, check_options, connect, end_with_launcher, is_first, settle_streams, warn
+from .launch import check, check_options, connect, end_with_launcher, is_first, settle, settle_streams, warn
 from .log import Log
 from .options import Options, going_on, mesh_words, parse, torchrun
 from .progress import Progress
@@ -228,6 +228,8 @@ class _Run:
         def due(every: int) -> bool:
             return done % every == 0 or done == self.options.steps or stops
 
+        if done == self.start.first + 1:
+            settle(self.mesh, self.options, self.held is not None)
         if done == self.start.first + 1 and (of := self.plan.account):
             account = of.at(self.mesh.rank(of.axis) if of.axis else 0)
             self.log.memory(done, account, of, allocator.peak(self.mesh.device))

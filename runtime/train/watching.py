@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import torch.distributed as dist
 from torch import nn
 
+from ..comm import c10d
 from ..comm.store import meet
 from ..config.plan import Metrics, Watch
 from ..data.loader import Batch, Input
@@ -94,7 +94,7 @@ class Watching:
         seen = FirstValue(self._model, self._train_step.__code__.co_filename)
         with seen:
             self._train_step(self._model, self._state, self._batch(step - 1).to(self._state.mesh.device), 0.0)
-        rank = dist.get_rank() if dist.is_initialized() else 0
+        rank, _ = c10d.place()
         found = f"`{stored}` of the state" if stored else seen.found
         word = json.dumps([not stored, *seen.order, f"first value not finite: {found}, rank {rank}"]) if found else ""
         said = sorted(json.loads(each) for each in meet("first value", word) if each)

@@ -11,6 +11,7 @@ from pathlib import Path
 from runpy import run_path
 
 import pytest
+from torch.distributed.flight_recorder.components.loader import read_dump
 
 from helpers.forked_ranks import plain_groups
 from helpers.oracle import harness
@@ -73,7 +74,10 @@ def test_a_stopped_rank(tmp_path: Path) -> None:
     ended = _run(DATA, tmp_path, Point("step", 3, rank=1), stop())
     assert ended.statuses[1] == -signal.SIGKILL  # by its neighbour, as it cannot end itself
     call = "waits for rank 1 in all_reduce of `num_tokens.1` over dp, tiny.scale:1"
-    _blamed(ended, 1, "step 3: ", call, "(--step-limit 5)", "rank 1 on ", "its process is stopped")
+    said = "torch's record of the last calls: "
+    _blamed(ended, 1, "step 3: ", call, "(--step-limit 5)", "rank 1 on ", "its process is stopped", said)
+    names = ended.err[0].partition(said)[2].splitlines()[0].removesuffix("RANK")
+    assert read_dump(Path(names).name, f"{names}0")["rank"] == 0, "as torch's own reader has it"
 
 
 def test_a_rank_that_sleeps_in_backward(tmp_path: Path) -> None:

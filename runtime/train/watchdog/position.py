@@ -4,7 +4,6 @@ Groups count their calls themselves, so that nothing is counted here while a ste
 that have begun; where the host runs ahead of a GPU, torch's Flight Recorder knows which of them are not done.
 """
 
-import importlib
 import json
 import linecache
 import sys
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...comm import c10d
 from ...comm.mesh import Axis, Mesh
 from ...errors import counted
 from .call_order import Call, planned
@@ -32,8 +32,6 @@ _HELPERS = {"checkpoint.background": "saver", "data.prefetch": "batches"}
 """Threads, by the beginning of their names, for which the main thread waits in a module."""
 _TORCH, _PYTHON = str(Path(torch.__file__).parent), str(Path(threading.__file__).parent)
 
-_c10d: Any = importlib.import_module("torch._C._distributed_c10d")  # torch's stubs do not know it
-
 Counts = Mapping[str, int]
 Frames = Sequence[tuple[FrameType, int]]
 """Frames, innermost first, each with its line."""
@@ -42,7 +40,7 @@ Frames = Sequence[tuple[FrameType, int]]
 def counts(mesh: Mesh) -> dict[Any, int]:
     """The calls that this rank has made so far in each of its groups, by the group."""
     groups: set[Any] = {*mesh.groups().values(), dist.group.WORLD}  # some axis may become that of all ranks
-    return {group: group._get_backend(mesh.device)._get_sequence_number_for_group() for group in groups}
+    return {group: c10d.calls_made(group, mesh.device) for group in groups}
 
 
 def position(
@@ -90,9 +88,10 @@ def _other(call: Call, frames: Frames) -> str:
 def order(mesh: Mesh, evaluates: bool) -> Callable[[], Iterator[Call]]:
     """The calls of this rank in a step, or in evaluation after evaluation; none where plan.json is not there."""
     try:
-        plan: dict[str, Any] = json.loads(Path(sys.argv[0]).with_name("plan.json").read_bytes())
-        assert plan["mesh"] == mesh.axes, "plan.json is of another plan"
-    except (OSError, ValueError, KeyError, AssertionError):
+        largest: dict[str, Any] = json.loads(Path(sys.argv[0]).with_name("plan.json").read_bytes())
+        sizes: list[dict[str, Any]] = [{}, *largest.get("smaller", [])]
+        plan = next(plan for plan in (largest | smaller for smaller in sizes) if plan["mesh"] == mesh.axes)
+    except (OSError, ValueError, KeyError, StopIteration):  # plan.json is not there, or of another plan
         return lambda: iter(())
     if mesh.watch is not None:  # a sanitized run has calls of its own
         return lambda: iter(())
@@ -128,9 +127,7 @@ def _calls(order: Iterator[Call], made: Counts, pending: Counts) -> tuple[dict[s
 
 def _pending(groups: Mapping[str, Any]) -> dict[str, int]:
     """The first call of each group that has begun and is not done, where torch keeps a record of calls."""
-    dump = getattr(_c10d, "_dump_nccl_trace_json", None) or getattr(_c10d, "_dump_fr_trace_json", None)
-    entries: list[dict[str, Any]] = json.loads(dump(True, True)).get("entries", []) if dump else []
-    under_way = [each for each in entries if not (each["retired"] or each["is_p2p"] or each["state"] == "completed")]
+    under_way = [each for each in c10d.calls_under_way() if not each["is_p2p"]]
     names = {group.group_name: name for name, group in groups.items()}
     found: dict[str, int] = {}
     for each in under_way:

@@ -26,8 +26,10 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from ...checkpoint.background import PAUSES
+from ...comm import c10d
 from ...comm.mesh import Mesh
 from ...comm.store import FAILED, READS, job_store
+from ..launch import flight_record
 from ..options import Options
 from ..shutdown import keeps_store, tell_launcher
 from .limits import Kind, Limits, Pace
@@ -65,8 +67,11 @@ class _Mark:
 class Watchdog:
     """Watches this rank, from `start` to `stop`; nothing of it runs in a step but `begin`, once."""
 
-    def __init__(self, store: Any, mesh: Mesh, rank: int, pace: Pace, interval: float | None = None) -> None:
-        """`store` is this thread's own: a client waits with its lock taken."""
+    def __init__(
+        self, store: Any, mesh: Mesh, rank: int, pace: Pace, interval: float | None = None, folder: Path | None = None
+    ) -> None:
+        """`store` is this thread's own: a client waits with its lock taken.  The last calls are written to `folder`."""
+        self._folder = folder
         self._store, self._mesh, self._rank, self._pace = store, mesh, rank, pace
         self._world = mesh.size(*mesh.axes)
         self._interval = interval or max(1.0, self._world / READS)
@@ -166,7 +171,17 @@ class Watchdog:
         verdict = self._judged() if first["rank"] == self._rank else self._awaited()
         if self._neighbour.rank in verdict.silent:
             self._neighbour.kill()
-        self._leave(f"{_words(self._mesh, own, verdict)}\n  {_told(first)}; {verdict.text}")
+        self._leave(f"{_words(self._mesh, own, verdict)}\n  {_told(first)}; {verdict.text}{self._recorded()}")
+
+    def _recorded(self) -> str:
+        """Writes torch's record of this rank's last calls, and says where; "" where there is none."""
+        if self._folder is None or not (record := c10d.flight_record()):
+            return ""
+        try:
+            flight_record(self._folder, self._rank).write_bytes(record)
+        except OSError:
+            return ""
+        return f"\n  torch's record of the last calls: {flight_record(self._folder)}RANK"
 
     def _position(self) -> Position:
         """Where this rank is; a mistake in finding that out is not to keep it from its end."""
@@ -242,7 +257,7 @@ def watch(mesh: Mesh, options: Options) -> Watchdog | None:
     if (store := job_store()) is None:
         return None
     limits = Limits(options.first_step_limit, options.step_limit, options.save_limit + sum(PAUSES))
-    watchdog = Watchdog(store.clone(), mesh, dist.get_rank(), Pace(limits))
+    watchdog = Watchdog(store.clone(), mesh, dist.get_rank(), Pace(limits), folder=options.out)
     watchdog.start()
     return watchdog
 

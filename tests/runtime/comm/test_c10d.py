@@ -15,8 +15,10 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.forked_ranks import run_ranks
+from helpers.forked_ranks import plain_groups, run_ranks
 from scalec.runtime.comm import c10d
+from scalec.runtime.comm.store import job_store
+from scalec.runtime.errors import RunError
 
 SIGNATURES = {
     "allreduce": ["tensors", "opts"],
@@ -188,3 +190,45 @@ def test_a_rank_gets_the_group_of_its_row(monkeypatch: pytest.MonkeyPatch) -> No
         torch_dist = SimpleNamespace(group=job, get_rank=lambda rank=rank: rank, split_group=split)
         monkeypatch.setattr(c10d, "dist", torch_dist)
         assert c10d.group_of([[0, 1], [2, 3]], "pp[0, 1]", timedelta(seconds=1)) == row
+
+
+# ---- limits, records, versions
+
+
+def _late() -> str:
+    group, rank = dist.group.WORLD, dist.get_rank()
+    c10d.set_limit(group, timedelta(seconds=1))
+    if rank:
+        job_store().wait(["ended"])
+        return ""
+    try:
+        c10d.all_reduce(torch.ones(1), group)
+        return "done"
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        job_store().set("ended", "")
+
+
+def test_a_group_has_the_limit_of_later_calls() -> None:
+    with plain_groups():
+        first, _ = run_ranks(2, _late)
+    assert "1000ms" in first, first
+
+
+def test_without_a_job_a_process_is_the_first_of_one() -> None:
+    assert c10d.place() == (0, 1)
+
+
+NEWER = "note: torch {} is newer than those that scalec was tried with, up to 2.14"
+
+
+@pytest.mark.parametrize(("version", "note"), [("2.11.0", ""), ("2.14.1+cu130", ""), ("2.15.0", NEWER), ("3.0", NEWER)])
+def test_newer_versions_of_torch_than_were_tried_are_told(version: str, note: str) -> None:
+    assert c10d.untried(version) == note.format(version)
+
+
+def test_a_torch_without_what_is_called_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(dist.distributed_c10d, "_set_pg_timeout")
+    with pytest.raises(RunError, match=r"torch 2\.15\.0 has no `_set_pg_timeout`, which .*: install torch 2\.14$"):
+        c10d.untried("2.15.0")

@@ -1,9 +1,14 @@
 """The place of a rank in the plan, by counts of its groups and torch's record of calls, and in its program."""
 
+import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from itertools import chain, repeat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.forked_ranks import plain_groups, run_ranks
+from scalec.compiler.emit import program_files
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.syntax.limits import load
 from scalec.runtime import Mesh
 from scalec.runtime.comm.collectives import all_reduce_
 from scalec.runtime.comm.store import job_store
 from scalec.runtime.train.watchdog import position
-from scalec.runtime.train.watchdog.call_order import Call
+from scalec.runtime.train.watchdog.call_order import Call, planned
 
 _calls, _pending = position._calls, position._pending  # pyright: ignore[reportPrivateUsage]
 
@@ -134,3 +142,20 @@ def test_another_thread_sees_in_which_group_a_rank_waits() -> None:
         (group, waiting, code), _ = run_ranks(2, _seen)
     assert (group, waiting) == ("dp", True)
     assert "all_reduce_ (collectives.py:" in code
+
+
+@pytest.mark.parametrize(("dp", "found"), [(4, True), (2, True), (3, False)])
+def test_calls_have_names_on_each_size_of_an_elastic_mesh(
+    dp: int, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its list of calls is in plan.json, with that of the largest."""
+    plan = load(Path(__file__).parents[3] / "plans/tiny_elastic.scale")
+    written = program_files(compile_plan(plan), plan)["plan.json"]
+    (tmp_path / "plan.json").write_text(written)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "train.py")])
+    listed = json.loads(written)
+    sizes = {each["mesh"]["dp"]: listed | each for each in (listed, *listed["smaller"])}
+    mesh: Any = SimpleNamespace(axes={"dp": dp, "tp": 2}, watch=None)
+    made = [*position._order(mesh, False)()]  # pyright: ignore[reportPrivateUsage]
+    assert bool(made) == found
+    assert made == ([*planned(sizes[dp], False, None)] if found else [])
