@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.forked_ranks import plain_groups, run_ranks
-from scalec.compiler.emit import program_files
+from scalec.compiler.emit import emit
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
 from scalec.runtime import Mesh
@@ -150,12 +150,12 @@ def test_calls_have_names_on_each_size_of_an_elastic_mesh(
 ) -> None:
     """Its list of calls is in plan.json, with that of the largest."""
     plan = load(Path(__file__).parents[3] / "plans/tiny_elastic.scale")
-    written = program_files(compile_plan(plan), plan)["plan.json"]
+    written = emit(compile_plan(plan), plan)["plan.json"]
     (tmp_path / "plan.json").write_text(written)
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "train.py")])
     listed = json.loads(written)
     sizes = {each["mesh"]["dp"]: listed | each for each in (listed, *listed["smaller"])}
     mesh: Any = SimpleNamespace(axes={"dp": dp, "tp": 2}, watch=None)
-    made = [*position._order(mesh, False)()]  # pyright: ignore[reportPrivateUsage]
+    made = [*position.order(mesh, False)()]
     assert bool(made) == found
     assert made == ([*planned(sizes[dp], False, None)] if found else [])
