@@ -42,10 +42,14 @@ def log(options: Namespace) -> None:
 
 
 def read_run(run: Path, read: Callable[[str, str], T | None], lacks: str) -> T:
-    """The result of `read` for the name and the log of a run; None means that it `lacks` something.  UsageError."""
+    """The result of `read` for the name and the log of a run; None means that it `lacks` something.  UsageError.
+
+    The last line may be cut off, of a run that goes on or was ended.
+    """
     path = run / LOG if run.is_dir() else run
     try:
-        found = read(path.resolve().parent.name, path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        found = read(path.resolve().parent.name, text[: text.rfind("\n") + 1])
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise UsageError(f"cannot read `{path}`: {why}; name the folder of a run, such as runs/NAME") from error

@@ -4,6 +4,7 @@ Lines and columns count from 1, in characters, and the end is exclusive.  Non-go
 """
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def _fix(it: Fix) -> dict[str, Any]:
 
 def _location(span: Span) -> dict[str, Any]:
     path = Path(span.path)
-    uri = path.as_uri() if path.is_absolute() else quote(path.as_posix())
+    uri = path.as_uri() if path.is_absolute() else quote(os.fsencode(path.as_posix()))
     region = {
         "startLine": span.line,
         "startColumn": span.column,

@@ -49,8 +49,10 @@ def _picture(measure: Measure, runs: Sequence[Run], steps: tuple[int, int]) -> s
         canvas.words(at, foot + 16, f"{step:,.0f}", "mid muted")
     for at, line in enumerate(lines):
         places = [(LEFT + x / (WIDTH - 1) * wide, y(value)) for x, value in line]
-        note = runs[at].name
-        canvas.path(places, f"trace l{at}", note) if places[1:] else [canvas.dot(*it, 2, f"s{at}") for it in places]
+        if len(places) > 1:
+            canvas.path(places, f"trace l{at}")
+        elif places:
+            canvas.dot(*places[0], 2, f"s{at}")
     return canvas.svg(f"{measure.name} over steps {steps[0]:,} to {steps[1]:,}")
 
 

@@ -72,6 +72,7 @@ def test_runs_of_one_name_are_called_by_their_paths(capsys: pytest.CaptureFixtur
     ("text", "message"),
     [
         ("", "has no loss: no step is logged yet"),
+        ("{", "has no loss: no step is logged yet"),
         ("{\n", "is no log of a run: a line of it is no record of a step"),
         ("[1]\n", "is no log of a run"),
         ('{"loss": 1}\n', "is no log of a run"),
@@ -102,3 +103,10 @@ def test_values_that_are_not_finite_are_left_out() -> None:
 
 def test_a_column_is_the_mean_of_its_steps() -> None:
     assert [*binned([(0, 1.0), (1, 3.0), (9, 5.0)], (0, 9), 4)] == [(0, 2.0), (3, 5.0)]
+
+
+def test_a_last_line_that_is_cut_off_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = shown(capsys, "fast")
+    with Path("fast", "log.jsonl").open("a") as file:
+        file.write('{"step": 410, "lo')
+    assert shown(capsys, "fast") == whole

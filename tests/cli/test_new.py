@@ -109,7 +109,8 @@ def test_nothing_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("first.scale").read_text() == "mine"
 
 
-def test_it_trains(tmp_path: Path) -> None:
+def test_it_trains(tmp_path: Path, machine: Callable[[int, list[str]], None]) -> None:
+    machine(1, [])
     Path("words.txt").write_text("some words, and some more\n" * 1000)
     assert main(["new", "--text", "words.txt"]) == 0
     command = [sys.executable, "-m", "scalec", "run", "first.scale", "--", "--steps", "3", "--device", "cpu"]

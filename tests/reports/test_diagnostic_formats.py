@@ -198,3 +198,12 @@ def test_a_workflow_command_is_one_line_that_reads_back(path: str, message: str,
     properties = dict(each.split("=", 1) for each in head.split(","))
     assert unquote(properties["file"]) == path
     assert unquote(said) == "\n".join((message, "note: seen", *([f"help: {help}"] if help else [])))
+
+
+@given(st.text(), st.text(st.characters(exclude_characters="\0"), min_size=1), st.text())
+def test_any_diagnostic_has_a_form(message: str, path: str, note: str) -> None:
+    """A path may have bytes that are no text."""
+    span = Source(f"{path}\udcff", "ab\ncd").span(1, 4)
+    found = Diagnostic("W0916", f"m{message}", span, notes=(Note(span, f"n{note}"), Note(None, note)))
+    assert json.loads(FORMATS["json"]([found]))["diagnostics"][0]["range"]["end"] == {"line": 2, "column": 2}
+    assert Draft202012Validator(SARIF).is_valid(json.loads(FORMATS["sarif"]([found])))
