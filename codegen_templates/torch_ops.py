@@ -303,6 +303,13 @@ def whole_sum(terms: Sequence[Tensor]) -> Tensor:
     return cast(DTensor, reduce(torch.add, terms)).full_tensor()
 
 
+def sum_gradients(module: nn.Module) -> None:
+    """Has FSDP2 add up gradients over ranks: a step divides them by its labels, not by its ranks."""
+    sharded = cast(FSDPModule, module)
+    sharded.set_gradient_divide_factor(1.0)
+    sharded.set_force_sum_reduction_for_comms(enable=True)  # else one that gloo does not have
+
+
 def each_module(modules: Iterable[nn.Module], reduce_now: bool, free: bool) -> None:
     """Says of modules whether the next backward reduces their gradients, and frees their gathered parameters."""
     for module in modules:

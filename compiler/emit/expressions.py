@@ -67,7 +67,8 @@ class Context:
 
 def express(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
     """The expression that computes `op` from the expressions of its operands."""
-    writer = _coerced if op.kind == "coerce" and not context.target.local else WRITERS.get(op.kind, _call)
+    own = {} if context.target.local else {"coerce": _coerced, "call": _on_each_rank}
+    writer = own.get(op.kind) or WRITERS.get(op.kind, _call)
     text, binds = writer(op, operands, context)
     reads, ops = tuple(n for e in operands for n in e.reads), (*(o for e in operands for o in e.ops), op)
     return Expr(text, binds, reads, ops, operands[0] if op.kind == "scale" and op.get("by") == -1 else None)
@@ -101,7 +102,7 @@ CASTS = {"f32": "float", "f64": "double", "bf16": "bfloat16", "f16": "half"}
 
 def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """The call that the op's entry says."""
-    said = OPS[op.kind].call(Local(context.program, op, tuple(map(context.types, op.inputs))))
+    said = OPS[op.kind].call(_local(op, context))
     said = said if context.target.local else _without_ranks(said)
     by_keyword = {each.operand for each in said.options.values() if isinstance(each, Keyword)}
     arguments = [operand.text for i, operand in enumerate(operands) if i not in by_keyword]
@@ -123,6 +124,19 @@ def _coerced(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     if ends(op)[1].kind is Kind.PARTIAL:
         return f"once({operands[0].text}, {to})", ATOM
     return f"{operands[0].within(ATOM)}.redistribute(placements={to})", ATOM
+
+
+def _on_each_rank(op: Op, operands: Sequence[Expr], context: Context) -> Written:
+    """A function of the user's own, of a rank's parts: DTensor does not know what it does."""
+    function, constants = context.target.function(op, context.program), OPS[op.kind].call(_local(op, context)).args
+    if constants:
+        function = f"lambda *each: {function}(*each, {', '.join(map(literal, constants))})"
+    to = placements(op.outputs[0].type, context.program)
+    return f"on_each_rank({', '.join([function, to, *(operand.text for operand in operands)])})", ATOM
+
+
+def _local(op: Op, context: Context) -> Local:
+    return Local(context.program, op, tuple(map(context.types, op.inputs)))
 
 
 def _argument(argument: Argument, op: Op, operands: Sequence[Expr], context: Context) -> str:

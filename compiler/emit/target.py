@@ -25,6 +25,8 @@ class Target:
 
 def torch_function(op: Op, program: Program) -> str:
     """The function that does an op on DTensors."""
+    if op.kind == "call":
+        return function_of(op, program)
     entry = OPS[op.kind]
     if entry.torch:
         return entry.torch

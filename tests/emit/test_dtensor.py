@@ -17,8 +17,12 @@ from torch.utils.checkpoint import checkpoint
 from helpers.forked_ranks import run_ranks
 from helpers.oracle.plans import Case, plan_text
 from helpers.torch_target import text_of
+from scalec.compiler.emit.dtensor import emit, for_torch
 from scalec.compiler.emit.dtensor.refusals import REFUSALS
+from scalec.compiler.frontend import resolve
+from scalec.compiler.passes import lower
 from scalec.compiler.syntax.diagnostics import PlanError
+from scalec.compiler.syntax.limits import load
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +49,7 @@ REFUSED = {
     "two chunks of the sequence on each rank": Case(cp=2, how="as zigzag"),
     "attention around a ring": Case(cp=2, how="via ring"),
     "parameters of one module that are sharded in several ways": Case(
-        dp=2, state='zero 3 over dp  group norms { params = ["norm*"]  zero 1 over dp }'
+        replicas=2, dp=2, state='zero 3 over replica, dp  group norms { params = ["norm*"]  zero 1 over dp }'
     ),
     "sums of gradients in fewer bits, of parameters that are not sharded": Case(dp=2, precision="bf16  reduce = bf16"),
 }
@@ -61,6 +65,7 @@ def test_it_refuses_what_torch_cannot_express(feature: str) -> None:
 
 def test_each_refusal_is_tested() -> None:
     elsewhere = {
+        "a function of your own with several results",
         "this op",
         "a mesh that loses nodes",
         "dropout whose masks are the same on every mesh",
@@ -126,3 +131,24 @@ def test_a_checkpoint_keeps_its_result() -> None:
         y: Any = checkpoint(torch.exp, x, use_reentrant=False)
         y.square().sum().backward()
     assert y.data_ptr() in saved
+
+
+REFUSED_PLANS = {
+    *("deepseek_v3", "gemma2_9b", "llama3_405b_long", "llama3_8b_long", "mixtral_8x7b", "qwen3_30b_a3b"),
+    *("tiny_elastic", "tiny_five", "tiny_hybrid", "tiny_pipeline"),
+}
+"""Plans with experts, stages, rings, ops that are recomputed one by one, or a mesh that loses nodes."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plan", sorted((ROOT / "plans").glob("*.scale")), ids=lambda path: path.stem)
+def test_a_plan_is_written_or_refused(plan: Path) -> None:
+    source = load(plan)
+    program = lower(for_torch(resolve(source)))
+    if plan.stem in REFUSED_PLANS:
+        with pytest.raises(PlanError, match="E0707"):
+            emit(program, source)
+        return
+    text = emit(program, source)["train.py"]
+    ast.parse(text)
+    assert max(map(len, text.splitlines())) <= 120

@@ -4,19 +4,23 @@ Non-goals: their text (`emit.test_dtensor`).
 """
 
 import importlib
+import shutil
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 
 from end_to_end.test_numbers import assert_steps_equal
 from helpers import torch_target
+from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness, reference
 from helpers.oracle.plans import Case, plan_text
 
 LR = 0.01
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS, EXAMPLES = (Path(__file__).parents[2] / name for name in ("benchmarks", "examples"))
 FEW = (
     Case(
         tp=2, sp=True, padded=True, smoothing=0.1, model="tied", recompute="full", optimizer="adamw", clip=0.05, z=0.01
@@ -53,6 +57,18 @@ def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.05)])
+@pytest.mark.parametrize("state", ["", "zero 3 over dp"])
+def test_narrower_precisions_come_near(precision: str, tolerance: float, state: str, tmp_path: Path) -> None:
+    case = Case(dp=2, tp=2, sp=True, microbatches=2, precision=precision, optimizer="sgd", state=state)
+    start, batches = reference.initial(case.config), list(harness.batches(case, 2))
+    steps = torch_target.run(case.ranks, torch_target.compiled(plan_text(case), tmp_path), start, batches, LR)
+    for got, want in zip(steps, reference.run(case.config, case.training, start, batches, LR), strict=True):
+        assert got.loss == pytest.approx(want.loss, rel=tolerance)
+        assert got.norm == pytest.approx(want.norm, rel=tolerance)
+
+
+@pytest.mark.long
 def test_torch_communicates_what_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """But for sums of gradients: those over two axes are two calls."""
     monkeypatch.syspath_prepend(BENCHMARKS)
@@ -64,3 +80,29 @@ def test_torch_communicates_what_the_plan_says(monkeypatch: pytest.MonkeyPatch) 
             want, got = (int(each.replace(",", "")) for each in (planned, sent))
             most = 2 if kind == "all_reduce" else 1
             assert 0.99 * want <= got <= most * want, (plan, kind)
+
+
+@pytest.mark.long
+def test_user_ops_do_not_depend_on_the_mesh(tmp_path: Path) -> None:
+    """From the same random values, which are those of any mesh."""
+    shutil.copy(EXAMPLES / "my_ops.py", tmp_path)
+    text = (EXAMPLES / "05_user_op.scale").read_text().replace("seq = 64", "seq = 8  precision = fp64")
+    losses = list[list[float]]()
+    for mesh, microbatch in (("dp = 1  tp = 1", 8), ("dp = 2  tp = 2", 4)):
+        (tmp_path / "own.scale").write_text(
+            text.replace("dp = 2  tp = 2", mesh).replace("microbatch = 4", f"microbatch = {microbatch}")
+        )
+        module = torch_target.of_file(tmp_path / "own.scale", tmp_path / f"out_{microbatch}")
+        losses += [run_ranks(4 if microbatch == 4 else 1, _losses, module)[0]]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-10)
+    assert losses[0][-1] < losses[0][0]
+
+
+def _losses(module: ModuleType) -> list[float]:
+    torch.manual_seed(0)
+    torch.set_deterministic_debug_mode("default")
+    mesh = torch_target.mesh_of(module)
+    model, optimizer = module.build(mesh)
+    rows = torch.randint(256, (module.GLOBAL_BATCH, module.SEQ + 1), generator=torch.Generator().manual_seed(1))
+    batch = module.microbatches(mesh, rows[:, :-1], rows[:, 1:])
+    return [float(module.train_step(model, optimizer, batch, LR).loss) for _ in range(3)]

@@ -1,5 +1,6 @@
 """Compiles plans for torch alone, and runs such programs on forked gloo ranks as `oracle.harness` runs the others."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from helpers.oracle.reference import Step, Tensors
 from scalec.compiler.emit.dtensor import emit, for_torch
 from scalec.compiler.frontend import resolve
 from scalec.compiler.passes import lower
+from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
 
 
@@ -22,6 +24,19 @@ def text_of(plan: str) -> str:
     """The program of a plan.  Raises PlanError."""
     source = Source("tiny.scale", plan)
     return emit(lower(for_torch(resolve(source))), source)["train.py"]
+
+
+def of_file(plan: Path, folder: Path) -> ModuleType:
+    """The program of a plan's file, with what lies beside it, written to `folder` and imported."""
+    source = load(plan)
+    folder.mkdir()
+    for name, text in emit(lower(for_torch(resolve(source))), source).items():
+        (folder / name).write_text(text)
+    sys.path.insert(0, str(folder))
+    try:
+        return imported(folder / "train.py")
+    finally:
+        sys.path.remove(str(folder))
 
 
 def compiled(plan: str, folder: Path) -> ModuleType:

@@ -23,9 +23,10 @@ from ..constants import product, size_lines
 from ..init import ropes
 from ..model_classes import model_classes
 from ..module import Module, parameter_sizes
-from ..naming import DTYPES, call, class_name, file_word, literal, matrix_shape
+from ..naming import DTYPES, call, class_name, file_word, fitted, literal, matrix_shape
 from ..target import DTENSOR, mesh_axes, placements
 from ..train_py import legend, mesh_words
+from ..user_ops import copies, modules
 from .imports import import_lines, ops_source
 from .refusals import refuse
 from .sharded import build_lines, sync_lines
@@ -43,6 +44,8 @@ def emit(program: Program, source: Source, proof: Proof | None = None) -> dict[s
     inputs = [base(arg.value.name) for arg in program.microbatches.args]
     of = f"Shown: the IR's step evaluated equal to the single-device step of {proof.against}." if proof else ""
     shown = "\n".join(filter(None, (of, "Not shown: that torch communicates no more than the plan.")))
+    start = f"{launch(program).command(PurePath('train.py'))} FILE [STEPS]"
+    windows = inputs == ["tokens", "labels"] and program.train.data.masked is None
     master = DTYPES[program.params[0].type.dtype]
     body = filled(
         "dtensor.py.j2",
@@ -51,9 +54,7 @@ def emit(program: Program, source: Source, proof: Proof | None = None) -> dict[s
         ranks=counted(ranks(program), "rank"),
         mesh=mesh_words(program),
         name=class_name(program.name),
-        launch=textwrap.wrap(
-            f"torchrun {' '.join(launch(program).options())} {PurePath('train.py')} FILE [STEPS]", 112
-        ),
+        launch=textwrap.wrap(start if windows else "# for a program that gives it the data of the plan", 112),
         legend=legend(program),
         shown=shown,
         sizes=[*size_lines(program, model.sizes)],
@@ -70,11 +71,12 @@ def emit(program: Program, source: Source, proof: Proof | None = None) -> dict[s
         inputs=[_input(arg, program) for arg in program.microbatches.args],
         train=[*_train(program, inputs, model.patterns)],
         evaluate=[*_evaluate(inputs)],
+        windows=windows,
         lr_doc=f"The learning rate of a step, from 0: {program.train.optimizer.schedule.kind}, after a warm-up.",
         lr=[*_learning_rate(program)],
     )
     text = body.replace("@OPS@\n", ops_source(body) + "\n")
-    return {"train.py": text.replace("@IMPORTS@\n", import_lines(text))}
+    return copies(program, source) | {"train.py": text.replace("@IMPORTS@\n", import_lines(text, modules(program)))}
 
 
 class _Class:
@@ -96,8 +98,8 @@ def _fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Itera
     for table, name in module.tables.items():
         arguments = ropes(table, program, sizes)
         split = ", ".join("Shard(1)" if axis in table.axes else "Replicate()" for axis in mesh_axes(program))
-        made = call("rope_frequencies", ["mesh", *arguments, f"placements=[{split}]"], 8)
-        yield from f"{name} = {made}".replace("\n        ", "\n").split("\n")
+        line = f"{name} = rope_frequencies({', '.join(['mesh', *arguments, f'placements=[{split}]'])})"
+        yield from fitted(line, 8).replace("\n        ", "\n").split("\n")
         yield f"self.register_buffer({literal(name)}, {name}, persistent=False)"
 
 

@@ -31,15 +31,15 @@ MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Modules and the names that a program may import from them, in the order of their lines."""
 
 
-def import_lines(text: str) -> str:
-    """The lines that import what a program's text names."""
+def import_lines(text: str, own: tuple[str, ...]) -> str:
+    """The lines that import what a program's text names, after those of its user ops' modules."""
     used = _names(text)
     lines: list[str] = []
     for module, names in MODULES:
         if some := ", ".join(name for name in names if name in used):
             lines.append(module if module.startswith("import") else f"from {module} import {some}")
         elif not module:
-            lines.append("")
+            lines += ["", *(f"import {name}" for name in own)]
     return "\n".join(lines) + "\n"
 
 

@@ -72,10 +72,16 @@ def _ring(program: Program) -> Iterator[Span]:
     yield from (op.span for op in _forward(program) if op.kind == RING_ATTENTION.name)
 
 
+def _several(program: Program) -> Iterator[Span]:
+    yield from (op.span for op in _forward(program) if op.kind == "call" and op.outputs[1:])
+
+
 def _others(program: Program) -> Iterator[Span]:
     """Ops without a function in torch that no other row names."""
     named = {*_experts(program), *_ring(program)}
     for op in _forward(program):
+        if op.kind == "call":
+            continue
         entry = OPS[op.kind]
         if entry.function and entry.module == RUNTIME and not entry.torch and op.span not in named:
             yield op.span
@@ -110,13 +116,17 @@ def _padded(program: Program) -> Iterator[Span]:
 
 
 def _mixed(program: Program) -> Iterator[Span]:
-    """Modules whose parameters are sharded in several ways."""
+    """Modules whose parameters are sharded over several axes, or gathered and reduced in several ways."""
     repeats = {param.name: param.type.dims[: param.stacked] for param in program.params}
     alike: dict[tuple[str, ...], set[object]] = {}
     for bucket in program.buckets:
-        how = (bucket.layers, bucket.shard_axes, bucket.reshard_after_forward, bucket.shard_gradients)
+        over = bucket.shard_axes if program.degree(bucket.shard_axes) > 1 else ()
         for name in bucket.params:
-            alike.setdefault(repeats[name], set()).add(how if program.degree(bucket.shard_axes) > 1 else ())
+            alike.setdefault(repeats[name], set()).add(over)
+        if bucket.layers:
+            alike.setdefault(("of layers", *bucket.layers), set()).add(
+                (bucket.reshard_after_forward, bucket.shard_gradients)
+            )
     if any(len(ways) > 1 for ways in alike.values()):
         yield program.region.span
 
@@ -151,6 +161,11 @@ REFUSALS = (
         "attention around a ring",
         _ring,
         "`scaled_dot_product_attention`, which `context_parallel` replaces, has no rule for DTensors on CPUs",
+    ),
+    Refusal(
+        "a function of your own with several results",
+        _several,
+        "this target writes a `local_map` of one result",
     ),
     Refusal(
         "this op",

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import frozen
 
 from ...config.settings import ParamGroup
-from ...ir import PRECISIONS, Bucket, Program
+from ...ir import PRECISIONS, Bucket, Param, Program
 from ..naming import DTYPES, call, literal
 from ..target import mesh_axes
 
@@ -59,12 +59,21 @@ def _fully_shard(it: Sharded, program: Program) -> Iterator[str]:
     arguments.append(f"dp_mesh_dims=DataParallelMeshDims({', '.join(dims)})")
     compute, stored = PRECISIONS[program.train.precision], program.params[0].type.dtype
     if compute != stored:
-        sent = DTYPES[program.reduce_dtype(first)]
-        policy = f"param_dtype={DTYPES[compute]}, reduce_dtype={sent}, cast_forward_inputs=False"
-        arguments.append(f"mp_policy=MixedPrecisionPolicy({policy})")
+        dtypes = f"param_dtype={DTYPES[compute]}, reduce_dtype={DTYPES[program.reduce_dtype(first)]}"
+        yield f"policy = MixedPrecisionPolicy({dtypes}, cast_forward_inputs=False)"
+        arguments.append("mp_policy=policy")
+    if own := [name for name in program.stored if it.repeats and _elsewhere(program, name, it)]:
+        words = ", ".join(param.name for param in own)
+        yield f"# {words} too, which the plan gathers by themselves: fully_shard takes all of a module"
     yield f"for module in {it.modules}:"
-    shard = call("fully_shard", arguments, 0, after=47).split("\n")
-    yield from (f"    {line}" for line in [*shard[:-1], f"{shard[-1]}.set_gradient_divide_factor(1.0)"])
+    yield from (f"    {line}" for line in call("fully_shard", arguments, 0, after=4).split("\n"))
+    yield "    sum_gradients(module)"
+
+
+def _elsewhere(program: Program, param: Param, it: Sharded) -> bool:
+    """Whether a parameter of these layers is in a bucket that is not theirs."""
+    layers = it.buckets[0].layers
+    return param.type.dims[: param.stacked] == layers and not any(param.name in each.params for each in it.buckets)
 
 
 def _axes(axes: Sequence[str]) -> str:

@@ -93,13 +93,7 @@ class Llama(nn.Module):
         self.head = weight(mesh, VOCAB, HIDDEN, placements=[Replicate(), Shard(0)], std=0.02)  # [v/tp, h]
         self.layers = nn.ModuleList(Layer(mesh) for _ in range(LAYERS))
         rotary = rope_frequencies(
-            mesh,
-            SEQ,
-            HEAD_DIM,
-            theta=10_000,
-            between=2,
-            dtype=torch.float32,
-            placements=[Replicate(), Replicate()],
+            mesh, SEQ, HEAD_DIM, theta=10_000, between=2, dtype=torch.float32, placements=[Replicate(), Replicate()]
         )
         self.register_buffer("rotary", rotary, persistent=False)
 

@@ -94,13 +94,7 @@ class Llama(nn.Module):
         self.head = weight(mesh, VOCAB, HIDDEN, placements=[Replicate(), Shard(0)], std=0.02)  # [v/tp, h]
         self.layers = nn.ModuleList(Layer(mesh) for _ in range(LAYERS))
         rotary = rope_frequencies(
-            mesh,
-            SEQ,
-            HEAD_DIM,
-            theta=10_000,
-            between=2,
-            dtype=torch.float32,
-            placements=[Replicate(), Replicate()],
+            mesh, SEQ, HEAD_DIM, theta=10_000, between=2, dtype=torch.float32, placements=[Replicate(), Replicate()]
         )
         self.register_buffer("rotary", rotary, persistent=False)
 
@@ -127,19 +121,11 @@ def build(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The model, its parameters DTensors on `mesh`, and its optimizer."""
     model = Llama(mesh)
     for module in model.layers:
-        fully_shard(
-            module,
-            mesh=mesh,
-            reshard_after_forward=True,
-            dp_mesh_dims=DataParallelMeshDims(shard="dp"),
-        ).set_gradient_divide_factor(1.0)
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, dp_mesh_dims=DataParallelMeshDims(shard="dp"))
+        sum_gradients(module)
     for module in [model]:
-        fully_shard(
-            module,
-            mesh=mesh,
-            reshard_after_forward=False,
-            dp_mesh_dims=DataParallelMeshDims(shard="dp"),
-        ).set_gradient_divide_factor(1.0)
+        fully_shard(module, mesh=mesh, reshard_after_forward=False, dp_mesh_dims=DataParallelMeshDims(shard="dp"))
+        sum_gradients(module)
     groups = [
         param_group(
             model,
@@ -438,6 +424,13 @@ def count_valid(labels: Sequence[Tensor]) -> int:
 def whole_sum(terms: Sequence[Tensor]) -> Tensor:
     """The sum of DTensors of the same placements, whole on each rank."""
     return cast(DTensor, reduce(torch.add, terms)).full_tensor()
+
+
+def sum_gradients(module: nn.Module) -> None:
+    """Has FSDP2 add up gradients over ranks: a step divides them by its labels, not by its ranks."""
+    sharded = cast(FSDPModule, module)
+    sharded.set_gradient_divide_factor(1.0)
+    sharded.set_force_sum_reduction_for_comms(enable=True)
 
 
 def each_module(modules: Iterable[nn.Module], reduce_now: bool, free: bool) -> None:
