@@ -1,6 +1,7 @@
 """Places in two versions of a text, one of which was typed after the other."""
 
-from functools import cached_property
+import re
+from functools import cached_property, lru_cache
 
 from attrs import frozen
 
@@ -42,8 +43,8 @@ class Moved:
         return found and found.line
 
     def _both(self, one: Source, other: Source, span: Span) -> Span | None:
-        if not span.line:
-            return other.whole()
+        if not span.line or one.text == other.text:
+            return span if span.line else other.whole()
         first = self._mapped(one, other, span.line, span.column, begins=True)
         last = self._mapped(one, other, span.end_line, span.end_column)
         return first.to(last) if first and last else None
@@ -67,7 +68,11 @@ def _common(one: str, other: str) -> int:
 
 def offset(text: str, line: int, column: int) -> int:
     """The offset of a place; beyond the end of a line, or of the text, that of the end."""
-    lines = text.split("\n")
-    before = sum(len(each) + 1 for each in lines[: line - 1])
-    within = min(column - 1, len(lines[line - 1])) if line <= len(lines) else 0
-    return min(before + within, len(text))
+    ends = _line_ends(text)
+    return min((ends[line - 2] + 1 if line > 1 else 0) + column - 1, ends[line - 1]) if line <= len(ends) else len(text)
+
+
+@lru_cache(maxsize=8)
+def _line_ends(text: str) -> tuple[int, ...]:
+    """The offset of the end of each line."""
+    return (*(found.start() for found in re.finditer("\n", text)), len(text))

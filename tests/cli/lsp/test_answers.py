@@ -14,6 +14,7 @@ from scalec.compiler.cli.lsp.document import Document, Overtaken, compiled, type
 from scalec.compiler.cli.lsp.hints import colours, hints
 from scalec.compiler.cli.lsp.hover import hover
 from scalec.compiler.cli.lsp.mentions import Kind
+from scalec.compiler.cli.lsp.moved import Moved, offset
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
@@ -271,3 +272,23 @@ def test_names_of_what_comes_with_scalec_stay(full: Document) -> None:
     found = navigate.definition(shipped, *at(shipped, "scalec:models"))
     assert found
     assert Path(found.path).samefile(ROOT / "plans" / "models" / "llama.scale")
+
+
+@given(text=st.text("a \n", max_size=12), line=st.integers(1, 5), column=st.integers(1, 9))
+def test_the_offset_of_a_place(text: str, line: int, column: int) -> None:
+    """Beyond the end of a line, that of its end; beyond the text, that of the text's."""
+    lines = text.split("\n")
+    expected = len(text) if line > len(lines) else sum(len(each) + 1 for each in lines[: line - 1])
+    within = min(column - 1, len(lines[line - 1])) if line <= len(lines) else 0
+    assert offset(text, line, column) == expected + within
+
+
+@given(before=st.text("ab\n", max_size=9), old=st.text("ab\n", max_size=4), new=st.text("ab\n", max_size=4))
+def test_places_outside_of_an_edit_move_with_their_text(before: str, old: str, new: str) -> None:
+    """A word after the edited stretch, and one before it, are where they are found."""
+    one, other = (Source("p", f"{before}<1>{each}<2>{before}") for each in (old, new))
+    moved = Moved(one, other)
+    for word in ("<1>", "<2>"):
+        first, now = (each.text.index(word) for each in (one, other))
+        assert moved.after(one.span(first, first + 3)) == other.span(now, now + 3)
+        assert moved.back(other.span(now, now + 3)) == one.span(first, first + 3)
