@@ -31,7 +31,7 @@ class Progress:
             return
         self._at, done = time.monotonic(), round(BAR * step / steps)
         line = f"{'━' * done}{'─' * (BAR - done)} {step}/{steps}  {left} left  {speed}  {_memory(self._device)}"
-        self._stream.write(f"{CLEAR}{line[: shutil.get_terminal_size().columns - 1]}")
+        self._stream.write(f"{CLEAR}{line[: shutil.get_terminal_size().columns - 1]}\r")  # others write over it
         self._stream.flush()
         self._shown = True
 

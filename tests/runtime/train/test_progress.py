@@ -40,14 +40,14 @@ def _run(folder: Path, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> 
 def test_it_says_how_far_a_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = _run(tmp_path, Terminal(), monkeypatch)
     first, second, last = shown.split(CLEAR)[1:]
-    assert re.fullmatch(r"━{8}─{16} 1/3  \d+s left  [\d,]+ tokens/s/rank  \d+\.\d GiB", first)
+    assert re.fullmatch(r"━{8}─{16} 1/3  \d+s left  [\d,]+ tokens/s/rank  \d+\.\d GiB\r", first)
     assert second.startswith("━" * 16 + "─" * 8 + " 2/3")
     assert re.fullmatch(r"step 3/3  loss 2.0000 .*\n", last)
 
 
 def test_it_has_one_line_of_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    assert max(map(len, _run(tmp_path, Terminal(), monkeypatch).split(CLEAR)[1:3])) == 39
+    assert max(map(len, _run(tmp_path, Terminal(), monkeypatch).split(CLEAR)[1:3])) == 39 + len("\r")
 
 
 @pytest.mark.parametrize("term", ["dumb", ""])
