@@ -1,6 +1,7 @@
 """`import scalec`: the page that describes it, what it loads, its errors."""
 
 import doctest
+import html
 import os
 import re
 import subprocess
@@ -77,6 +78,20 @@ def test_what_it_writes_is_what_the_command_writes(tmp_path: Path) -> None:
     (tmp_path / "a" / "train.py").write_text("mine\n")
     with pytest.raises(scalec.OutputError, match="was not written by scalec"):
         scalec.plan(plan).write(tmp_path / "a")
+
+
+def test_a_report_is_the_page_of_the_command(tmp_path: Path) -> None:
+    """A notebook shows it in a frame of its own, whatever else is on its page."""
+    from scalec.compiler.cli import main
+
+    paths = [ROOT / "plans" / name for name in ("tiny_llama.scale", "llama3_8b.scale")]
+    assert main(["report", *map(str, paths), "-o", str(tmp_path / "a.html"), "--tokens", "15T"]) == 0
+    page = scalec.plan(paths[0]).report(scalec.plan(paths[1]), tokens=15e12)
+    page.save(tmp_path / "b.html")
+    assert (tmp_path / "a.html").read_text() == (tmp_path / "b.html").read_text() == page.html
+    (cell,) = re.findall(r'<iframe srcdoc="([^"]*)"', page._repr_html_())
+    assert html.unescape(cell) == page.html
+    assert "--no-verify" in scalec.plan(TEXT).report(verify=False).html
 
 
 def test_time_of_an_unknown_gpu() -> None:

@@ -130,7 +130,8 @@ def over_row(program: Program, rank: int) -> list[tuple[PeakSnapshot, PeakSnapsh
     pipeline = program.pipeline
     assert pipeline, "memory: no pipeline"
     assert pipeline.schedule, "memory: no rows"
-    of, held = stages_of(program), keeps(program, stages_of(program))
+    of = stages_of(program)
+    held = keeps(program, of)
     it = [*beside(pipeline.schedule, held)][rank]
     own = Chunks(program, pipeline, rank)
     return [(_before(it, cell, held, own), _at(it, cell, of, own)) for cell in range(len(it.kept))]

@@ -72,7 +72,7 @@ def model(of: Subject, calls: Sequence[Call]) -> Model:
     """The drawing's content: `calls`, and those of other ranks of a pipeline at places where these have none."""
     merged: dict[object, Call] = {}
     for it in calls:
-        if it.use in ("parameters", "gradients", "stages"):
+        if it.use in ("parameters", "gradients", "stages") and it.sent:
             key = (it.use, it.op, it.whole)
             merged[key] = added(merged[key], it) if key in merged else it
     state = tuple(merged.values())

@@ -83,7 +83,8 @@ class Picture:
     def shortest(self) -> float:
         """How long the shortest action takes that a drawing to scale has room to label."""
         lasting = [slot.end - slot.start for slot in self.slots]
-        return min(time for time in lasting if time * _UNLIKE >= max(lasting))
+        longest = max(lasting)
+        return min(time for time in lasting if time * _UNLIKE >= longest)
 
     @property
     def subtitle(self) -> str:

@@ -5,6 +5,7 @@ A schedule that is too long for one line goes on in the next, as music does; an 
 
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil
+from statistics import median
 
 from attrs import frozen
 
@@ -45,9 +46,13 @@ def style(chunk: int, work: Work) -> str:
     return f"{work.value}{chunk % len(HUES)}"
 
 
-def lines(picture: Picture, width: float) -> list[Line]:
-    """As many lines as all labels need; each begins a little before the last one's end, so that none is cut in two."""
-    total, each, shared = picture.timeline.total, _room(picture, width), 2 * picture.shortest
+def lines(picture: Picture, width: float, least: float = 0) -> list[Line]:
+    """As many lines as all labels need of actions that take `least`, by default the shortest that has one.
+
+    Each begins a little before the last one's end, so that none is cut in two.
+    """
+    least = least or picture.shortest
+    total, each, shared = picture.timeline.total, _room(picture, width, least), 2 * least
     if total <= each:
         return [Line(0, total)]
     count = ceil((total - shared) / (each - shared))
@@ -56,17 +61,18 @@ def lines(picture: Picture, width: float) -> list[Line]:
 
 
 def excerpt(picture: Picture, width: float) -> list[Line]:
-    """All lines, where they are few; else the whole in one, and its ends."""
-    if len(every := lines(picture, width)) <= MOST:
+    """All lines, where they are few; else the whole in one, and its ends, where half of all actions have labels."""
+    usual = median(slot.end - slot.start for slot in picture.slots)
+    if len(every := lines(picture, width, usual)) <= MOST:
         return every
-    total, each = picture.timeline.total, _room(picture, width)
+    total, each = picture.timeline.total, _room(picture, width, usual)
     return [Line(0, total, WHOLE), Line(0, each, "the beginning"), Line(total - each, total, "the end")]
 
 
-def _room(picture: Picture, width: float) -> float:
-    """The time for which a line has room, with a label in each action but the shortest."""
+def _room(picture: Picture, width: float, least: float) -> float:
+    """The time for which a line has room, with a label in each action that takes `least`."""
     longest = max(len(str(slot.action)) for slot in picture.slots)
-    return (width - LEFT) / ((longest + 1) * LETTER) * picture.shortest
+    return (width - LEFT) / ((longest + 1) * LETTER) * least
 
 
 def draw(canvas: Canvas, picture: Picture, line: Line, top: float, said: Callable[[float], str] = number) -> float:
