@@ -48,7 +48,7 @@ AGAIN = {f"recompute = {word}" for word in ("none", "full", "every", "selective"
 """What backward does again."""
 
 
-FUSED = {"cross_entropy cap"}
+FUSED = {"cross_entropy cap", "attention deterministic=on"}
 """What passes alone write."""
 
 
