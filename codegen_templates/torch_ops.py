@@ -6,7 +6,7 @@ attention are called on local tensors, since it has no good rule for them.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, cast
 
@@ -339,6 +339,16 @@ def total_norm(gradients: Sequence[DTensor]) -> Tensor:
     for each in gradients:
         alike.setdefault(tuple(each.placements), []).append(each.to(wide(each)).square().sum())
     return torch.stack([whole_sum(each) for each in alike.values()]).sum().sqrt()
+
+
+def by_file_names(model: nn.Module, names: Mapping[str, str]) -> dict[str, Any]:
+    """A model's parameters by the names that files have for them."""
+    found: dict[str, Any] = {}
+    for name, value in model.state_dict().items():
+        layer = re.search(r"\.(\d+)\.", name)
+        tensor = names[re.sub(r"\.\d+\.", ".*.", name)]
+        found[tensor.format(i=layer[1]) if layer else tensor] = value
+    return found
 
 
 def update(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -4,6 +4,7 @@ Non-goals: the plan's section `names` (`config.hf_names`), reading and writing s
 """
 
 import json
+import re
 from math import prod
 
 from .. import __version__
@@ -11,6 +12,7 @@ from ..analysis.param_uses import leaves
 from ..analysis.vocabulary import tables
 from ..config.hf_names import HFWeight
 from ..ir import PRECISIONS, SEQUENCE, Buffer, Param, Program
+from .module import parameter_sizes
 from .naming import DTYPES
 
 
@@ -26,6 +28,20 @@ def names_file(program: Program, patterns: dict[str, str]) -> dict[str, str]:
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
     weights = [f"  {json.dumps(patterns[e.param])}: {json.dumps(_entry(e, program))}" for e in program.names]
     return {"hf_names.json": "{" + ",\n ".join([*lines, '"weights": {\n' + ",\n".join(weights) + "\n }"]) + "}\n"}
+
+
+def plain_names(program: Program, patterns: dict[str, str]) -> dict[str, str]:
+    """The tensor of each parameter, by its pattern, where each is a whole one of the same shape; else none."""
+    params = {param.name: param for param in program.stored}
+    found: dict[str, str] = {}
+    for each in program.names:
+        entry, (groups, _, _) = _entry(each, program), parameter_sizes(params[each.param])
+        own, pattern = tuple(prod(map(program.size, group)) for group in groups), patterns[each.param]
+        indices = re.findall(r"\{[^}]*\}", each.tensor)
+        if entry != {"tensor": each.tensor, "shape": own} or indices != ["{i}"] * pattern.count("*"):
+            return {}
+        found[pattern] = each.tensor
+    return found if len(found) == len(program.stored) else {}
 
 
 def _repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:

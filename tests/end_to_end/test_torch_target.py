@@ -18,9 +18,11 @@ from helpers import torch_target
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness, reference
 from helpers.oracle.plans import Case, plan_text
+from scalec.runtime import Mesh
+from scalec.runtime.checkpoint.hf_weights import Reader
 
 LR = 0.01
-BENCHMARKS, EXAMPLES = (Path(__file__).parents[2] / name for name in ("benchmarks", "examples"))
+BENCHMARKS, EXAMPLES, PLANS = (Path(__file__).parents[2] / name for name in ("benchmarks", "examples", "plans"))
 FEW = (
     Case(
         tp=2, sp=True, padded=True, smoothing=0.1, model="tied", recompute="full", optimizer="adamw", clip=0.05, z=0.01
@@ -106,3 +108,47 @@ def _losses(module: ModuleType) -> list[float]:
     rows = torch.randint(256, (module.GLOBAL_BATCH, module.SEQ + 1), generator=torch.Generator().manual_seed(1))
     batch = module.microbatches(mesh, rows[:, :-1], rows[:, 1:])
     return [float(module.train_step(model, optimizer, batch, LR).loss) for _ in range(3)]
+
+
+def test_weights_go_from_one_program_to_the_other(tmp_path: Path) -> None:
+    """Under Hugging Face's names: two sharded ranks of torch alone write them, two of the runtime read them."""
+    ours, theirs = _tiny("dp = 1  tp = 2", ""), _tiny("dp = 2  tp = 1", "state { zero 3 over dp }")
+    folder = harness.written(ours, tmp_path / "runtime", str(PLANS / "variant.scale"))
+    module = torch_target.compiled(theirs, tmp_path / "torch", str(PLANS / "variant.scale"))
+    losses = run_ranks(2, _written_loss, module, str(tmp_path / "weights"), functional=True)
+    assert (
+        run_ranks(2, _read_loss, harness.imported(folder / "train.py"), tmp_path / "weights")
+        == [pytest.approx(losses[0], rel=1e-5)] * 2
+    )
+
+
+def _tiny(mesh: str, state: str) -> str:
+    sizes = "train { seq = 16  global_batch = 4  microbatch = 1 }"
+    return f'use "tiny_llama.scale" {{ {sizes} }}\nmesh {{ {mesh} }}\n{state}\n'
+
+
+def _rows(seed: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = torch.randint(256, (4, 17), generator=torch.Generator().manual_seed(seed))
+    return rows[:, :-1], rows[:, 1:]
+
+
+def _written_loss(module: ModuleType, folder: str) -> float:
+    """The loss of random weights, which are written, forgotten and read once more."""
+    torch.set_deterministic_debug_mode("default")
+    torch.manual_seed(3)
+    mesh = torch_target.mesh_of(module)
+    model, _ = module.build(mesh)
+    batch = module.microbatches(mesh, *_rows())
+    before = float(module.eval_step(model, batch).loss)
+    torch.manual_seed(3)
+    module.save_weights(module.build(mesh)[0], folder)
+    other, _ = module.build(mesh)
+    module.load_weights(other, folder)
+    assert float(module.eval_step(other, batch).loss) == before
+    return before
+
+
+def _read_loss(module: ModuleType, folder: Path) -> float:
+    model, state = module.build(Mesh(module.PLAN.mesh))
+    Reader(folder, module.PLAN.names).fill(state)
+    return float(module.eval_step(model, state, harness.local_batch(module.PLAN, *_rows())).loss)

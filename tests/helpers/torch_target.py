@@ -20,9 +20,9 @@ from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
 
 
-def text_of(plan: str) -> str:
-    """The program of a plan.  Raises PlanError."""
-    source = Source("tiny.scale", plan)
+def text_of(plan: str, path: str = "tiny.scale") -> str:
+    """The program of a plan, which is read as if it lay at `path`.  Raises PlanError."""
+    source = Source(path, plan)
     return emit(lower(for_torch(resolve(source))), source)["train.py"]
 
 
@@ -39,11 +39,11 @@ def of_file(plan: Path, folder: Path) -> ModuleType:
         sys.path.remove(str(folder))
 
 
-def compiled(plan: str, folder: Path) -> ModuleType:
+def compiled(plan: str, folder: Path, at: str = "tiny.scale") -> ModuleType:
     """The program of a plan, written to `folder` and imported."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "train.py"
-    path.write_text(text_of(plan))
+    path.write_text(text_of(plan, at))
     return imported(path)
 
 

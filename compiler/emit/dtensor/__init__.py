@@ -20,6 +20,7 @@ from ...reports.summary import launch, ranks
 from ...syntax.package_data import filled
 from ...syntax.source import Source
 from ..constants import product, size_lines
+from ..hf_names import plain_names
 from ..init import ropes
 from ..model_classes import model_classes
 from ..module import Module, parameter_sizes
@@ -72,11 +73,20 @@ def emit(program: Program, source: Source, proof: Proof | None = None) -> dict[s
         train=[*_train(program, inputs, model.patterns)],
         evaluate=[*_evaluate(inputs)],
         windows=windows,
+        names=[*_names(plain_names(program, model.patterns))],
         lr_doc=f"The learning rate of a step, from 0: {program.train.optimizer.schedule.kind}, after a warm-up.",
         lr=[*_learning_rate(program)],
     )
     text = body.replace("@OPS@\n", ops_source(body) + "\n")
     return copies(program, source) | {"train.py": text.replace("@IMPORTS@\n", import_lines(text, modules(program)))}
+
+
+def _names(of: Mapping[str, str]) -> Iterator[str]:
+    """The constant with the names of tensors in files, if there are any."""
+    if of:
+        yield "NAMES = {  # of the tensors in Hugging Face's files"
+        yield from (f"    {literal(pattern)}: {literal(tensor)}," for pattern, tensor in of.items())
+        yield "}"
 
 
 class _Class:
