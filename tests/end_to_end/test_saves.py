@@ -14,7 +14,9 @@ from helpers.oracle.plans import Case, plan_text
 from scalec.compiler.analysis.memory import accounts
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
+from scalec.runtime import Mesh
 from scalec.runtime.checkpoint.reader import Saved
+from scalec.runtime.checkpoint.saver import own_boxes
 from scalec.testing.faults import Fault, Point, Program, fork, kill
 
 SAVED, LAST = 2, 4
@@ -71,6 +73,16 @@ def test_a_save_that_is_written_in_a_later_step_is_of_its_own(case: Case, tmp_pa
     assert fork(program).wait().succeeded
     _assert_same(_state(folder, LAST), wanted[LAST])
     _assert_counted(ended.out[0], plan)
+
+
+@pytest.mark.parametrize(
+    "case", [Case(), Case(model="biased", optimizer="adamw", precision="fp16")], ids=["fp64", "fp16"]
+)
+def test_the_account_is_what_a_single_rank_copies(case: Case, tmp_path: Path) -> None:
+    module = harness.compiled(case, tmp_path)
+    own = own_boxes(module.build(Mesh(module.PLAN.mesh))[1])
+    (counted,) = accounts(compile_plan(Source("tiny.scale", plan_text(case))))
+    assert counted.host == sum(box.tensor.nbytes for box in own.values())
 
 
 def _state(folder: Path, step: int) -> dict[str, Tensor]:
