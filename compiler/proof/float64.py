@@ -69,10 +69,6 @@ def _balanced(bias: Array, load: Array, mean: Array, count: Array, rate: float) 
     return bias + rate * np.sign(mean - load)
 
 
-def _if_finite(count: Array, norm: Array, loss: Array) -> Array:
-    return np.where(np.isfinite(norm) & np.isfinite(loss), count, 0.0)
-
-
 def _if_below(count: Array, loss: Array, limit: Array) -> Array:
     return np.where(loss <= limit, count, 0.0)
 
@@ -95,7 +91,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "kept": _kept,
     "update": _descended,
     "balance": _balanced,
-    "finite": _if_finite,
+    "finite": np.abs,
     "limit": _no_limit,
     "below": _if_below,
 }

@@ -95,7 +95,7 @@ class Reference:
         norm = meaning.norm(n, [meaning.squares(n, [grad]) for grad in grads.values()])
         scale = meaning.clipping(n, norm, self.program.train.optimizer.clip)
         mean = n.product((), loss, share)
-        due = self._due(count, norm, mean)
+        due = self._due(count, mean)
         updated = {
             name: meaning.updated(self.program, n, name, param, grads[name], scale, due)
             for name, param in params.items()
@@ -105,12 +105,12 @@ class Reference:
             updated[it.name] = meaning.balanced(n, state[it.name], loads[it.route], due, it.rate)
         return Outcome(metrics(self.program, (mean, norm, count, *others)), grads, updated)
 
-    def _due(self, count: Tensor, norm: Tensor, loss: Tensor) -> Tensor:
+    def _due(self, count: Tensor, loss: Tensor) -> Tensor:
         """The count as the update takes it: 0 in a step that is skipped."""
-        due = meaning.gated(self.numbers, "finite", count, norm, loss)
+        due = meaning.if_finite(self.numbers, count)
         if deviations := self.program.watch.limited:
             limit = meaning.loss_limit(self.numbers, len(self.world.axes), deviations)
-            due = meaning.gated(self.numbers, "below", due, loss, limit)
+            due = meaning.if_below(self.numbers, due, loss, limit)
         return due
 
     # ---- forward

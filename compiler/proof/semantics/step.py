@@ -80,8 +80,20 @@ def _onto(n: Numbers, count: Tensor, dims: Dims) -> Tensor:
     return n.constant(count.onto(dims), dims)
 
 
-def gated(n: Numbers, name: str, count: Tensor, *values: Tensor) -> Tensor:
-    """A count that is 0 where it was, or where a rule says so of the values; who reads it depends on all of them."""
+def if_finite(n: Numbers, count: Tensor) -> Tensor:
+    """A count that is 0 where it was, and of which one can tell that it has been asked whether values are finite.
+
+    All numbers of a field are; that ranks ask the same norm and loss is known by types, and these are results.
+    """
+    return _gated(n, "finite", count)
+
+
+def if_below(n: Numbers, count: Tensor, loss: Tensor, limit: Tensor) -> Tensor:
+    """A count that is 0 where it was; who reads it depends on loss and limit."""
+    return _gated(n, "below", count, loss, limit)
+
+
+def _gated(n: Numbers, name: str, count: Tensor, *values: Tensor) -> Tensor:
     found = n.function(name, n.constant(count.array), *values)
     return Tensor((), np.where(count.array > 0, found.array, np.zeros_like(found.array)), found.degree)
 
@@ -154,8 +166,8 @@ MEANINGS = {
     "clip_scale": Semantics(lambda c: [clipping(c.numbers, c.args[0], c.get("max"))]),
     "count_valid": Semantics(lambda c: [count_valid(c.args[0])]),
     "grad_norm": Semantics(lambda c: [norm(c.numbers, c.args)]),
-    "if_below": Semantics(lambda c: [gated(c.numbers, "below", *c.args)]),
-    "if_finite": Semantics(lambda c: [gated(c.numbers, "finite", *c.args)]),
+    "if_below": Semantics(lambda c: [if_below(c.numbers, *c.args)]),
+    "if_finite": Semantics(lambda c: [if_finite(c.numbers, c.args[0])]),
     "leaf": Semantics(_same, lambda c, grads: [grads[0]]),
     "leaf_grad": Semantics(_same),
     "loss_limit": Semantics(lambda c: [loss_limit(c.numbers, len(c.world.axes), c.get("deviations"))]),

@@ -56,27 +56,26 @@ def _gates(program: Program, op: Op) -> Iterator[Op]:
 
 
 def _skipping(program: Program) -> Found:
-    """An update does not look whether values are finite, or whether the loss is a spike, or ranks decide apart."""
+    """An update does not look whether values are finite, or the loss is a spike; or ranks decide apart of a spike."""
     for op in (*ops(program, "update"), *ops(program, "balanced")):
         at, what = COUNT, op.inputs[3 if op.kind == "update" else 0]
         for gate in _gates(program, op):
             free = with_input(op, at, gate.inputs[0])
             yield f"{op.kind} of {what} without {gate.kind}", op.span, replaced(program, op, free)
-    for gate in (op for kind in GATES for op in ops(program, kind)):
-        for at, name in enumerate(gate.inputs[1:], start=1):
-            yield from _decided_apart(program, gate, at, name)
+    for gate in ops(program, "if_below"):
+        yield from _decided_apart(program, gate)
 
 
-def _decided_apart(program: Program, gate: Op, at: int, name: str) -> Found:
-    """By the rank's own part of a value, before its sum over ranks."""
+def _decided_apart(program: Program, gate: Op) -> Found:
+    """By the rank's own part of the loss, before its sum over ranks."""
     makers = _makers(program)
-    made = makers.get(name)
-    for i, source in enumerate(made.inputs if made else ()):
+    made = makers[gate.inputs[1]]
+    for i, source in enumerate(made.inputs):
         summed = makers.get(source)
-        if made and summed and summed.kind == "coerce" and program.degree(summed.names("axes")) > 1:
+        if summed and summed.kind == "coerce" and program.degree(summed.names("axes")) > 1:
             own = evolve(with_input(made, i, summed.inputs[0]), outputs=(aside(made.outputs[0]),))
             words = f"{gate.kind} by the rank's own {source}"
-            yield words, gate.span, replaced(program, gate, own, with_input(gate, at, own.outputs[0].name))
+            yield words, gate.span, replaced(program, gate, own, with_input(gate, 1, own.outputs[0].name))
 
 
 def _divided(program: Program) -> Found:
