@@ -1,5 +1,6 @@
 """The mesh of ranks: named axes, their process groups, and this rank's coordinates."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,9 +27,10 @@ Role = Literal["state", "working", "gradient"]  # of memory: masters and slots, 
 
 @dataclass(eq=False, slots=True)
 class Axis:
-    """One mesh axis, or several as one, as this rank sees it; it does not change.
+    """One mesh axis, or several as one, as this rank sees it; it does not change, but for the count `asides`.
 
-    `group` is a ProcessGroup, None where `size` is 1, or as long as groups are only asked for (`Mesh.asking`).
+    `group` is a ProcessGroup, None where `size` is 1, or as long as groups are only asked for (`Mesh.asking`);
+    `asides` are the calls that were made in it beside the plan's, to compare copies.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Axis:
     rank: int
     group: Any  # the stubs of ProcessGroup are partial
     watch: "Watch | None" = None
+    asides: int = 0
 
     def ranks(self) -> list[int]:
         """The global ranks along it."""
@@ -270,6 +273,14 @@ class Mesh:
             for (kind, *_), axis in made
             if axis.size > 1 and axis.group is not None
         }
+
+    def asides(self) -> Counter[Any]:
+        """The calls of each group beside the plan's."""
+        found = Counter[Any]()
+        for axis in [*self._cache.values()]:
+            if axis.asides:
+                found[axis.group] += axis.asides
+        return found
 
     def without(self, names: Collection[str]) -> Axis:
         """All axes but the named ones, as one.  Collective on first use."""

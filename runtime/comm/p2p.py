@@ -69,7 +69,7 @@ class Message:
     """The memory that is sent, or received into."""
     call: Callable[[Tensor, Any, int], Any]
     """`c10d.begin_send` or `c10d.begin_receive`."""
-    group: Any
+    axis: Axis
     peer: int
     """Its rank along the axis."""
     under_way: Slot
@@ -77,7 +77,7 @@ class Message:
 
     def begin(self, memory: Values) -> tuple[Any, ...]:
         """The work to wait for."""
-        return tuple(self.call(value, self.group, self.peer) for value in memory)
+        return tuple(self.call(value, self.axis.group, self.peer) for value in memory)
 
 
 def sent(slot: Slot, axis: Axis, peer: int, under_way: Slot) -> Message:
@@ -91,7 +91,7 @@ def sent(slot: Slot, axis: Axis, peer: int, under_way: Slot) -> Message:
         under_way.take()
         return tuple(value.contiguous() for value in slot.take())
 
-    return Message(ready, c10d.begin_send, axis.group, peer, under_way)
+    return Message(ready, c10d.begin_send, axis, peer, under_way)
 
 
 def received(slot: Slot, axis: Axis, peer: int, carried: Sequence[StageInput], device: torch.device) -> Message:
@@ -100,7 +100,7 @@ def received(slot: Slot, axis: Axis, peer: int, carried: Sequence[StageInput], d
     def ready() -> Values:
         return tuple(torch.empty(each.shape, dtype=each.dtype, device=device) for each in carried)
 
-    return Message(ready, c10d.begin_receive, axis.group, peer, slot)
+    return Message(ready, c10d.begin_receive, axis, peer, slot)
 
 
 class Exchange:
@@ -133,7 +133,7 @@ def watched_send(message: Message, watch: Watch) -> Message:
         values = message.ready()
         return (*values, watch.hashes(values))
 
-    return _Watched(ready, message.call, message.group, message.peer, message.under_way)
+    return _Watched(ready, message.call, message.axis, message.peer, message.under_way)
 
 
 def watched_receive(message: Message, watch: Watch, of: Crossing, device: torch.device) -> Message:
@@ -142,13 +142,8 @@ def watched_receive(message: Message, watch: Watch, of: Crossing, device: torch.
     def ready() -> Values:
         return (*message.ready(), torch.empty(len(of.names), 3, dtype=torch.int64, device=device))
 
-    return _Watched(
-        ready,
-        message.call,
-        message.group,
-        message.peer,
-        _Arriving(message.under_way, partial(watch.arrived, message=of)),
-    )
+    arriving = _Arriving(message.under_way, partial(watch.arrived, message=of))
+    return _Watched(ready, message.call, message.axis, message.peer, arriving)
 
 
 class _Watched(Message):
@@ -156,8 +151,9 @@ class _Watched(Message):
 
     def begin(self, memory: Values) -> tuple[Any, ...]:
         works = super().begin(memory[:-1])
+        self.axis.asides += 1
         with _disable_current_modes():  # a recorder's: this message is none of the plan's
-            return (*works, self.call(memory[-1], self.group, self.peer))
+            return (*works, self.call(memory[-1], self.axis.group, self.peer))
 
 
 class _Arriving(Slot):

@@ -143,6 +143,7 @@ class Comparison:
 def _gathered(x: Tensor, axis: Axis) -> Tensor:
     """[ranks, …]: x of each rank of the axis."""
     out = x.new_empty((axis.size, *x.shape))
+    axis.asides += 1
     c10d.all_gather(out.view(-1), x.contiguous().view(-1), axis.group)
     return out
 

@@ -20,7 +20,7 @@ from helpers.forked_ranks import HANGS, run_ranks
 from helpers.oracle import harness, reference
 from helpers.oracle.plans import Case, plan_text
 from scalec.runtime import Batch, Mesh, RunError, TrainState
-from scalec.runtime.comm import collectives
+from scalec.runtime.comm import c10d, collectives
 from scalec.runtime.comm.p2p import Message
 from scalec.runtime.debug.sanitize import Sanitizer, observed
 
@@ -262,7 +262,7 @@ def _in_messages(sender: int) -> Fault:
         begin = Message.begin
 
         def other(self: Message, memory: Any) -> Any:
-            return begin(self, tuple(x + 1 for x in memory) if self.call.__name__ == "send" else memory)
+            return begin(self, tuple(x + 1 for x in memory) if self.call is c10d.begin_send else memory)
 
         if step == 2 and dist.get_rank() == sender:
             Message.begin = other

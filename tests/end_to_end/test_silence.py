@@ -92,6 +92,19 @@ def test_a_rank_that_sleeps_in_backward(tmp_path: Path) -> None:
     assert "step 2: at strike (actions.py" in ended.err[3]
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("case", [TENSORS, STAGES], ids=["tensors", "stages"])
+def test_calls_of_a_sanitized_run_have_names(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its comparisons are calls of the same groups, which are none of the plan's."""
+    monkeypatch.setenv("SCALEC_SANITIZE", "1")
+    _written(case, tmp_path)
+    ended = _run(case, tmp_path, Point("step", 3, rank=1), stop())
+    call = "to rank 1 of pp in forward" if case.pp > 1 else "waits for rank 1 in reduce_scatter of `x.5` over tp"
+    _blamed(ended, 1, "step 3: ", "rank 1 on ", "its process is stopped")
+    assert call in ended.err[0], ended.err[0]
+    assert "has left the plan's order" not in "".join(ended.err)
+
+
 def test_a_stopped_stage_of_a_pipeline(tmp_path: Path) -> None:
     _written(STAGES, tmp_path)
     ended = _run(STAGES, tmp_path, Point("step", 3, rank=1), stop())

@@ -30,6 +30,7 @@ _WAITING = tuple(_RUNTIME + name for name in ("comm.", "checkpoint.agreement"))
 """Modules whose calls wait for other ranks."""
 _HELPERS = {"checkpoint.background": "saver", "data.prefetch": "batches"}
 """Threads, by the beginning of their names, for which the main thread waits in a module."""
+_COMPARES = _RUNTIME + "debug.compare"
 _TORCH, _PYTHON = str(Path(torch.__file__).parent), str(Path(threading.__file__).parent)
 
 Counts = Mapping[str, int]
@@ -38,9 +39,10 @@ Frames = Sequence[tuple[FrameType, int]]
 
 
 def counts(mesh: Mesh) -> dict[Any, int]:
-    """The calls that this rank has made so far in each of its groups, by the group."""
+    """The calls of the plan that this rank has made so far in each of its groups, by the group."""
     groups: set[Any] = {*mesh.groups().values(), dist.group.WORLD}  # some axis may become that of all ranks
-    return {group: c10d.calls_made(group, mesh.device) for group in groups}
+    asides = mesh.asides()
+    return {group: c10d.calls_made(group, mesh.device) - asides[group] for group in groups}
 
 
 def position(
@@ -48,9 +50,9 @@ def position(
 ) -> Position:
     """This rank's; `before` are the counts at the beginning of what it does, `lost` the frames in which it failed."""
     frames, groups, all_ = lost or _frames(), mesh.groups(), counts(mesh)
-    now = {name: all_[group] for name, group in groups.items()}
+    now = {name: all_[group] + mesh.asides()[group] for name, group in groups.items()}
     counted_here = (name for name in groups if mesh.device.type == "cpu" or not name.endswith(MESSAGES))
-    made = {name: now[name] - before.get(groups[name], 0) for name in counted_here}  # NCCL counts no messages
+    made = {name: all_[groups[name]] - before.get(groups[name], 0) for name in counted_here}  # NCCL counts no messages
     waits, waiting = _waits(mesh, frames)
     calls_of = order(mesh, evaluates)
     pending = {name: first - before.get(groups[name], 0) for name, first in _pending(groups).items()}
@@ -66,8 +68,9 @@ def position(
         call = next((each for each in calls_of() if message(each)), call)
     if call is not None and call.peer is not None:
         peers = [members(mesh.axes, call.group, rank)[call.peer]]
-    astray = _other(call, frames) if call is not None and waits and not pending else ""
-    words = f"{call}" if call is not None and waiting and not astray else ""
+    beside = "a comparison of copies after " * any(_module(each) == _COMPARES for each, _ in frames)
+    astray = _other(call, frames) if call is not None and waits and not (pending or beside) else ""
+    words = f"{beside}{call}" if call is not None and waiting and not astray else ""
     return Position(rank, host, doing, now, waits, peers, waiting, words, _code(frames), astray)
 
 
@@ -92,8 +95,6 @@ def order(mesh: Mesh, evaluates: bool) -> Callable[[], Iterator[Call]]:
         sizes: list[dict[str, Any]] = [{}, *largest.get("smaller", [])]
         plan = next(plan for plan in (largest | smaller for smaller in sizes) if plan["mesh"] == mesh.axes)
     except (OSError, ValueError, KeyError, StopIteration):  # plan.json is not there, or of another plan
-        return lambda: iter(())
-    if mesh.watch is not None:  # a sanitized run has calls of its own
         return lambda: iter(())
     place = mesh.rank(plan["pipeline"]["axis"]) if "pipeline" in plan else None
     if not evaluates:
