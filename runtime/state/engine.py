@@ -4,7 +4,7 @@ Non-goals: no communication (the program moves whole buckets in sight, `flat_par
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -60,8 +60,6 @@ class TrainState:
         self._biases = Biases(model)
         self.held = Held(mesh.device)
         """Whether updates change nothing since a step whose values were not finite."""
-        self.losses = Losses(mesh.device)
-        """The losses by which the next one may be a spike."""
         self.kept: list[tuple[str, Tensor]] = []
         """All else that a run keeps, by key: the same on all ranks."""
         self.looks: list[Callable[[], None]] = []
@@ -137,6 +135,11 @@ class TrainState:
         """By what this step's gradients are multiplied (0-dim float32), of a model that computes in float16."""
         assert self._loss_scale, "state: only float16 needs a loss scale"
         return self._loss_scale.value()
+
+    @cached_property
+    def losses(self) -> Losses:
+        """The losses by which the next one may be a spike: most runs have none."""
+        return Losses(self.mesh.device)
 
     def loss_limit(self, deviations: float) -> Tensor:
         """The largest loss that is no spike (0-dim float32), by the losses of the steps before."""

@@ -16,7 +16,7 @@ class Held:
     """Counts such steps in a row on the device, where no host sync decides; all ranks hold the same."""
 
     def __init__(self, device: torch.device) -> None:
-        self._row = torch.zeros((), device=device)  # float32, as checkpoints have
+        self._row = torch.zeros((), dtype=torch.float64, device=device)  # checkpoints have no integers
         self._most = 0
         self.paused = False
         """Whether nothing changes for now, without being counted: a step is tried out."""
@@ -33,7 +33,7 @@ class Held:
         return self._row > 0
 
     def row(self) -> Tensor:
-        """How many steps in a row were skipped (0-dim float32); once updates are held, all after them count."""
+        """How many steps in a row were skipped (0-dim float64); once updates are held, all after them count."""
         return self._row
 
     def kept(self) -> Iterator[tuple[str, Tensor]]:

@@ -23,13 +23,12 @@ class Losses:
 
     def __init__(self, device: torch.device) -> None:
         self._last = torch.zeros(WINDOW, device=device)
-        self._count = torch.zeros((), device=device)  # float32, as checkpoints have
-        self._places = torch.arange(WINDOW, device=device)
+        self._count = torch.zeros((), device=device)  # float32: checkpoints have no integers
 
     def limit(self, deviations: float) -> Tensor:
         """The largest loss that is no spike (0-dim float32): infinity while there are few."""
         held = self._count.clamp(max=WINDOW)
-        losses = torch.where(self._places < held, self._last, torch.inf)
+        losses = torch.where(self._places() < held, self._last, torch.inf)
         middle = _median(losses, held)
         spread = torch.maximum(_median((losses - middle).abs(), held), _NOISE * middle.abs())
         return torch.where(held < LEAST, torch.inf, middle + deviations * spread)
@@ -37,9 +36,12 @@ class Losses:
     def add(self, loss: Tensor, counts: Tensor) -> None:
         """A step's loss (0-dim), unless it is not finite or does not count (0-dim bool)."""
         counts = counts & loss.isfinite()
-        here = counts & (self._places == self._count % WINDOW)
+        here = counts & (self._places() == self._count % WINDOW)
         self._last.copy_(torch.where(here, loss, self._last))
         self._count += counts
+
+    def _places(self) -> Tensor:
+        return torch.arange(WINDOW, device=self._last.device)
 
     def kept(self) -> Iterator[tuple[str, Tensor]]:
         """The state that checkpoints save, by key: its own memory."""

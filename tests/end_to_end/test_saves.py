@@ -11,12 +11,14 @@ from helpers.held_actions import Await, Leave
 from helpers.launched import text_files
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
+from helpers.small_log import small_log
 from scalec.compiler.analysis.memory import accounts
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
-from scalec.runtime import Mesh
+from scalec.runtime import Batch, Mesh
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.checkpoint.saver import own_boxes
+from scalec.runtime.train.watching import Watching
 from scalec.testing.faults import Fault, Point, Program, fork, kill
 
 SAVED, LAST = 2, 4
@@ -75,13 +77,19 @@ def test_a_save_that_is_written_in_a_later_step_is_of_its_own(case: Case, tmp_pa
     _assert_counted(ended.out[0], plan)
 
 
+@pytest.mark.parametrize("watch", ["", "watch { skips = 1  spikes = skip(9) }"])
 @pytest.mark.parametrize(
     "case", [Case(), Case(model="biased", optimizer="adamw", precision="fp16")], ids=["fp64", "fp16"]
 )
-def test_the_account_is_what_a_single_rank_copies(case: Case, tmp_path: Path) -> None:
-    module = harness.compiled(case, tmp_path)
-    own = own_boxes(module.build(Mesh(module.PLAN.mesh))[1])
-    (counted,) = accounts(compile_plan(Source("tiny.scale", plan_text(case))))
+def test_the_account_is_what_a_single_rank_copies(case: Case, watch: str, tmp_path: Path) -> None:
+    text = plan_text(case) + watch
+    plan = harness.imported(harness.written(text, tmp_path) / "train.py")
+    model, state = plan.build(Mesh(plan.PLAN.mesh))
+    Watching(
+        plan.PLAN.watch, model, state, plan.train_step, lambda _: Batch(*[torch.zeros(1)] * 2), small_log(None), {}
+    )
+    own = own_boxes(state)
+    (counted,) = accounts(compile_plan(Source("tiny.scale", text)))
     assert counted.host == sum(box.tensor.nbytes for box in own.values())
 
 

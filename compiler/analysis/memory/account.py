@@ -55,7 +55,9 @@ class Bucket:
 class Account:
     """The memory of one rank, in bytes.
 
-    scalars the optimizer's count of steps, the count of steps that were held, a loss scale, and the biases of routers
+    scalars the optimizer's count of steps, the count of steps that were held, a loss scale, the biases of routers, and
+            the losses by which others are spikes
+    unsaved the part of them that no checkpoint gets
     tables  of rotary positions, that the model computes once, and of keys of hashes
     inputs  tokens, labels and the like of all microbatches of a step
     kept    what autograd keeps of one microbatch, each storage once
@@ -73,6 +75,7 @@ class Account:
     peak: PeakSnapshot
     reserve: int = 0
     rank: int | None = None
+    unsaved: int = HELD
 
     @property
     def state(self) -> int:
@@ -82,7 +85,7 @@ class Account:
     @property
     def host(self) -> int:
         """Host memory: the copy of what this rank writes of a checkpoint, if it is the first of those with the same."""
-        return self.scalars - HELD + sum(bucket.saved for bucket in self.buckets)
+        return self.scalars - self.unsaved + sum(bucket.saved for bucket in self.buckets)
 
     @property
     def padding(self) -> int:
@@ -164,13 +167,19 @@ def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak:
     return Account(
         device_of(program),
         tuple(_bucket(bucket, storages) for bucket in program.buckets if bucket.params),
-        STEP_COUNT + HELD + LOSS_SCALE * (program.train.precision == "fp16") + _biases(program),
+        _scalars(program),
         _tables(storages.program) + looks.keys(program),
         sum(storages.bytes(name) for name in storages.inputs),
         kept,
         peak,
         reserve(storages.program),
+        unsaved=0 if program.watch.skips else HELD,
     )
+
+
+def _scalars(program: Program) -> int:
+    scale = LOSS_SCALE * (program.train.precision == "fp16")
+    return STEP_COUNT + HELD + scale + _biases(program) + looks.window(program)
 
 
 def _biases(program: Program) -> int:

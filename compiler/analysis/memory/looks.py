@@ -9,6 +9,15 @@ KEYS, PRODUCTS = 8 << 20, 4 << 20
 """Bytes of the keys of hashes, which stay, and of a block's products with them."""
 
 
+WINDOW = 4 * (64 + 1)
+"""Bytes of the losses by which others are spikes, and of their number."""
+
+
+def window(program: Program) -> int:
+    """Bytes of the losses that a run keeps, also in checkpoints."""
+    return WINDOW if program.watch.spikes else 0
+
+
 def keys(program: Program) -> int:
     """Bytes that looks take of a rank at any time."""
     return KEYS if program.watch.copies or program.watch.replay else 0
