@@ -24,9 +24,10 @@ from ..ops.call import (
     Shards,
     Size,
 )
+from ..ops.protocol import DETERMINISTIC
 from ..ops.saved_tensors import Local
 from .naming import literal, quotient
-from .target import RUNTIME_TARGET, Target, placements
+from .target import RUNTIME_TARGET, Target, placements, zigzag_ranks
 
 ATOM, PRODUCT, SUM = 3, 2, 1
 """How tightly an expression binds."""
@@ -104,6 +105,8 @@ def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """The call that the op's entry says."""
     said = OPS[op.kind].call(_local(op, context))
     said = said if context.target.local else _without_ranks(said)
+    if op.kind == "attention" and not context.target.local and (ranks := zigzag_ranks(context.program)) > 1:
+        said = evolve(said, options={**said.options, "zigzag": ranks})
     by_keyword = {each.operand for each in said.options.values() if isinstance(each, Keyword)}
     arguments = [operand.text for i, operand in enumerate(operands) if i not in by_keyword]
     arguments += [_argument(each, op, operands, context) for each in said.args]
@@ -112,10 +115,10 @@ def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 
 def _without_ranks(said: Call) -> Call:
-    """A call without what names ranks or a rank's part: a DTensor knows these."""
+    """A call without ranks and their parts, which DTensors know, and determinism, for which torch has a switch."""
     args = tuple(each for each in said.args if not isinstance(each, Group | Positions))
-    options = {key: each for key, each in said.options.items() if not isinstance(each, Group | Positions)}
-    return Call(args, options)
+    named = {key: each for key, each in said.options.items() if key != DETERMINISTIC.name}
+    return Call(args, {key: each for key, each in named.items() if not isinstance(each, Group | Positions)})
 
 
 def _coerced(op: Op, operands: Sequence[Expr], context: Context) -> Written:

@@ -51,5 +51,10 @@ def _placement(type: Type, axis: str) -> str:
     return f"Shard({type.dims.index(place.dim)})" if place.dim else words.get(place.kind, "Replicate()")
 
 
+def zigzag_ranks(program: Program) -> int:
+    """The ranks that have two chunks of the sequence each; 1 where none has."""
+    return program.degree(tuple(axis for _, axis in program.zigzags))
+
+
 RUNTIME_TARGET = Target(function_of)
 DTENSOR = Target(torch_function, local=False)

@@ -341,7 +341,7 @@ def attention_call(it: Local) -> Call:
     options: dict[str, Argument] = {"layout": layout} if layout != "bshd" else {}
     options |= {"causal": False} if attrs.pop("mask") == "full" else {}
     options |= {"window": window_of(it.op)} if attrs.pop("window", 0) else {}
-    options |= attrs | dict.fromkeys({DETERMINISTIC.name} & {*attrs}, True)
+    options |= attrs | {key: attrs[key] == "on" for key in {DETERMINISTIC.name} & {*attrs}}
     last = {"documents": documents, "draws": draws}
     options |= {name: Keyword(operands[0]) for name, operands in last.items() if operands}
     options |= {"heads": part_of(it, q, heads)} if draws and q.axes_of(heads) else {}

@@ -46,7 +46,6 @@ REFUSED = {
     "experts that tokens choose": Case(model="two"),
     "values that backward recomputes one by one": Case(tp=2, recompute="selective(attention, silu)"),
     "the loss scale of fp16": Case(precision="fp16"),
-    "two chunks of the sequence on each rank": Case(cp=2, how="as zigzag"),
     "attention around a ring": Case(cp=2, how="via ring"),
     "parameters of one module that are sharded in several ways": Case(
         replicas=2, dp=2, state='zero 3 over replica, dp  group norms { params = ["norm*"]  zero 1 over dp }'
@@ -67,6 +66,7 @@ def test_each_refusal_is_tested() -> None:
     elsewhere = {
         "a function of your own with several results",
         "this op",
+        "two chunks of the sequence on each rank over several axes, or of a parameter",
         "a mesh that loses nodes",
         "dropout whose masks are the same on every mesh",
         "a dim over axes in another order than the mesh's",

@@ -47,6 +47,9 @@ MANY = (
     Case(dp=2, tp=4, sp=True, kv=2, model="latent", optimizer="adamw"),
     Case(dp=2, cp=2, model="tied", microbatches=2),
     Case(uly=2, dp=2, kv=4),
+    Case(dp=2, tp=2, rules="batch over dp  ffn over tp", optimizer="adamw"),
+    Case(cp=2, tp=2, sp=True, how="as zigzag", microbatches=2, optimizer="adamw"),
+    Case(dp=2, cp=2, how="as zigzag", gathered="save", recompute="full"),
     Case(dp=2, cp=2, tp=2, sp=True, state="zero 3 over dp, cp", optimizer="adamw", clip=0.05),
 )
 

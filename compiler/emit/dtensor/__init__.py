@@ -25,7 +25,7 @@ from ..init import ropes
 from ..model_classes import model_classes
 from ..module import Module, parameter_sizes
 from ..naming import DTYPES, call, class_name, file_word, fitted, literal, matrix_shape
-from ..target import DTENSOR, mesh_axes, placements
+from ..target import DTENSOR, mesh_axes, placements, zigzag_ranks
 from ..train_py import legend, mesh_words
 from ..user_ops import copies, modules
 from .imports import import_lines, ops_source
@@ -108,7 +108,9 @@ def _fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Itera
     for table, name in module.tables.items():
         arguments = ropes(table, program, sizes)
         split = ", ".join("Shard(1)" if axis in table.axes else "Replicate()" for axis in mesh_axes(program))
-        line = f"{name} = rope_frequencies({', '.join(['mesh', *arguments, f'placements=[{split}]'])})"
+        line = (
+            f"{name} = rope_frequencies({', '.join(['mesh', *arguments, f'placements=[{split}]'])}{_zigzag(program)})"
+        )
         yield from fitted(line, 8).replace("\n        ", "\n").split("\n")
         yield f"self.register_buffer({literal(name)}, {name}, persistent=False)"
 
@@ -126,11 +128,15 @@ def _weight(name: str, param: Param, program: Program, sizes: Mapping[str, str])
     return [f"# {comment}", *code.replace("\n        ", "\n").split("\n")]
 
 
+def _zigzag(program: Program) -> str:
+    return f", zigzag={ranks}" if (ranks := zigzag_ranks(program)) > 1 else ""
+
+
 def _input(arg: Arg, program: Program) -> str:
     """How a rank has its part of an input of all microbatches."""
-    type = arg.value.type
-    first = type.dims[0] == SEQUENCE
-    return f"by_microbatch(mesh, {base(arg.value.name)}, MICROBATCHES, {placements(type, program)}, seq_first={first})"
+    type, name = arg.value.type, base(arg.value.name)
+    how = f"{placements(type, program)}, seq_first={type.dims[0] == SEQUENCE}{_zigzag(program)}"
+    return f"by_microbatch(mesh, {name}, MICROBATCHES, {how})"
 
 
 def _train(program: Program, inputs: list[str], patterns: Mapping[str, str]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from ...analysis.elastic import elastic_axis
 from ...analysis.recompute import is_recomputed
-from ...ir import Kind, Op, Program, Region, walk
+from ...ir import SEQUENCE, Kind, Op, Program, Region, walk
 from ...ir.placements import ends
 from ...ops import OPS
 from ...ops.dropout import are_draws
@@ -98,7 +98,10 @@ def _loss_scale(program: Program) -> Iterator[Span]:
 
 
 def _zigzag(program: Program) -> Iterator[Span]:
-    yield from (claim.span for claim in program.claims if claim.zigzag)
+    """Two chunks of the sequence over several axes, or of a parameter that has a row for each position."""
+    claims = [claim for claim in program.claims if claim.zigzag]
+    if claims and (len(program.zigzags) > 1 or any(SEQUENCE in param.type.dims for param in program.params)):
+        yield claims[0].span
 
 
 def _order(program: Program) -> Iterator[Span]:
@@ -183,9 +186,9 @@ REFUSALS = (
         "this target does not write `torch.amp.GradScaler` yet",
     ),
     Refusal(
-        "two chunks of the sequence on each rank",
+        "two chunks of the sequence on each rank over several axes, or of a parameter",
         _zigzag,
-        "`Shard` is one contiguous part of a dim",
+        "`Shard` is one contiguous part of a dim, here of the sequence in the order of its ranks",
     ),
     Refusal(
         "a dim over axes in another order than the mesh's",

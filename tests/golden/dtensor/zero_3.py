@@ -208,13 +208,14 @@ def counted(x: Tensor, dim: int) -> DTensor:
     """0, 1, … along a dim of a DTensor, placed as that dim is."""
     x = cast(DTensor, x)
     along = [Shard(0) if each == Shard(dim % x.ndim) else Replicate() for each in x.placements]
-    return placed(torch.arange(x.shape[dim]), x.device_mesh, along)
+    return placed(torch.arange(x.shape[dim], device=x.device), x.device_mesh, along)
 
 
 def by_microbatch(
-    mesh: DeviceMesh, rows: Tensor, count: int, placements: Sequence[Placement], seq_first: bool
+    mesh: DeviceMesh, rows: Tensor, count: int, placements: Sequence[Placement], seq_first: bool, zigzag: int = 1
 ) -> list[DTensor]:
     """The microbatches of a global batch, [rows, seq], of which each rank keeps its part."""
+    rows = rows[:, zigzag_order(rows.shape[1], zigzag)]
     parts = (part.T.contiguous() if seq_first else part for part in rows.chunk(count))
     return [placed(part, mesh, placements) for part in parts]
 
@@ -253,6 +254,13 @@ def of_product(x: Placement, weight: Placement, last: int) -> Placement:
     if weight.is_shard(1) and x.is_shard(last):
         return Partial()
     raise ValueError(f"linear: no rule for {x} and {weight}")
+
+
+def zigzag_order(size: int, ranks: int) -> Tensor:
+    """The positions of a sequence in the order in which ranks have them: of 2n chunks, rank r has r and 2n − 1 − r."""
+    chunks = torch.arange(size).chunk(2 * ranks if ranks > 1 else 1)
+    pairs = [(chunks[rank], chunks[-1 - rank]) for rank in range(ranks)] if ranks > 1 else [chunks]
+    return torch.cat([chunk for pair in pairs for chunk in pair])
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -303,6 +311,7 @@ def rope_frequencies(
     low: float = 1.0,
     high: float = 4.0,
     original: float = 8192.0,
+    zigzag: int = 1,
 ) -> Tensor:
     """Cosines and signed sines of rotary positions, [2, seq, 1 × between, dim], for `rope`."""
     frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
@@ -314,7 +323,7 @@ def rope_frequencies(
             first, last = max(math.floor(often), 0), min(math.ceil(seldom), dim - 1)
             kept = 1 - ((torch.arange(dim // 2) - first) / max(last - first, 1e-3)).clamp(0, 1).double()
         frequency = frequency * (kept + (1 - kept) / factor)
-    angle = torch.arange(seq).double().outer(frequency)
+    angle = zigzag_order(seq, zigzag).double().outer(frequency)
     table = torch.stack([angle.cos().repeat(1, 2), torch.cat([-angle.sin(), angle.sin()], dim=1)])
     return placed(table.to(dtype).view(2, seq, *(1 for _ in range(between)), dim), mesh, placements)
 
@@ -338,10 +347,12 @@ def attention(
     scale: float | None = None,
     softcap: float = 0.0,
     documents: Tensor | None = None,
+    zigzag: int = 1,
 ) -> Tensor:
     """softmax(cap(q·kᵀ · scale) + mask)·v on each rank's heads, samples and queries."""
     seq = layout.index("s")
-    attend = partial(attend_locally, seq=seq, causal=causal, window=window, scale=scale, softcap=softcap)
+    how: dict[str, Any] = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "zigzag": zigzag}
+    attend = partial(attend_locally, seq=seq, **how)
     operands = [q, k, v, counted(q, seq), *([] if documents is None else [documents])]
     return on_each_rank(attend, cast(DTensor, q).placements, *operands)
 
@@ -358,19 +369,20 @@ def attend_locally(
     window: int,
     scale: float | None,
     softcap: float,
+    zigzag: int,
 ) -> Tensor:
-    """Attention of the queries at the positions `rows` to keys at all of them."""
+    """Attention of the queries that are number `rows` to all keys."""
     q, k, v = (x.movedim(seq, -2) for x in (q, k, v))
-    keys, groups = torch.arange(k.shape[-2], device=k.device), q.shape[1] // k.shape[1]
-    ahead = rows.unsqueeze(1) - keys
+    keys, groups = zigzag_order(k.shape[-2], zigzag).to(k.device), q.shape[1] // k.shape[1]
+    ahead = keys[rows].unsqueeze(1) - keys
     seen = ahead >= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
     seen = seen & (ahead.abs() < window) if window else seen
     if documents is not None:
         whole = documents.movedim(seq, -1)
         seen = seen & (whole[:, rows].unsqueeze(2) == whole.unsqueeze(1)).unsqueeze(1)
     if not softcap:
-        plain = causal and not window and documents is None and len(rows) == len(keys)
-        mask = None if plain or bool(seen.all()) else seen
+        plain = causal and not window and documents is None and len(rows) == len(keys) and zigzag == 1
+        mask = None if plain or not (causal or window or documents is not None) else seen
         how: dict[str, Any] = {"is_causal": plain, "scale": scale, "enable_gqa": groups > 1}
         return nn.functional.scaled_dot_product_attention(q, k, v, mask, **how).movedim(-2, seq)
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
