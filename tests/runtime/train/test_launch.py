@@ -1,14 +1,19 @@
 """Starts that cannot be: environments that no launcher made, folders that cannot be written to."""
 
+import gc
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from helpers.bigram import PLAN, build, eval_step, train_step
 from scalec.runtime import train
+from scalec.runtime.comm import c10d
 from scalec.runtime.errors import RunError
+from scalec.runtime.train import launch
 from scalec.runtime.train.launch import gpu
 
 ALONE = replace(PLAN, mesh={"dp": 1})
@@ -103,3 +108,22 @@ def test_too_few_gpus(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     with pytest.raises(RunError, match=r"8 ranks on this node, but . GPU"):
         gpu(0, 8)
+
+
+@pytest.mark.parametrize(
+    ("step", "validates", "limit"), [(None, False, None), (20.0, False, 80), (20.0, True, 1860), (4000.0, True, 4060)]
+)
+def test_after_the_first_step_calls_have_the_limit_of_later_ones(
+    step: float | None, validates: bool, limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And Python's collector has less to look at."""
+    found = dict[Any, float]()
+    monkeypatch.setattr(c10d, "set_limit", lambda group, limit: found.update({group: limit.total_seconds()}))
+    mesh: Any = SimpleNamespace(axes={"dp": 2}, size=lambda *_: 2, groups=lambda: {"dp": "the group of dp"})
+    options: Any = SimpleNamespace(step_limit=step, first_step_limit=1800.0)
+    gc.unfreeze()
+    launch.settle(mesh, options, validates)
+    assert gc.get_freeze_count() > 10_000
+    gc.unfreeze()
+    assert {*found.values()} == ({limit} if limit else set())
+    assert ("the group of dp" in found) == bool(limit)
