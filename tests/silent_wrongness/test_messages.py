@@ -14,7 +14,7 @@ from helpers.staged_model import SHARE, Model, data, pipeline, schedules, whole
 from scalec.compiler.schedules.actions import Schedule, Work
 from scalec.compiler.schedules.check import problems
 from scalec.runtime import Axis, Mesh, StageInput
-from scalec.runtime.comm import p2p
+from scalec.runtime.comm import c10d, p2p
 from scalec.runtime.comm.p2p import Slot
 
 Gradients = dict[str, Tensor]
@@ -53,7 +53,7 @@ def _received_into_one_memory() -> None:
         def ready() -> tuple[Tensor, ...]:
             return tuple(memory.setdefault(each, new) for each, new in zip(carried, fresh(), strict=True))
 
-        return p2p.Message(ready, made.call, peer, made.under_way)
+        return p2p.Message(ready, made.call, axis, peer, made.under_way)
 
     _replaced("received", reusing)
 
@@ -67,7 +67,7 @@ def _sent_from_one_memory() -> None:
             values = [x.contiguous() for x in slot.take()]
             return tuple(memory.setdefault((at, x.dtype), x.clone()).copy_(x) for at, x in enumerate(values))
 
-        return p2p.Message(ready, axis.group.send, peer, under_way)
+        return p2p.Message(ready, c10d.begin_send, axis, peer, under_way)
 
     _replaced("sent", reusing)
 
