@@ -173,7 +173,7 @@ def test_wrong_text_is_refused(mistake: str) -> None:
 
 
 def test_every_op_says_what_it_takes() -> None:
-    assert [name for name, entry in OPS.items() if not entry.operands] == ["one", "zeros", "loss_scale"]
+    assert [name for name, entry in OPS.items() if not entry.operands] == ["one", "zeros", "loss_scale", "loss_limit"]
 
 
 # ---- corrupted programs

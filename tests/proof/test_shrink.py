@@ -44,7 +44,8 @@ def rows_of(program: Program) -> Schedule:
 
 
 def without_messages(schedule: Schedule) -> Schedule:
-    return evolve(schedule, rows=tuple(tuple(a for a in row if not a.work.is_message) for row in schedule.rows))
+    rows = tuple(tuple(a for a in row if not a.work.is_message) for row in schedule.rows)
+    return evolve(schedule, rows=rows, groups=())
 
 
 def cases(program: Program, model: Program) -> list[Case]:
