@@ -10,7 +10,7 @@ from scalec.compiler.cli import main
 from scalec.testing.faults import Program, fork
 
 PLAN = """\
-op half(x[.., d]) -> [.., d] over .., d from "own:half"
+op half(x[.., d]) -> [.., d] over .., d from "halves:half"
 
 model own(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 32  hidden = 16  ffn = 16  layers = 2 }
@@ -47,13 +47,15 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     folder = tmp_path_factory.mktemp("call_log")
     text_files(folder)
     (folder / "own.scale").write_text(PLAN)
-    (folder / "own.py").write_text(HALF)
+    (folder / "halves.py").write_text(HALF)
     assert main(("compile", str(folder / "own.scale"), "-o", str(folder / "out"))) == 0
     options = f"--device=cpu --data={folder}/text/*.txt"
     program = Program(folder / "out", 2, options, environment={"SCALEC_LOG": "trace"})
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder / "out")  # as Python does for a program
-        first, second = fork(program, folder=folder / "out").wait(HANGS).err
+        ended = fork(program, folder=folder / "out").wait(HANGS)
+    first, second = ended.err
+    assert "no more halves" in first + second, ended
     return first, second
 
 
