@@ -21,7 +21,7 @@ os.environ.setdefault("TORCH_DISTRIBUTED_DEBUG", "DETAIL")  # else gloo accepts 
 HANGS = 600
 """Seconds after which what is started is taken to hang: far more than anything takes, less than a test may."""
 
-debug: Any = dist  # the stubs leave its levels out
+debug: Any = dist  # the stubs leave its levels and stores out
 
 
 def run_ranks(
@@ -34,16 +34,17 @@ def run_ranks(
     on gloo only where it does not compare what ranks do.
     """
     context = multiprocessing.get_context("fork")
-    port, compared = _free_port(), not functional or torch.__version__ >= "2.13"
+    server, compared = _listener(), not functional or torch.__version__ >= "2.13"
     pipes = [context.Pipe(duplex=False) for _ in range(world)]
     ranks = [
-        context.Process(target=_main, args=(sender, rank, world, port, compared, function, args), daemon=True)
+        context.Process(target=_main, args=(sender, rank, world, server, compared, function, args), daemon=True)
         for rank, (_, sender) in enumerate(pipes)
     ]
     for rank in ranks:
         rank.start()
     for _, sender in pipes:
         sender.close()
+    server.close()
     try:
         return _collect([receiver for receiver, _ in pipes], timeout)
     finally:
@@ -61,17 +62,19 @@ def plain_groups() -> Iterator[None]:
         debug.set_debug_level(level)
 
 
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
+def _listener() -> socket.socket:
+    """A socket that the store of rank 0 takes over: a port that is only looked for may be another's by then."""
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+    server.listen()
+    return server
 
 
 def _main(
     sender: Connection,
     rank: int,
     world: int,
-    port: int,
+    server: socket.socket,
     compared: bool,
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -81,8 +84,11 @@ def _main(
     if not compared:
         debug.set_debug_level(debug.DebugLevel.OFF)
     try:
-        address = f"tcp://127.0.0.1:{port}"
-        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
+        host, port = server.getsockname()
+        if rank:
+            server.close()
+        store = debug.TCPStore(host, port, world, not rank, master_listen_fd=None if rank else server.detach())
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
         sender.send_bytes(_packed(True, function(*args)))
         dist.barrier()  # so that no rank tears down a connection that another still reads
     except BaseException:
