@@ -1,5 +1,6 @@
 """A program on one rank of this machine, with its faults."""
 
+import gc
 import os
 import pickle
 import shlex
@@ -46,6 +47,7 @@ def forked(
     main: Callable[[Path], int], number: int, folder: Path, faults: Path, environment: Mapping[str, str], options: str
 ) -> None:
     """Calls `main` in a forked process as a program of its own in `folder`, its output in `faults`."""
+    gc.freeze()  # a collector that looks at all that the forking process has copies it
     for descriptor, stream in enumerate(("out", "err"), start=1):
         os.dup2(os.open(faults / f"{stream}{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")

@@ -1,5 +1,6 @@
 """Runs a function on forked gloo ranks.  Forking after torch is imported starts four of them in a tenth of a second."""
 
+import gc
 import io
 import multiprocessing
 import os
@@ -79,6 +80,7 @@ def _main(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
+    gc.freeze()  # a collector that looks at all that the forking process has copies it
     torch.set_num_threads(1)
     torch.set_deterministic_debug_mode("error")  # so that memory that nothing has written holds NaN
     if not compared:

@@ -217,6 +217,7 @@ def switched_off(rule: Rule) -> Iterator[None]:
     codes = dict(_codes(compile(tree, str(rule.path), "exec")))
     gc.unfreeze()  # what is frozen is not found
     functions = [each for each in gc.get_objects() if type(each) is FunctionType]
+    gc.freeze()  # as `conftest` does, for ranks that later tests fork
     with pytest.MonkeyPatch.context() as patch:
         for function in functions:
             new = codes.get(function.__code__.co_qualname)

@@ -121,9 +121,8 @@ def test_after_the_first_step_calls_have_the_limit_of_later_ones(
     monkeypatch.setattr(c10d, "set_limit", lambda group, limit: found.update({group: limit.total_seconds()}))
     mesh: Any = SimpleNamespace(axes={"dp": 2}, size=lambda *_: 2, groups=lambda: {"dp": "the group of dp"})
     options: Any = SimpleNamespace(step_limit=step, first_step_limit=1800.0)
-    gc.unfreeze()
+    before = gc.get_freeze_count()
     launch.settle(mesh, options, validates)
-    assert gc.get_freeze_count() > 10_000
-    gc.unfreeze()
+    assert gc.get_freeze_count() > before
     assert {*found.values()} == ({limit} if limit else set())
     assert ("the group of dp" in found) == bool(limit)
