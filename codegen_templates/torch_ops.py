@@ -5,15 +5,12 @@ attention are called on local tensors, since it has no good rule for them.
 """
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial, reduce
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 from torch.distributed.tensor.placement_types import Placement
@@ -166,99 +163,6 @@ def own_rows(tokens: Tensor, table: Tensor, rows: Tensor) -> Tensor:
     return found.masked_fill(outside.unsqueeze(-1), 0)
 
 
-def rope_frequencies(
-    mesh: DeviceMesh,
-    seq: int,
-    dim: int,
-    theta: float,
-    between: int,
-    placements: Sequence[Placement],
-    dtype: torch.dtype = torch.float32,
-    scaling: str = "none",
-    factor: float = 1.0,
-    low: float = 1.0,
-    high: float = 4.0,
-    original: float = 8192.0,
-    zigzag: int = 1,
-) -> Tensor:
-    """Cosines and signed sines of rotary positions, [2, seq, 1 × between, dim], for `rope`."""
-    frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    if scaling != "none":
-        turns = original * frequency / (2 * math.pi)
-        kept = ((turns - low) / (high - low)).clamp(0, 1) if scaling == "llama3" else torch.zeros_like(turns)
-        if scaling == "yarn":
-            often, seldom = (dim / 2 * math.log(original / (2 * math.pi * each), theta) for each in (high, low))
-            first, last = max(math.floor(often), 0), min(math.ceil(seldom), dim - 1)
-            kept = 1 - ((torch.arange(dim // 2) - first) / max(last - first, 1e-3)).clamp(0, 1).double()
-        frequency = frequency * (kept + (1 - kept) / factor)
-    angle = zigzag_order(seq, zigzag).double().outer(frequency)
-    table = torch.stack([angle.cos().repeat(1, 2), torch.cat([-angle.sin(), angle.sin()], dim=1)])
-    return placed(table.to(dtype).view(2, seq, *(1 for _ in range(between)), dim), mesh, placements)
-
-
-def rope(x: Tensor, table: Tensor) -> Tensor:
-    """Rotates (x[i], x[i + d/2]) of the last dim, or of its first d, by the angles of a table."""
-    turned = table.shape[-1]
-    if turned < x.shape[-1]:
-        return torch.cat([rope(x[..., :turned], table), x[..., turned:]], -1)
-    cosine, sine = table.unbind()
-    return x * cosine + x.roll(x.shape[-1] // 2, -1) * sine
-
-
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: str = "bshd",
-    causal: bool = True,
-    window: int = 0,
-    scale: float | None = None,
-    softcap: float = 0.0,
-    documents: Tensor | None = None,
-    zigzag: int = 1,
-) -> Tensor:
-    """softmax(cap(q·kᵀ · scale) + mask)·v on each rank's heads, samples and queries."""
-    seq = layout.index("s")
-    how: dict[str, Any] = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "zigzag": zigzag}
-    attend = partial(attend_locally, seq=seq, **how)
-    operands = [q, k, v, counted(q, seq), *([] if documents is None else [documents])]
-    return on_each_rank(attend, cast(DTensor, q).placements, *operands)
-
-
-def attend_locally(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rows: Tensor,
-    documents: Tensor | None = None,
-    *,
-    seq: int,
-    causal: bool,
-    window: int,
-    scale: float | None,
-    softcap: float,
-    zigzag: int,
-) -> Tensor:
-    """Attention of the queries that are number `rows` to all keys."""
-    q, k, v = (x.movedim(seq, -2) for x in (q, k, v))
-    keys, groups = zigzag_order(k.shape[-2], zigzag).to(k.device), q.shape[1] // k.shape[1]
-    ahead = keys[rows].unsqueeze(1) - keys
-    seen = ahead >= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
-    seen = seen & (ahead.abs() < window) if window else seen
-    if documents is not None:
-        whole = documents.movedim(seq, -1)
-        seen = seen & (whole[:, rows].unsqueeze(2) == whole.unsqueeze(1)).unsqueeze(1)
-    if not softcap:
-        plain = causal and not window and documents is None and len(rows) == len(keys) and zigzag == 1
-        mask = None if plain or not (causal or window or documents is not None) else seen
-        how: dict[str, Any] = {"is_causal": plain, "scale": scale, "enable_gqa": groups > 1}
-        return nn.functional.scaled_dot_product_attention(q, k, v, mask, **how).movedim(-2, seq)
-    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = (q @ k.mT).to(wide(q)) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~seen, -torch.inf)
-    return (scores.softmax(-1).to(v.dtype) @ v).movedim(-2, seq)
-
-
 def cross_entropy(
     logits: Tensor, labels: Tensor, classes: int | None = None, smoothing: float = 0.0, z: float = 0.0
 ) -> Tensor:
@@ -303,68 +207,3 @@ def token_loss(z: Tensor, t: Tensor, labels: Tensor, m: Tensor | None = None, z_
 def wide(x: Tensor) -> torch.dtype:
     """The dtype in which sums are kept: float64 for float64, else float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def count_valid(labels: Sequence[Tensor]) -> int:
-    """The number of labels ≥ 0 on all ranks: one all_reduce."""
-    return int(whole_sum([(each >= 0).sum() for each in labels]))
-
-
-def whole_sum(terms: Sequence[Tensor]) -> Tensor:
-    """The sum of DTensors of the same placements, whole on each rank."""
-    return cast(DTensor, reduce(torch.add, terms)).full_tensor()
-
-
-def sum_gradients(module: nn.Module) -> None:
-    """Has FSDP2 add up gradients over ranks: a step divides them by its labels, not by its ranks."""
-    sharded = cast(FSDPModule, module)
-    sharded.set_gradient_divide_factor(1.0)
-    sharded.set_force_sum_reduction_for_comms(enable=True)  # else one that gloo does not have
-
-
-def each_module(modules: Iterable[nn.Module], reduce_now: bool, free: bool) -> None:
-    """Says of modules whether the next backward reduces their gradients, and frees their gathered parameters."""
-    for module in modules:
-        module = cast(FSDPModule, module)
-        module.set_requires_gradient_sync(reduce_now, recurse=False)
-        module.set_reshard_after_backward(free, recurse=False)
-
-
-def param_group(model: nn.Module, *patterns: str, weight_decay: float, lr_scale: float = 1.0) -> dict[str, Any]:
-    """The parameters whose names fit a pattern, with the settings that they share."""
-    fits = re.compile("|".join(each.replace(".", r"\.").replace("*", r"\d+") for each in patterns))
-    params = [param for name, param in model.named_parameters() if fits.fullmatch(name)]
-    return {"params": params, "weight_decay": weight_decay, "lr_scale": lr_scale}
-
-
-def reduced_gradients(model: nn.Module) -> list[DTensor]:
-    """All gradients, after the sums over ranks that they still are: P→I, an all_reduce for each parameter."""
-    for parameter in model.parameters():
-        gradient, placements = cast(DTensor, parameter.grad), cast(DTensor, parameter.data).placements
-        parameter.grad = gradient.redistribute(placements=placements)
-    return [cast(DTensor, parameter.grad) for parameter in model.parameters()]
-
-
-def total_norm(gradients: Sequence[DTensor]) -> Tensor:
-    """The norm of all gradients: one sum over ranks for those of the same placements."""
-    alike: dict[tuple[Placement, ...], list[Tensor]] = {}
-    for each in gradients:
-        alike.setdefault(tuple(each.placements), []).append(each.to(wide(each)).square().sum())
-    return torch.stack([whole_sum(each) for each in alike.values()]).sum().sqrt()
-
-
-def by_file_names(model: nn.Module, names: Mapping[str, str]) -> dict[str, Any]:
-    """A model's parameters by the names that files have for them."""
-    found: dict[str, Any] = {}
-    for name, value in model.state_dict().items():
-        layer = re.search(r"\.(\d+)\.", name)
-        tensor = names[re.sub(r"\.\d+\.", ".*.", name)]
-        found[tensor.format(i=layer[1]) if layer else tensor] = value
-    return found
-
-
-def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """An update with the learning rate of a step, of which groups may have a share each."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_scale", 1.0)
-    optimizer.step()

@@ -189,7 +189,7 @@ class OpDef:
     adjoint         writes those gradients with ops of other kinds too
     expand          rewrites an op whose `unsharded_dims` are sharded into ops that show their collectives
     function        the function in emitted programs; "" where Python has an operator for it
-    torch           the function in programs of torch alone, by default the same: of `torch_ops.py`, or a dotted name
+    torch           the function in programs of torch alone, by default the same: of `torch_ops`, or a dotted name
     call            what the call of that function says besides the operands, by default the attributes
     module          the module that emitted programs import the function from
     stem            the name of a result that has none in the plan, "" for the op's own

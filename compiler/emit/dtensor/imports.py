@@ -1,7 +1,8 @@
-"""The imports of a program of torch alone, and the source of the functions of `torch_ops.py` that it calls."""
+"""The imports of a program of torch alone, and the source of what it calls of `codegen_templates/torch_*.py`."""
 
 import ast
 import re
+from collections.abc import Iterator
 
 from ...ops.protocol import FUNCTIONAL
 from ...syntax.package_data import folder
@@ -32,6 +33,9 @@ MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Modules and the names that a program may import from them, in the order of their lines."""
 
+FILES = ("torch_ops.py", "torch_attention.py", "torch_step.py")
+"""The files of `codegen_templates` whose functions and classes programs hold."""
+
 
 def import_lines(text: str, own: tuple[str, ...]) -> str:
     """The lines that import what a program's text names, after those of its user ops' modules."""
@@ -46,18 +50,23 @@ def import_lines(text: str, own: tuple[str, ...]) -> str:
 
 
 def ops_source(text: str) -> str:
-    """The source of the functions that a text calls, and of those that these call, in the order of the file."""
-    source = (folder("codegen_templates") / "torch_ops.py").read_text()
-    functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
-    wanted, new = set[str](), _names(text) & functions.keys()
+    """The source of the functions and classes that a text names, and of those that these name, file by file."""
+    texts = {name: source for file in FILES for name, source in _definitions(file)}
+    wanted, new = set[str](), _names(text) & texts.keys()
     while new:
         wanted |= new
-        new = {name for each in new for name in _names(_text(source, functions[each]))} & functions.keys() - wanted
-    return "".join(f"\n\n{_text(source, node)}\n" for name, node in functions.items() if name in wanted)
+        new = {name for each in new for name in _names(texts[each])} & texts.keys() - wanted
+    return "".join(f"\n\n{source}\n" for name, source in texts.items() if name in wanted)
 
 
-def _text(source: str, node: ast.FunctionDef) -> str:
-    return ast.get_source_segment(source, node) or ""
+def _definitions(file: str) -> Iterator[tuple[str, str]]:
+    """The functions and classes of a file, each with its lines."""
+    source = (folder("codegen_templates") / file).read_text()
+    lines = source.splitlines()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            yield node.name, "\n".join(lines[first - 1 : node.end_lineno])
 
 
 def _names(text: str) -> set[str]:

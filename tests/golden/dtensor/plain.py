@@ -289,6 +289,43 @@ def own_rows(tokens: Tensor, table: Tensor, rows: Tensor) -> Tensor:
     return found.masked_fill(outside.unsqueeze(-1), 0)
 
 
+def max_logit(logits: Tensor, classes: int | None = None) -> Tensor:
+    """The largest logit, without gradient: Partial("max") over an axis that shards the vocabulary."""
+    logits = logits.detach()
+    if classes is not None:
+        logits = torch.where(counted(logits, -1) < classes, logits, -torch.inf)
+    return logits.amax(-1).to(wide(logits))
+
+
+def local_softmax_stats(
+    logits: Tensor, m: Tensor, labels: Tensor, classes: int | None = None, smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Σ exp(logit − m), and the label's logit − m: Partial over an axis that shards the vocabulary.
+
+    With `smoothing` s the second is (1 − s) of that and s of Σ (logit − m) / classes.
+    """
+    below, column = logits.to(m.dtype) - m.unsqueeze(-1), counted(logits, -1)
+    if classes is not None:
+        below = torch.where(column < classes, below, -torch.inf)
+    t = torch.where(labels.unsqueeze(-1) == column, below, 0.0).sum(-1)
+    if smoothing:
+        every = logits.shape[-1] if classes is None else classes
+        t = (1 - smoothing) * t + smoothing / every * torch.where(column < every, below, 0.0).sum(-1)
+    return below.exp().sum(-1), t
+
+
+def token_loss(z: Tensor, t: Tensor, labels: Tensor, m: Tensor | None = None, z_loss: float = 0.0) -> Tensor:
+    """Σ log z − t over tokens with label ≥ 0; with m, z_loss · (log z + m)² is added."""
+    log = z.log()
+    loss = log - t if m is None else log - t + z_loss * (log + m).square()
+    return torch.where(labels >= 0, loss, 0.0).sum()
+
+
+def wide(x: Tensor) -> torch.dtype:
+    """The dtype in which sums are kept: float64 for float64, else float32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 def rope_frequencies(
     mesh: DeviceMesh,
     seq: int,
@@ -380,43 +417,6 @@ def attend_locally(
     scores = (q @ k.mT).to(wide(q)) * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~seen, -torch.inf)
     return (scores.softmax(-1).to(v.dtype) @ v).movedim(-2, seq)
-
-
-def max_logit(logits: Tensor, classes: int | None = None) -> Tensor:
-    """The largest logit, without gradient: Partial("max") over an axis that shards the vocabulary."""
-    logits = logits.detach()
-    if classes is not None:
-        logits = torch.where(counted(logits, -1) < classes, logits, -torch.inf)
-    return logits.amax(-1).to(wide(logits))
-
-
-def local_softmax_stats(
-    logits: Tensor, m: Tensor, labels: Tensor, classes: int | None = None, smoothing: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Σ exp(logit − m), and the label's logit − m: Partial over an axis that shards the vocabulary.
-
-    With `smoothing` s the second is (1 − s) of that and s of Σ (logit − m) / classes.
-    """
-    below, column = logits.to(m.dtype) - m.unsqueeze(-1), counted(logits, -1)
-    if classes is not None:
-        below = torch.where(column < classes, below, -torch.inf)
-    t = torch.where(labels.unsqueeze(-1) == column, below, 0.0).sum(-1)
-    if smoothing:
-        every = logits.shape[-1] if classes is None else classes
-        t = (1 - smoothing) * t + smoothing / every * torch.where(column < every, below, 0.0).sum(-1)
-    return below.exp().sum(-1), t
-
-
-def token_loss(z: Tensor, t: Tensor, labels: Tensor, m: Tensor | None = None, z_loss: float = 0.0) -> Tensor:
-    """Σ log z − t over tokens with label ≥ 0; with m, z_loss · (log z + m)² is added."""
-    log = z.log()
-    loss = log - t if m is None else log - t + z_loss * (log + m).square()
-    return torch.where(labels >= 0, loss, 0.0).sum()
-
-
-def wide(x: Tensor) -> torch.dtype:
-    """The dtype in which sums are kept: float64 for float64, else float32."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def count_valid(labels: Sequence[Tensor]) -> int:

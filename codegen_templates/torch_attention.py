@@ -1,0 +1,107 @@
+"""Rotary positions and attention on DTensors, for programs of torch alone (`torch_ops`)."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+
+from .torch_ops import counted, on_each_rank, placed, wide, zigzag_order
+
+
+def rope_frequencies(
+    mesh: DeviceMesh,
+    seq: int,
+    dim: int,
+    theta: float,
+    between: int,
+    placements: Sequence[Placement],
+    dtype: torch.dtype = torch.float32,
+    scaling: str = "none",
+    factor: float = 1.0,
+    low: float = 1.0,
+    high: float = 4.0,
+    original: float = 8192.0,
+    zigzag: int = 1,
+) -> Tensor:
+    """Cosines and signed sines of rotary positions, [2, seq, 1 × between, dim], for `rope`."""
+    frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    if scaling != "none":
+        turns = original * frequency / (2 * math.pi)
+        kept = ((turns - low) / (high - low)).clamp(0, 1) if scaling == "llama3" else torch.zeros_like(turns)
+        if scaling == "yarn":
+            often, seldom = (dim / 2 * math.log(original / (2 * math.pi * each), theta) for each in (high, low))
+            first, last = max(math.floor(often), 0), min(math.ceil(seldom), dim - 1)
+            kept = 1 - ((torch.arange(dim // 2) - first) / max(last - first, 1e-3)).clamp(0, 1).double()
+        frequency = frequency * (kept + (1 - kept) / factor)
+    angle = zigzag_order(seq, zigzag).double().outer(frequency)
+    table = torch.stack([angle.cos().repeat(1, 2), torch.cat([-angle.sin(), angle.sin()], dim=1)])
+    return placed(table.to(dtype).view(2, seq, *(1 for _ in range(between)), dim), mesh, placements)
+
+
+def rope(x: Tensor, table: Tensor) -> Tensor:
+    """Rotates (x[i], x[i + d/2]) of the last dim, or of its first d, by the angles of a table."""
+    turned = table.shape[-1]
+    if turned < x.shape[-1]:
+        return torch.cat([rope(x[..., :turned], table), x[..., turned:]], -1)
+    cosine, sine = table.unbind()
+    return x * cosine + x.roll(x.shape[-1] // 2, -1) * sine
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: str = "bshd",
+    causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    documents: Tensor | None = None,
+    zigzag: int = 1,
+) -> Tensor:
+    """softmax(cap(q·kᵀ · scale) + mask)·v on each rank's heads, samples and queries."""
+    seq = layout.index("s")
+    how: dict[str, Any] = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "zigzag": zigzag}
+    attend = partial(attend_locally, seq=seq, **how)
+    operands = [q, k, v, counted(q, seq), *([] if documents is None else [documents])]
+    return on_each_rank(attend, cast(DTensor, q).placements, *operands)
+
+
+def attend_locally(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    documents: Tensor | None = None,
+    *,
+    seq: int,
+    causal: bool,
+    window: int,
+    scale: float | None,
+    softcap: float,
+    zigzag: int,
+) -> Tensor:
+    """Attention of the queries that are number `rows` to all keys."""
+    q, k, v = (x.movedim(seq, -2) for x in (q, k, v))
+    keys, groups = zigzag_order(k.shape[-2], zigzag).to(k.device), q.shape[1] // k.shape[1]
+    ahead = keys[rows].unsqueeze(1) - keys
+    seen = ahead >= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
+    seen = seen & (ahead.abs() < window) if window else seen
+    if documents is not None:
+        whole = documents.movedim(seq, -1)
+        seen = seen & (whole[:, rows].unsqueeze(2) == whole.unsqueeze(1)).unsqueeze(1)
+    if not softcap:
+        plain = causal and not window and documents is None and len(rows) == len(keys) and zigzag == 1
+        mask = None if plain or not (causal or window or documents is not None) else seen
+        how: dict[str, Any] = {"is_causal": plain, "scale": scale, "enable_gqa": groups > 1}
+        return nn.functional.scaled_dot_product_attention(q, k, v, mask, **how).movedim(-2, seq)
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = (q @ k.mT).to(wide(q)) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~seen, -torch.inf)
+    return (scores.softmax(-1).to(v.dtype) @ v).movedim(-2, seq)

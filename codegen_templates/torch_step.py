@@ -1,0 +1,79 @@
+"""The parts of a step that is of torch alone: sums over ranks, gradients, groups of parameters (`torch_ops`)."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+
+from .torch_ops import wide
+
+
+def count_valid(labels: Sequence[Tensor]) -> int:
+    """The number of labels ≥ 0 on all ranks: one all_reduce."""
+    return int(whole_sum([(each >= 0).sum() for each in labels]))
+
+
+def whole_sum(terms: Sequence[Tensor]) -> Tensor:
+    """The sum of DTensors of the same placements, whole on each rank."""
+    return cast(DTensor, reduce(torch.add, terms)).full_tensor()
+
+
+def sum_gradients(module: nn.Module) -> None:
+    """Has FSDP2 add up gradients over ranks: a step divides them by its labels, not by its ranks."""
+    sharded = cast(FSDPModule, module)
+    sharded.set_gradient_divide_factor(1.0)
+    sharded.set_force_sum_reduction_for_comms(enable=True)  # else one that gloo does not have
+
+
+def each_module(modules: Iterable[nn.Module], reduce_now: bool, free: bool) -> None:
+    """Says of modules whether the next backward reduces their gradients, and frees their gathered parameters."""
+    for module in modules:
+        module = cast(FSDPModule, module)
+        module.set_requires_gradient_sync(reduce_now, recurse=False)
+        module.set_reshard_after_backward(free, recurse=False)
+
+
+def param_group(model: nn.Module, *patterns: str, weight_decay: float, lr_scale: float = 1.0) -> dict[str, Any]:
+    """The parameters whose names fit a pattern, with the settings that they share."""
+    fits = re.compile("|".join(each.replace(".", r"\.").replace("*", r"\d+") for each in patterns))
+    params = [param for name, param in model.named_parameters() if fits.fullmatch(name)]
+    return {"params": params, "weight_decay": weight_decay, "lr_scale": lr_scale}
+
+
+def reduced_gradients(model: nn.Module) -> list[DTensor]:
+    """All gradients, after the sums over ranks that they still are: P→I, an all_reduce for each parameter."""
+    for parameter in model.parameters():
+        gradient, placements = cast(DTensor, parameter.grad), cast(DTensor, parameter.data).placements
+        parameter.grad = gradient.redistribute(placements=placements)
+    return [cast(DTensor, parameter.grad) for parameter in model.parameters()]
+
+
+def total_norm(gradients: Sequence[DTensor]) -> Tensor:
+    """The norm of all gradients: one sum over ranks for those of the same placements."""
+    alike: dict[tuple[Placement, ...], list[Tensor]] = {}
+    for each in gradients:
+        alike.setdefault(tuple(each.placements), []).append(each.to(wide(each)).square().sum())
+    return torch.stack([whole_sum(each) for each in alike.values()]).sum().sqrt()
+
+
+def by_file_names(model: nn.Module, names: Mapping[str, str]) -> dict[str, Any]:
+    """A model's parameters by the names that files have for them."""
+    found: dict[str, Any] = {}
+    for name, value in model.state_dict().items():
+        layer = re.search(r"\.(\d+)\.", name)
+        tensor = names[re.sub(r"\.\d+\.", ".*.", name)]
+        found[tensor.format(i=layer[1]) if layer else tensor] = value
+    return found
+
+
+def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """An update with the learning rate of a step, of which groups may have a share each."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
+    optimizer.step()
