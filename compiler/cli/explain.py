@@ -56,6 +56,7 @@ def _sized(plan: Plan, size: int | None) -> Plan:
 
 def _value(plan: Plan, name: str) -> None:
     """The placement of a value.  UsageError where the plan has none of that name."""
+    from ..analysis.communication import places
     from ..analysis.hardware import hardware
     from ..analysis.time.op_rows import op_rows
     from ..passes import lower
@@ -70,8 +71,9 @@ def _value(plan: Plan, name: str) -> None:
         near = did_you_mean(name, known) or f"it explains {topics}, or a value or parameter of the plan"
         raise UsageError(f"the plan has no value `{name}`: {near}")
     worked = lower(plan.model, "propagate")
-    on = None if plan.program.pipeline else hardware(plan.program)
-    rows = {row.name: row for row in op_rows(plan.program, on)} if on else {}
+    on = hardware(plan.program)
+    ranks = places(plan.program) if plan.program.pipeline else (None,)
+    rows = {row.name: row for rank in ranks for row in op_rows(plan.program, on, rank)} if on else {}
     show(explain_value(name, worked, lower(worked, "insert_collectives"), plan.program, rows))
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -117,8 +118,7 @@ def test_every_class_of_a_drawing_has_a_style(each: str) -> None:
 @pytest.mark.parametrize("name", [*SEVERAL, "llama3_8b", "gemma2_9b", "mixtral_8x7b"])
 def test_memory_is_that_of_explain(name: str) -> None:
     of = plan(name)
-    rows = pipeline(of)
-    found = memory(of, rows.picture.timeline if rows else None)
+    found = memory(of, pipeline(of))
     totals = [sum(sizes) for sizes in zip(*(owner.bytes for owner in found.owners), strict=True)]
     scalars = account(of.program).needs - totals[found.peak]
     assert max(totals) == totals[found.peak]
@@ -126,6 +126,39 @@ def test_memory_is_that_of_explain(name: str) -> None:
     assert "total" in explained_memory(of.program)
     assert amount(found.needs) in explained_memory(of.program)
     assert found.peak_words in explained_memory(of.program)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("llama3_70b", ["forward", "backward", "update"]),
+        ("gpt2_124m", ["forward", "backward", "update"]),
+        ("mixtral_8x7b", ["warm-up", "steady", "cool-down", "update"]),
+    ],
+)
+def test_memory_is_drawn_in_time(name: str, parts: list[str]) -> None:
+    """A microbatch and the update, or a row, are as long as `explain time` says; moments follow each other."""
+    of = plan(name)
+    found = memory(of, pipeline(of))
+    assert of.time
+    assert found.seconds
+    assert [part for part, _ in found.phases] == parts
+    starts = [start for _, start in found.phases]
+    assert starts == sorted(starts)
+    assert [*found.xs] == sorted(found.xs)
+    if of.program.pipeline:
+        assert found.seconds == pytest.approx(of.time.step.seconds)
+    else:
+        update = 1 - starts[-1]
+        times = of.program.size("microbatches")
+        step = found.seconds * (starts[-1] * times + update)
+        assert step == pytest.approx(of.time.step.seconds)
+
+
+def test_memory_without_seconds_is_drawn_by_ops() -> None:
+    found = memory(plan("tiny_llama"), None)
+    assert found.seconds is None
+    assert {round((b - a) * 128) for a, b in pairwise(found.xs)} == {1}
 
 
 def test_calls_are_those_of_explain(each: str) -> None:

@@ -21,8 +21,13 @@ def test_a_value_and_parameters(capsys: pytest.CaptureFixture[str], golden: Call
     golden("explained_values.txt", "\n".join(said))
 
 
-def test_seconds_are_told_where_they_are_known(capsys: pytest.CaptureFixture[str]) -> None:
-    assert " ms  " in printed(capsys, "explain", "x", str(PLANS / "llama3_8b.scale"))
+@pytest.mark.parametrize(("name", "plan"), [("x", "llama3_8b"), ("wo", "mixtral_8x7b")])
+def test_seconds_are_told_where_they_are_known(name: str, plan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of each call, in a pipeline too."""
+    _, _, table = printed(capsys, "explain", name, str(PLANS / f"{plan}.scale")).partition("coercion  ")
+    calls = [line for line in table.splitlines() if " × " in line]
+    assert calls
+    assert all(" ms  " in line for line in calls)
 
 
 @pytest.mark.parametrize("plan", ["tiny_hybrid", "tiny_pipeline", "gpt2_124m"])

@@ -51,7 +51,7 @@ def _view(of: Subject, count: float | None) -> dict[str, Any]:
     colours = {axis.name: at % 8 for at, axis in enumerate(program.axes)}
     layers = model.model(of, sent)
     rows_, figures_ = pipeline.pipeline(of), speed.speed(of, count)
-    memory = memory_of.memory(of, rows_.picture.timeline if rows_ else None)
+    memory = memory_of.memory(of, rows_)
     return {
         "path": of.source.path,
         "headline": headline(program),

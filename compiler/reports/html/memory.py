@@ -1,7 +1,7 @@
 """Memory of a rank over a step by owner, in the numbers of `scalec explain memory`."""
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from attrs import frozen
 
@@ -9,11 +9,14 @@ from ...analysis.expert_loads import with_room
 from ...analysis.memory import Account, PeakSnapshot, account, capacity, fits, place
 from ...analysis.memory.over_step import over_microbatch
 from ...analysis.memory.pipeline_peak import over_row
+from ...analysis.time.op_seconds import op_seconds
 from ...config.units import amount
 from ...ir import MICROBATCHES, Program
-from ...schedules.timeline import Timeline
+from ...schedules.actions import Work
+from ...schedules.timeline import Slot
 from ..drawing import columns
 from ..explain import moment
+from .pipeline import Pipeline
 from .subject import Subject
 
 COLUMNS = 480
@@ -34,6 +37,7 @@ class Memory:
     """Owners from the bottom to the top, in moments that begin at `xs`, from 0 to 1.
 
     scale     what the horizontal axis is, a sentence
+    seconds   that the horizontal axis takes; None where they are not known
     phases    parts of the step, each with where it begins
     peak      which moment is the peak, and its name
     needs     bytes at the peak, reserve included
@@ -42,6 +46,7 @@ class Memory:
     whose: str
     verdict: str
     scale: str
+    seconds: float | None
     owners: tuple[Owner, ...]
     xs: tuple[float, ...]
     phases: tuple[tuple[str, float], ...]
@@ -56,25 +61,35 @@ class Memory:
         return tuple(owner for owner in self.owners if len({*owner.bytes}) > 1)
 
 
-def memory(of: Subject, timeline: Timeline | None) -> Memory:
-    """The memory of the rank that needs most; `timeline` is that of a pipeline."""
+def memory(of: Subject, pipeline: Pipeline | None) -> Memory:
+    """The memory of the rank that needs most; `pipeline` is that of the plan."""
     program, it = of.program, account(of.program)
-    found = _microbatch(program) if timeline is None else _row(program, it, timeline)
-    kept = [found[at] for at in columns([(x, each.bytes) for x, each in found], COLUMNS)]
+    found = _microbatch(of) if pipeline is None else _row(program, it, pipeline)
+    kept = [found.moments[at] for at in columns([(x, each.bytes) for x, each in found.moments], COLUMNS)]
     shown, places = [each for _, each in kept], [x for x, _ in kept]
     peak = max(range(len(shown)), key=lambda at: shown[at].bytes)
     return Memory(
         place(program, it),
         _verdict(program, it),
-        _scale(program),
+        _scale(program, found.seconds),
+        found.seconds,
         (*_always(it, len(shown)), *_passing(shown)),
         tuple(places),
-        _phases(shown, places) if timeline is None else (),
+        found.phases,
         peak,
         moment(it.peak),
         it.needs,
         capacity(program),
     )
+
+
+@frozen
+class _Moments:
+    """Moments with where they begin, from 0 to 1; the seconds from 0 to 1, None where they are not known."""
+
+    moments: list[tuple[float, PeakSnapshot]]
+    seconds: float | None
+    phases: tuple[tuple[str, float], ...]
 
 
 def _verdict(program: Program, it: Account) -> str:
@@ -114,37 +129,56 @@ def _passing(shown: Sequence[PeakSnapshot]) -> list[Owner]:
     return [owner for owner in found if any(owner.bytes)]
 
 
-def _microbatch(program: Program) -> list[tuple[float, PeakSnapshot]]:
-    moments = over_microbatch(program)
-    return [(at / len(moments), moment) for at, moment in enumerate(moments)]
+def _microbatch(of: Subject) -> _Moments:
+    """The moments of a microbatch and of the update, as wide as the time they take, or all alike."""
+    moments = over_microbatch(of.program)
+    widths, seconds = [1.0] * len(moments), None
+    if on := of.hardware:
+        took = op_seconds(of.program, on)
+        seconds = took.microbatch + took.once
+        own = [took.ops.get(it.op.outputs[0].name, 0.0) if it.op and it.op.outputs else 0.0 for it in moments[:-1]]
+        widths = [*(each * took.microbatch / (sum(own) or 1.0) for each in own), took.once]
+    begins = [0.0, *accumulate(widths)]
+    found = [(begin / begins[-1], moment) for begin, moment in zip(begins, moments, strict=False)]
+    changes = [(b.where, x) for (_, a), (x, b) in pairwise(found) if a.where != b.where]
+    return _Moments(found, seconds, ((moments[0].where, 0.0), *changes))
 
 
-def _row(program: Program, it: Account, timeline: Timeline) -> list[tuple[float, PeakSnapshot]]:
+UPDATE = 0.02
+"""The part of a pipeline's row that the update has where its time is not known."""
+
+
+def _row(program: Program, it: Account, pipeline: Pipeline) -> _Moments:
     """The moments of a pipeline's rank, between its actions and in them, and that of the update."""
     assert it.rank is not None, "report: a pipeline's account has a rank"
+    timeline = pipeline.picture.timeline
+    total = pipeline.seconds or timeline.total * (1 + UPDATE)
     found: list[tuple[float, PeakSnapshot]] = []
-    total = timeline.total * 1.02
-    pairs = over_row(with_room(program), it.rank)
-    ended = 0.0
-    for slot, (before, during) in zip(timeline.slots[it.rank], pairs, strict=True):
+    slots, ended = timeline.slots[it.rank], 0.0
+    for slot, (before, during) in zip(slots, over_row(with_room(program), it.rank), strict=True):
         if slot.start > ended:
             found.append((ended / total, before))
         found.append((slot.start / total, during))
         ended = slot.end
     last = PeakSnapshot(None, "update", (), "", 0, 0, 0, 0)
-    return [*found, (timeline.total / total, it.peak if it.peak.op is None else last)]
+    found.append((ended / total, it.peak if it.peak.op is None else last))
+    return _Moments(found, pipeline.seconds, tuple((name, x / total) for name, x in _phases(slots)))
 
 
-def _phases(shown: Sequence[PeakSnapshot], xs: Sequence[float]) -> tuple[tuple[str, float], ...]:
-    """Forward, backward, update, each with where it begins."""
-    changes = [(b.where, x) for (a, b), x in zip(pairwise(shown), xs[1:], strict=True) if a.where != b.where]
-    return ((shown[0].where, 0.0), *changes)
+def _phases(slots: Sequence[Slot]) -> list[tuple[str, float]]:
+    """The parts of a rank's row, each with when it begins, and the update."""
+    back = next((slot.start for slot in slots if slot.action.work is not Work.FORWARD), 0.0)
+    ahead = max((slot.end for slot in slots if slot.action.work is Work.FORWARD), default=0.0)
+    parts = [("warm-up", 0.0), ("steady", back), ("cool-down", ahead), ("update", slots[-1].end)]
+    if ahead <= back:
+        parts = [("forward", 0.0), ("backward", back), ("update", slots[-1].end)]
+    return [(name, x) for (name, x), (_, end) in zip(parts, [*parts[1:], ("", float("inf"))], strict=True) if end > x]
 
 
-def _scale(program: Program) -> str:
+def _scale(program: Program, seconds: float | None) -> str:
     """The meaning of the horizontal axis."""
     if program.pipeline:
         return "From left to right, the rank's row in time."
     many = program.size(MICROBATCHES)
     of = f"one of {many:,} microbatches" if many > 1 else "the microbatch"
-    return f"From left to right, the ops of {of} and the update, equally wide, whatever time they take."
+    return f"From left to right, {of} and the update, {'in time' if seconds else 'all ops equally wide'}."

@@ -6,6 +6,7 @@ from attrs import frozen
 
 from ...config.units import amount
 from ..drawing import Canvas, ticks, wide
+from ..time import seconds
 from .memory import Memory, Owner
 
 WIDTH, LEFT, RIGHT = 1080, 76, 236
@@ -24,8 +25,8 @@ def drawing(it: Memory) -> str:
     whole.capacity()
     most = max((sum(sizes) for sizes in zip(*(owner.bytes for owner in it.passing), strict=True)), default=0)
     if 0 < most < SMALL * it.needs:
-        canvas.words(LEFT, 322, "what comes and goes, apart", "muted")
-        apart = _Panel(canvas, it, it.passing, 334, 140, most * 1.08)
+        canvas.words(LEFT, 332, "what comes and goes, apart", "muted")
+        apart = _Panel(canvas, it, it.passing, 344, 140, most * 1.08)
         apart.areas()
         apart.peak("")
     return canvas.svg("memory of a rank over a step, by owner")
@@ -79,7 +80,16 @@ class _Panel:
             x = _x(start)
             self.canvas.line(x, self.top, x, self.top + self.high + 6, "edge")
             if wide(name) + 8 < _x(end) - x or end == 1.0:
-                self.canvas.words(x + 4, self.top + self.high + 16, name, "muted")
+                self.canvas.words(x + 4, self.top + self.high + (30 if self.it.seconds else 16), name, "muted")
+        self._times()
+
+    def _times(self) -> None:
+        """Round seconds below the areas."""
+        total, foot = self.it.seconds or 0.0, self.top + self.high
+        for tick in ticks(total, most=10):
+            x = _x(tick / total)
+            self.canvas.line(x, foot, x, foot + 4, "edge")
+            self.canvas.words(x, foot + 16, seconds(tick), "mid muted")
 
     def capacity(self) -> None:
         """A line at what the GPU has."""

@@ -19,9 +19,13 @@ WIDTH = 1080
 
 @frozen
 class Pipeline:
-    """The rows, their times as they are written, and a table: its head, then a row for each rank."""
+    """The rows, their times as they are written, and a table: its head, then a row for each rank.
+
+    seconds  of the step, with what is before and after the rows; None where they are not known
+    """
 
     picture: Picture
+    seconds: float | None
     said: Callable[[float], str]
     summary: str
     table: tuple[tuple[str, ...], ...]
@@ -37,13 +41,16 @@ def pipeline(of: Subject) -> Pipeline | None:
     program, on = of.program, of.hardware
     if not (pipeline := program.pipeline):
         return None
-    times = Rows(program, pipeline, on).times if on else estimated(program, pipeline).rounded()
-    picture, said = of_plan(program, times), seconds if on else number
+    rows = Rows(program, pipeline, on) if on else None
+    picture = of_plan(program, rows.times if rows else estimated(program, pipeline).rounded())
+    said = seconds if rows else number
     unit = "" if on else " times the most expensive forward, estimated from operations"
     summary = (
         f"the rows take {said(picture.timeline.total)}{unit}; bubble {share(picture.timeline.bubble)} of ranks' time"
     )
-    return Pipeline(picture, said, summary, tuple(ranks_table(picture, accounts(program), said)))
+    return Pipeline(
+        picture, rows.seconds if rows else None, said, summary, tuple(ranks_table(picture, accounts(program), said))
+    )
 
 
 def drawings(it: Pipeline) -> list[str]:
