@@ -117,8 +117,8 @@ class Schedule(Known):
     @property
     def grouped(self) -> list[list[str]]:
         """The same with groups between brackets: `[0SEND_F1` is the first of one, `0RECV_B0]` the last."""
-        first, last = {each[0] for each in self.groups}, {each[-1] for each in self.groups}
-        return [[f"{'[' * (it in first)}{it}{']' * (it in last)}" for it in row] for row in self.rows]
+        first, last = ({str(each[end]) for each in self.groups} for end in (0, -1))
+        return [[f"{'[' * (it in first)}{it}{']' * (it in last)}" for it in row] for row in self.words]
 
     @cached_property
     def splits(self) -> bool:

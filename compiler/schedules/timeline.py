@@ -105,12 +105,15 @@ def simulate(schedule: Schedule, times: Times) -> Timeline:
 
     Raises Stuck where rows wait for each other in a circle.
     """
-    slots: list[list[Slot]] = [[] for _ in schedule.rows]
     found = timed(schedule, times)
     start, end = found.start.tolist(), found.end.tolist()
-    for cell in sorted(found.order):
-        slots[found.cells.cell(cell).rank].append(Slot(found.cells.action(cell), start[cell], end[cell]))
-    return Timeline(tuple(map(tuple, slots)))
+    rows = ((found.cells.row(rank).tolist(), row) for rank, row in enumerate(schedule.rows))
+    return Timeline(
+        tuple(
+            tuple(Slot(it, start[cell], end[cell]) for cell, it in zip(*row, strict=True) if not it.work.is_message)
+            for row in rows
+        )
+    )
 
 
 @frozen(eq=False)
