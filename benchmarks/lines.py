@@ -48,10 +48,11 @@ APART = {
         "compiler/schedules/list_scheduling.py",
         "compiler/schedules/partial_schedule.py",
     ),
+    "torch's checkpoints": ("runtime/state/dtensors.py",),
     "runtime: recorder, sanitizer, profiler": ("runtime/debug",),
     "runtime: Triton kernels": ("runtime/kernels",),
 }
-LIMITS = {"core": 37_950, "all": 71_920}
+LIMITS = {"core": 37_950, "all": 71_970}
 """The most lines that there may be.  An issue that adds to the product raises them by its budget."""
 GOALS = {"core": 16_000, "all": 36_000}
 """The limits to reach."""

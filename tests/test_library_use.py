@@ -1,10 +1,12 @@
-"""Emitted programs inside loops of one's own: the two examples, on forked ranks."""
+"""Emitted programs inside loops of one's own: the examples, on forked ranks."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 from torch.distributed.device_mesh import init_device_mesh
 
 from helpers.forked_ranks import run_ranks
@@ -30,6 +32,19 @@ def test_a_torch_data_loader_feeds_a_program(tmp_path: Path) -> None:
     losses = run_ranks(2, _example("torch_data_loader").train, harness.compiled(CASE, tmp_path), TEXT, 6)
     assert losses[0] == losses[1]
     assert losses[0][-1] < losses[0][0]
+
+
+def test_a_loop_goes_on_from_a_checkpoint_of_torch_on_another_mesh(tmp_path: Path) -> None:
+    """By ZeRO on two ranks, then on one: the losses are those of steps without a stop."""
+    cases = replace(CASE, microbatches=1, state="zero 3 over dp"), replace(CASE, dp=1)
+    programs = [harness.compiled(each, tmp_path / f"{each}") for each in cases]
+    train = _example("own_loop").train
+    begun = run_ranks(2, train, programs[0], tmp_path / "saved", 2, functional=True)[0]
+    more = run_ranks(1, train, programs[1], tmp_path / "saved", 5, functional=True)[0]
+    whole = run_ranks(2, train, programs[0], tmp_path / "other", 5, functional=True)[0]
+    assert len(begun) == 2
+    assert [*begun, *more] == pytest.approx(whole, rel=1e-5)
+    assert whole[-1] < whole[0]
 
 
 def test_a_trainer_has_callbacks_and_an_optimizer_of_its_own(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..comm.mesh import Copies, Mesh
+from . import dtensors
 from .biases import Biases
 from .bucket_memory import Elements, Memory, memories
 from .buckets import Bucket, Holders
@@ -246,21 +247,15 @@ class TrainState:
             self.mesh.watch.updated()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The tensors of `boxes` in the form of torch's own tools: views, each a DTensor of the global shape.
+        """The tensors of `boxes` in the form of torch's own tools, by key: views, DTensors as `dtensors.views` says.
 
-        Plain tensors on a mesh of one rank.  For programs of one's own: checkpoints do without, and so without the
-        seconds that the first call takes to import DTensor.
+        A rank lacks the keys of which it has no part.  Collective on first use, for torch's own mesh.
         """
-        shared = [name for name, (memory, *_) in self._of.items() if memory.bucket.shard_axes or memory.bucket.stages]
-        assert not shared, f"state: {', '.join(shared)} are shared out as no DTensor is: take `boxes`"
-        records = (each for flat in self._flats() for each in flat.record())
-        own = {each.key: _as_global(each.local, each.spec, self.mesh) for each in records}
-        return {**own, **self._biases.by_name, **dict(self._whole())}
+        return {**dtensors.views(self._flats(), self.mesh), **self._biases.by_name, **dict(self._whole())}
 
-    def load_state_dict(self, values: dict[str, Tensor]) -> None:
-        """Takes over values of the form of `state_dict`, which may be its own views, written to."""
-        for key, own in self.state_dict().items():
-            _local(own).copy_(_local(values[key]))
+    def load_state_dict(self, values: Mapping[str, Tensor]) -> None:
+        """Takes over values of the form of `state_dict`, which may be its own views, written to.  RunError."""
+        dtensors.take(self.state_dict(), values)
         self.refresh()
 
     def copies(self) -> Iterator[Copies]:
@@ -304,22 +299,3 @@ def _install(model: nn.Module, made: dict[str, nn.Parameter]) -> None:
     for name, declared in list(model.named_parameters(remove_duplicate=False)):
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, by_declared[id(declared)])
-
-
-def _as_global(local: Tensor, spec: Spec, mesh: Mesh) -> Tensor:
-    """The parameter that `local` is this rank's part of, without a copy."""
-    if mesh.device_mesh is None:
-        return local
-    from torch.distributed.tensor import DTensor, Replicate, Shard  # slow to import
-
-    dim_of = {axis: dim for dim, axes in spec.split.items() for axis in axes}
-    placements = [Shard(dim_of[axis]) if axis in dim_of else Replicate() for axis in mesh.axes]
-    stride = torch.empty(spec.shape, device="meta").stride()
-    return DTensor.from_local(
-        local, mesh.device_mesh, placements, run_check=False, shape=torch.Size(spec.shape), stride=stride
-    )
-
-
-def _local(tensor: Tensor) -> Tensor:
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
