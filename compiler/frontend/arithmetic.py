@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from ..config.values import spelled
 from ..syntax import tree
-from ..syntax.diagnostics import wrong
+from ..syntax.diagnostics import did_you_mean, wrong
 from ..syntax.source import Span
 from .errors import value_elsewhere
 
@@ -31,7 +31,7 @@ def evaluate(expr: tree.Expr, scope: Mapping[str, Scalar]) -> Scalar:
             return _root(evaluate(inner, scope), expr.span)
         case tree.Name(name):
             known = ", ".join(f"`{key}`" for key in scope) or "nothing yet"
-            help = value_elsewhere(name) or f"known: {known}"
+            help = value_elsewhere(name) or did_you_mean(name, scope) or f"known: {known}"
             raise wrong("E0201", f"`{name}` is neither a dim nor a constant", expr.span, "not known here", help)
         case _:
             label, is_share = "numbers, dims, `+ - * /` and `sqrt(…)` only", isinstance(expr, tree.Number)

@@ -7,7 +7,7 @@ from attrs import evolve
 from ..ir import BATCH, SEQUENCE, Arg, Buffer, Enter, Init, Op, Param, Stmt, Type, Value
 from ..ops.dropout import DRAWS, FORK
 from ..syntax import tree
-from ..syntax.diagnostics import Note, wrong
+from ..syntax.diagnostics import Diagnostics, Note, wrong
 from ..syntax.source import Span
 from .arithmetic import Scalar, evaluate
 from .builder import ModelBuilder
@@ -148,10 +148,13 @@ class Parameters:
             raise wrong("E0208", f"`{name}` is declared twice", use.span, "repeated", help, notes=notes)
         if name in self._scope.bound or name in self._scope.elsewhere:
             raise wrong("E0207", f"`{name}` is already a value", use.name.span, "declared as a parameter here")
+        wrong_dims = Diagnostics()
         for dim in (*use.outs, *use.ins):
-            self._scope.check_dim(dim)
-            if dim.name != SEQUENCE:
-                check_not_data(dim, "a parameter")
+            with wrong_dims.catch():
+                self._scope.check_dim(dim)
+                if dim.name != SEQUENCE:
+                    check_not_data(dim, "a parameter")
+        wrong_dims.check()
         check_declared(use, self.experts, self._builder.program.choices.keys() - self.twins.keys())
         check_name(use.name)
 

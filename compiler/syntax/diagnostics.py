@@ -224,6 +224,12 @@ UNUSED = ("E0212", "E0508", "E0509", "E0515")
 OF_A_CONSTANT = ("E0312", "E0313")
 """Mistakes that are told once, however many ops are given the constant."""
 
+OF_A_NAME = ("E0201", "E0503")
+"""Mistakes that are told once of a name, with the other places where it is."""
+
+PLACES = 3
+"""The most other places that are shown."""
+
 _PART = re.compile("_[0-9]+(?=`)")
 _QUOTED = re.compile("`[^`]*`")
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -238,6 +244,7 @@ class Diagnostics:
 
     def __init__(self) -> None:
         self._found: dict[object, Diagnostic] = {}  # by what is the same for all parts of a repeat with branches
+        self._elsewhere: dict[object, list[Span]] = {}
         self.count = 0
         self.doubtful: set[str] = set()
         self.in_part: set[str] = set()
@@ -258,9 +265,11 @@ class Diagnostics:
     def tell(self, mistake: Diagnostic) -> None:
         """Adds one mistake, unless it has been told, or may follow from what has been."""
         self.count += 1
-        if not self._follows(mistake):
-            place = mistake.span if mistake.code not in OF_A_CONSTANT else None
-            self._found.setdefault((mistake.code, place, _PART.sub("", mistake.message)), mistake)
+        if self._follows(mistake):
+            return
+        key = _same(mistake)
+        if self._found.setdefault(key, mistake).span != mistake.span and mistake.code in OF_A_NAME:
+            self._elsewhere.setdefault(key, []).append(mistake.span)
 
     def add(self, error: PlanError) -> None:
         """Adds the mistakes of an error that was caught so as to go on looking."""
@@ -283,7 +292,7 @@ class Diagnostics:
     def check(self) -> None:
         """Raises PlanError with all that was found, if anything was."""
         if self._found:
-            raise PlanError([*self._found.values()])
+            raise PlanError([_with_places(it, self._elsewhere.get(key, ())) for key, it in self._found.items()])
 
     def _follows(self, mistake: Diagnostic) -> bool:
         if mistake.code not in FOLLOWS:
@@ -291,6 +300,23 @@ class Diagnostics:
         words = {name for quoted in _QUOTED.findall(mistake.message) for name in _NAME.findall(quoted)}
         doubtful = self.doubtful | (self.used if mistake.code in UNUSED else set[str]())
         return not words.isdisjoint(doubtful) or not self.in_part.isdisjoint(FOLLOWS[mistake.code])
+
+
+def _same(mistake: Diagnostic) -> object:
+    """A key of all mistakes that are told as one."""
+    message = _PART.sub("", mistake.message)
+    if mistake.code in OF_A_NAME:
+        return _QUOTED.findall(message)[0]
+    return mistake.code, mistake.span if mistake.code not in OF_A_CONSTANT else None, message
+
+
+def _with_places(mistake: Diagnostic, places: Sequence[Span]) -> Diagnostic:
+    """A mistake of a name, with the other places where it is."""
+    shown = sorted({*places}, key=lambda span: (span.path, span.line, span.column))
+    notes = [Note(span, "and here") for span in shown[:PLACES]]
+    if rest := shown[PLACES:]:
+        notes.append(Note(None, f"and at {len(rest)} more {'place' if len(rest) == 1 else 'places'}"))
+    return evolve(mistake, notes=(*mistake.notes, *notes))
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

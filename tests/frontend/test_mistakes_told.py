@@ -126,3 +126,15 @@ def test_warnings(golden: Golden) -> None:
     )
     programs = (compile_plan(Source("plan.scale", text)) for text in (*map(_over, WARNINGS), ids))
     golden("warnings_of_settings.txt", "".join(f"{found}\n\n" for program in programs for found in advice(program)))
+
+
+def test_a_name_that_is_not_known_is_told_once_with_its_places() -> None:
+    with pytest.raises(PlanError) as caught:
+        compile_plan(Source("plan.scale", PLAN.replace(" heads = 4", " hedas = 4")))
+    (told,) = caught.value.diagnostics
+    assert (told.code, told.span.line, told.help) == ("E0201", 2, "did you mean `hedas`?")
+    assert [(note.text, note.span and note.span.line) for note in told.notes] == [
+        ("and here", 8),
+        ("and here", 10),
+        ("and here", 17),
+    ]

@@ -201,7 +201,7 @@ MISTAKES = [
         "names": [
             ("a = rmsnorm(x, norm1", "a = rmsnorm(‹y, norm1", "E0201"),
             ("q = rope(a @ wq[hidden", "q = rope(a @ wq[‹hiden", "E0201"),
-            ("head_dim = hidden / heads", "head_dim = ‹hiden / heads", "E0201"),
+            ("head_dim = hidden / heads", "head_dim = ‹hidn / heads", "E0201"),
             ("init wo, w_out", "init wo, ‹w_ot", "E0201"),
             ("  h = rmsnorm", "  ‹wte = rmsnorm(x, norm_b[hidden], eps)  h = rmsnorm", "E0207"),
             ("w_up[hidden -> ffn]", "‹w_in[hidden -> ffn]", "E0208"),
