@@ -59,14 +59,21 @@ class StagedBody(Body):
     # ---- what crosses
 
     def _bind_carried(self) -> list[_Section]:
-        """The stage, and the values that the stage before it returned, are arguments before the inputs."""
+        """The stage, and the values that the stage before it returned, are arguments before the inputs.
+
+        A module of torch's pipelining is of one stage, and calls the first without any values.
+        """
         inputs, self._module.arguments = self._module.arguments, {}
-        self._stage = self._lines.argument("stage", "int")
+        local = self._frame.target.local
+        self._stage = self._lines.argument("stage", "int") if local else "self.stage"
         carried = [[arg.value.name for arg in repeat.args if arg.enter is Enter.CARRY] for repeat in self._cut]
         self._module.crossing = tuple(dict.fromkeys(len(carried[stage.begins]) for stage in self._stages[1:]))
         runs = [(run, self._begin_in(run)) for run in _runs([*map(len, carried)])]
-        is_one = self._module.crossing == (1,) and sum(map(bool, (begin for _, begin in runs))) == 1
-        if not is_one:
+        is_one = local and self._module.crossing == (1,) and sum(map(bool, (begin for _, begin in runs))) == 1
+        if not local:
+            self._given = self._lines.argument("received", "Tensor")
+            self._module.arguments = {f"*{self._given}": "Tensor"}
+        elif not is_one:
             self._given = self._lines.argument("carried", tensors(*self._module.crossing))
         sections = [_Section(run, self._free_names(carried[run.start]), begin) for run, begin in runs]
         if is_one:
@@ -109,7 +116,9 @@ class StagedBody(Body):
             until = f"{self._stage} <= {section.begin[-1]}"
             head = f"elif {until}" if behind_branch else f"if {self._word(owner)} < {until}"
         self._lines.open_branch(head)
-        self._lines.append(f"{', '.join(section.names)} = {self._given}")
+        names = ", ".join(section.names)
+        one = not self._frame.target.local and not section.names[1:]
+        self._lines.append(f"{f'({names},)' if one else names} = {self._given}")
         self._lines.close_branch()
 
     def _word(self, stage: int) -> str:

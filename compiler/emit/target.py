@@ -41,8 +41,16 @@ def placements(type: Type, program: Program) -> str:
 
 
 def mesh_axes(program: Program) -> dict[str, int]:
-    """The axes of a program's DeviceMesh, with their sizes: those of several ranks, or one of one rank."""
-    return {axis.name: axis.size for axis in program.axes if axis.size > 1} or {"one": 1}
+    """The axes of DTensors, with their sizes: those of several ranks but a pipeline's, or one of one rank."""
+    stages = program.pipeline.axis if program.pipeline else ""
+    return {axis.name: axis.size for axis in program.axes if axis.size > 1 and axis.name != stages} or {"one": 1}
+
+
+def whole_mesh(program: Program) -> dict[str, int]:
+    """The axes of a program's DeviceMesh: those of DTensors, and a pipeline's."""
+    own = mesh_axes(program)
+    stages = program.pipeline.axis if program.pipeline else ""
+    return {axis.name: axis.size for axis in program.axes if axis.name in (*own, stages)} | own
 
 
 def _placement(type: Type, axis: str) -> str:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from helpers.forked_ranks import run_ranks
 from helpers.oracle.plans import Case, plan_text
-from helpers.torch_target import text_of
+from helpers.torch_target import files_of, text_of
 from scalec.compiler.emit.dtensor import emit, for_torch
 from scalec.compiler.emit.dtensor.refusals import REFUSALS
 from scalec.compiler.frontend import resolve
@@ -33,6 +33,14 @@ def test_the_program_reads_as_it_did(state: str, golden: Callable[[str, str], No
     golden(f"dtensor/{'zero_3' if state else 'plain'}.py", text_of(plan_text(case)))
 
 
+def test_a_pipeline_reads_as_it_did(golden: Callable[[str, str], None]) -> None:
+    case = Case(
+        pp=2, dp=2, tp=2, sp=True, layers=4, microbatches=4, schedule="zbv", optimizer="adamw", state="zero 1 over dp"
+    )
+    for name, text in files_of(plan_text(case)).items():
+        golden(f"dtensor/pipeline/{name}", text)
+
+
 @pytest.mark.parametrize("model", ["llama", "every", "tied"])
 def test_the_program_imports_torch_alone(model: str) -> None:
     tree = ast.parse(text_of(plan_text(Case(dp=2, tp=2, sp=True, model=model))))
@@ -42,7 +50,9 @@ def test_the_program_imports_torch_alone(model: str) -> None:
 
 
 REFUSED = {
-    "pipeline stages of DTensors": Case(pp=2, layers=4, microbatches=2),
+    "sharded parameters that several stages of one rank share": Case(
+        pp=2, dp=2, layers=4, microbatches=2, schedule="zbv", model="tied", state="zero 1 over dp"
+    ),
     "experts that tokens choose": Case(model="two"),
     "values that backward recomputes one by one": Case(tp=2, recompute="selective(attention, silu)"),
     "the loss scale of fp16": Case(precision="fp16"),
@@ -84,6 +94,7 @@ def test_calls_of_torch_that_fail() -> None:
         "fully_shard twice": "can only be applied to a module once",
         "a mesh of more ranks": "Mesh should not be bigger",
         "dropout": "another mask",
+        "fully_shard of two stages": "requires a single root module",
         "Shard": [0, 1, 2, 3],
     }
 
@@ -94,6 +105,9 @@ def _failures() -> dict[str, Any]:
     counts = distribute_tensor(torch.arange(8), mesh, [Shard(0)])
     ones = distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])
     fully_shard(module, mesh=mesh)
+    stages = nn.Linear(4, 4), nn.Linear(4, 4)
+    stages[1].weight = stages[0].weight
+    fully_shard([*stages], mesh=mesh)
     local: Any = counts
     heads = distribute_tensor(torch.ones(2, 2, 4, 4), mesh, [Shard(1)]).requires_grad_()
     return {
@@ -103,6 +117,7 @@ def _failures() -> dict[str, Any]:
         "fully_shard twice": _said(lambda: fully_shard(module, mesh=mesh), "can only be applied to a module once"),
         "a mesh of more ranks": _said(lambda: init_device_mesh("cpu", (3,)), "Mesh should not be bigger"),
         "dropout": "the same mask" if torch.equal(_dropped(ones), _dropped(torch.ones(8, 8))) else "another mask",
+        "fully_shard of two stages": _said(lambda: stages[0](torch.ones(4)), "requires a single root module"),
         "Shard": local.to_local().tolist() if torch.distributed.get_rank() == 0 else None,
     }
 
@@ -135,7 +150,7 @@ def test_a_checkpoint_keeps_its_result() -> None:
 
 REFUSED_PLANS = {
     *("deepseek_v3", "gemma2_9b", "llama3_405b_long", "llama3_8b_long", "mixtral_8x7b", "qwen3_30b_a3b"),
-    *("tiny_elastic", "tiny_five", "tiny_hybrid", "tiny_pipeline"),
+    *("tiny_elastic", "tiny_five", "tiny_hybrid"),
 }
 """Plans with experts, stages, rings, ops that are recomputed one by one, or a mesh that loses nodes."""
 

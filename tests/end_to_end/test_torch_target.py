@@ -28,6 +28,8 @@ FEW = (
         tp=2, sp=True, padded=True, smoothing=0.1, model="tied", recompute="full", optimizer="adamw", clip=0.05, z=0.01
     ),
     Case(dp=2, microbatches=2, kv=1, optimizer="groups", clip=0.05, valid="silent_rank", state="zero 3 over dp"),
+    Case(pp=2, schedule="zbv", layers=4, microbatches=4, model="tied", recompute="full"),
+    Case(pp=2, dp=2, microbatches=2, model="tied", optimizer="adamw", clip=0.05, state="zero 1 over dp"),
 )
 MANY = (
     Case(),
@@ -51,6 +53,19 @@ MANY = (
     Case(cp=2, tp=2, sp=True, how="as zigzag", microbatches=2, optimizer="adamw"),
     Case(dp=2, cp=2, how="as zigzag", gathered="save", recompute="full"),
     Case(dp=2, cp=2, tp=2, sp=True, state="zero 3 over dp, cp", optimizer="adamw", clip=0.05),
+    Case(pp=2, schedule="gpipe", stages="[2, 0]", microbatches=4, optimizer="momentum"),
+    Case(pp=2, schedule="interleaved_1f1b(chunks=2)", tp=2, sp=True, layers=4, microbatches=4, model="tied"),
+    Case(pp=2, schedule="zbv", tp=2, sp=True, layers=4, microbatches=4, padded=True, optimizer="adamw", clip=0.05),
+    Case(pp=2, schedule="zbv", dp=2, layers=4, microbatches=4, state="zero 3 over dp", recompute="full"),
+    Case(pp=2, schedule="dualpipev", dp=2, layers=4, microbatches=4, optimizer="groups", clip=0.05),
+    Case(pp=2, schedule="zb_h1", dp=2, microbatches=3, model="tied", state="zero 2 over dp", padded=True),
+    Case(pp=3, schedule="zb_h2", stages="[0, 2, 0]", microbatches=4, clip=0.05),
+    Case(pp=4, layers=5, microbatches=4, model="tied", optimizer="adamw"),
+    Case(pp=2, cp=2, schedule="zbv", layers=4, microbatches=3, recompute="every(2, layers)"),
+    Case(pp=2, tp=2, model="every", schedule="interleaved_1f1b(chunks=2)", layers=4, microbatches=2),
+    Case(pp=2, tp=2, model="latent", microbatches=2),
+    Case(pp=2, replicas=2, kv=1, microbatches=2, valid="silent_microbatch"),
+    Case(pp=2, dp=2, tp=2, sp=True, model="tied", microbatches=4, optimizer="adamw", clip=0.05, state="zero 1 over dp"),
 )
 
 

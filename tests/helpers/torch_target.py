@@ -22,8 +22,13 @@ from scalec.compiler.syntax.source import Source
 
 def text_of(plan: str, path: str = "tiny.scale") -> str:
     """The program of a plan, which is read as if it lay at `path`.  Raises PlanError."""
+    return files_of(plan, path)["train.py"]
+
+
+def files_of(plan: str, path: str = "tiny.scale") -> dict[str, str]:
+    """The program of such a plan, and the files that it reads, by name."""
     source = Source(path, plan)
-    return emit(lower(for_torch(resolve(source))), source)["train.py"]
+    return emit(lower(for_torch(resolve(source))), source)
 
 
 def of_file(plan: Path, folder: Path) -> ModuleType:
@@ -42,17 +47,28 @@ def of_file(plan: Path, folder: Path) -> ModuleType:
 def compiled(plan: str, folder: Path, at: str = "tiny.scale") -> ModuleType:
     """The program of a plan, written to `folder` and imported."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "train.py"
-    path.write_text(text_of(plan, at))
-    return imported(path)
+    for name, text in files_of(plan, at).items():
+        (folder / name).write_text(text)
+    return imported(folder / "train.py")
 
 
 def run(ranks: int, module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float) -> list[Step]:
-    """Trains a program from `start` on global batches, [rows, seq] each; its steps, as all ranks have them."""
-    first, *others = run_ranks(ranks, _train, module, start, batches, lr)
-    for each in others:
-        assert [(it.loss, it.norm) for it in each] == [(it.loss, it.norm) for it in first], "metrics differ"
-    return first
+    """Trains a program from `start` on global batches, [rows, seq] each; its steps, put together of all ranks'."""
+    return [_joined(each, start) for each in zip(*run_ranks(ranks, _train, module, start, batches, lr), strict=True)]
+
+
+def _joined(steps: Sequence[Step], start: Tensors) -> Step:
+    """One step: ranks hold all parameters, or those of their stages."""
+    first = steps[0]
+    assert {(it.loss, it.norm) for it in steps} == {(first.loss, first.norm)}, "metrics differ"
+    gradients: dict[str, Tensor] = {}
+    parameters: dict[str, Tensor] = {}
+    for it in steps:
+        assert all(torch.equal(it.parameters[name], parameters[name]) for name in it.parameters.keys() & parameters)
+        gradients |= it.gradients
+        parameters |= it.parameters
+    assert gradients.keys() == parameters.keys() == start.keys()
+    return Step(first.loss, first.norm, gradients, parameters)
 
 
 def mesh_of(module: ModuleType) -> Any:
@@ -80,16 +96,17 @@ def _step(module: ModuleType, model: torch.nn.Module, optimizer: Any, batch: Any
     """One step; its reduced gradients are copied before they are scaled."""
     gradients: dict[str, Tensor] = {}
 
-    def reduced(of: torch.nn.Module) -> list[Any]:
-        found = plain(of)
-        names = [name for name, _ in of.named_parameters()]
+    def reduced(*of: torch.nn.Module) -> list[Any]:
+        found = plain(*of)
+        names = [name for name, _ in model.named_parameters()]
         gradients.update(zip(names, (each.full_tensor().clone() for each in found), strict=True))
         return found
 
-    of_module: Any = module
-    plain, of_module.reduced_gradients = module.reduced_gradients, reduced
+    owner, name = (model, "gradients") if hasattr(model, "gradients") else (module, "reduced_gradients")
+    plain: Any = getattr(owner, name)
+    setattr(owner, name, reduced)
     metrics = module.train_step(model, optimizer, batch, lr)
-    of_module.reduced_gradients = plain
+    setattr(owner, name, plain)
     kept: Any = dict(model.named_parameters())
     parameters = {name: param.full_tensor().clone() for name, param in kept.items()}
     return Step(float(metrics.loss), float(metrics.norm), _like(gradients, like), _like(parameters, like))

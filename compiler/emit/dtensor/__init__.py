@@ -22,15 +22,16 @@ from ...syntax.source import Source
 from ..constants import product, size_lines
 from ..hf_names import plain_names
 from ..init import ropes
-from ..model_classes import model_classes
+from ..model_classes import Model, model_classes
 from ..module import Module, parameter_sizes
 from ..naming import DTYPES, call, class_name, file_word, fitted, literal, matrix_shape
-from ..target import DTENSOR, mesh_axes, placements, zigzag_ranks
+from ..target import DTENSOR, mesh_axes, placements, whole_mesh, zigzag_ranks
 from ..train_py import legend, mesh_words
 from ..user_ops import copies, modules
+from . import staged
 from .imports import import_lines, ops_source
 from .refusals import refuse
-from .sharded import build_lines, sync_lines
+from .sharded import optimizer_lines, sharding_lines, sync_lines
 
 
 def for_torch(model: Program) -> Program:
@@ -47,7 +48,6 @@ def emit(program: Program, source: Source, proof: Proof | None = None) -> dict[s
     shown = "\n".join(filter(None, (of, "Not shown: that torch communicates no more than the plan.")))
     start = f"{launch(program).command(PurePath('train.py'))} FILE [STEPS]"
     windows = inputs == ["tokens", "labels"] and program.train.data.masked is None
-    master = DTYPES[program.params[0].type.dtype]
     body = filled(
         "dtensor.py.j2",
         version=__version__,
@@ -59,26 +59,30 @@ def emit(program: Program, source: Source, proof: Proof | None = None) -> dict[s
         legend=legend(program),
         shown=shown,
         sizes=[*size_lines(program, model.sizes)],
-        axes=json.dumps(mesh_axes(program)),
+        axes=json.dumps(whole_mesh(program)),
+        stages=[*staged.constants(program)],
+        crossing=[*staged.crossing_lines(program, model.sizes)] if program.pipeline else [],
         microbatches=program.size(MICROBATCHES),
         steps=program.train.steps,
         seed=program.train.seed,
         global_batch=program.train.global_batch,
         classes=[_Class(module, program, model.sizes) for module in model.classes],
-        model_class=model.classes[-1].name,
-        to="" if master == DTYPES["f32"] else f".to({master})",
-        build=build_lines(program, model.patterns),
+        build=[*_build(program, model)],
         call=", ".join(["mesh: DeviceMesh", *(f"{name}: Tensor" for name in inputs)]),
         inputs=[_input(arg, program) for arg in program.microbatches.args],
+        batch="dict[str, Tensor]" if program.pipeline else "list[tuple[Tensor, ...]]",
+        given="Mapping[str, Tensor]" if program.pipeline else "Sequence[tuple[Tensor, ...]]",
+        model='"Pipeline"' if program.pipeline else "nn.Module",
         train=[*_train(program, inputs, model.patterns)],
-        evaluate=[*_evaluate(inputs)],
+        evaluate=[*_evaluate(program, inputs)],
         windows=windows,
         names=[*_names(plain_names(program, model.patterns))],
         lr_doc=f"The learning rate of a step, from 0: {program.train.optimizer.schedule.kind}, after a warm-up.",
         lr=[*_learning_rate(program)],
     )
     text = body.replace("@OPS@\n", ops_source(body) + "\n")
-    return copies(program, source) | {"train.py": text.replace("@IMPORTS@\n", import_lines(text, modules(program)))}
+    files = copies(program, source) | staged.row_files(program)
+    return files | {"train.py": text.replace("@IMPORTS@\n", import_lines(text, modules(program)))}
 
 
 def _names(of: Mapping[str, str]) -> Iterator[str]:
@@ -95,16 +99,22 @@ class _Class:
     def __init__(self, module: Module, program: Program, sizes: Mapping[str, str]) -> None:
         self.name, self.doc, self.lines = module.name, module.doc, module.lines
         self.fields = [*_fields(module, program, sizes)]
+        self.given = "mesh: DeviceMesh, stage: int" if module.crossing else "mesh: DeviceMesh"
+        self.fields += ["self.stage = stage"] * bool(module.crossing)
         arguments = ["self", *(f"{name}: {type}" for name, type in module.arguments.items())]
         self.header = f"{call('def forward', arguments, 4, len(f' -> {module.returns}:'))} -> {module.returns}:"
 
 
 def _fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[str]:
+    cut = program.pipeline.dims if module.crossing and program.pipeline else ()
     for name, param in module.weights.items():
         yield from _weight(name, param, program, sizes)
     for name, child in module.children.items():
         count = sizes.get(child.dim, child.count)
-        yield f"self.{name} = nn.ModuleList({child.module.name}(mesh) for _ in range({count}))"
+        all_ = f"nn.ModuleList({child.module.name}(mesh) for _ in range({count}))"
+        yield f"self.{name} = {staged.stage_layers(child, str(count)) if child.dim in cut else all_}"
+    if cut:
+        yield from staged.dropped(module, program)
     for table, name in module.tables.items():
         arguments = ropes(table, program, sizes)
         split = ", ".join("Shard(1)" if axis in table.axes else "Replicate()" for axis in mesh_axes(program))
@@ -136,11 +146,38 @@ def _input(arg: Arg, program: Program) -> str:
     """How a rank has its part of an input of all microbatches."""
     type, name = arg.value.type, base(arg.value.name)
     how = f"{placements(type, program)}, seq_first={type.dims[0] == SEQUENCE}{_zigzag(program)}"
-    return f"by_microbatch(mesh, {name}, MICROBATCHES, {how})"
+    each = f"by_microbatch(mesh, {name}, MICROBATCHES, {how})"
+    return staged.whole_batch(arg, each) if program.pipeline else each
+
+
+def _build(program: Program, model: Model) -> Iterator[str]:
+    name, master = model.classes[-1].name, DTYPES[program.params[0].type.dtype]
+    to = "" if master == DTYPES["f32"] else f".to({master})"
+    if program.pipeline:
+        yield from staged.stages_made(program, model.patterns, name, to)
+    else:
+        yield f"model = {name}(mesh){to}"
+    yield from sharding_lines(program, model.patterns)
+    if program.pipeline:
+        yield from staged.pipeline_made(program, model.patterns)
+    yield from optimizer_lines(program, model.patterns)
 
 
 def _train(program: Program, inputs: list[str], patterns: Mapping[str, str]) -> Iterator[str]:
-    clip, sync = program.train.optimizer.clip, [*sync_lines(program, patterns)]
+    clip = program.train.optimizer.clip
+    yield from staged.step_lines(backward=True) if program.pipeline else _backward(program, inputs, patterns)
+    yield "if num_tokens and loss.isfinite() and grad_norm.isfinite():  # or else the step changes nothing"
+    if clip:
+        yield "    for gradient in gradients:"
+        yield f"        gradient.mul_(min(1.0, {literal(clip)} / (grad_norm.item() + 1e-6)))"
+    yield "    update(optimizer, lr)"
+    yield "optimizer.zero_grad()"
+    yield "return Metrics(loss, grad_norm, num_tokens)"
+
+
+def _backward(program: Program, inputs: list[str], patterns: Mapping[str, str]) -> Iterator[str]:
+    """The lines that make the gradients of all microbatches, and their norm."""
+    sync = [*sync_lines(program, patterns)]
     of = ", ".join(inputs)
     yield f"num_tokens = count_valid([labels for {', '.join(n if n == 'labels' else '_' for n in inputs)} in batch])"
     yield "losses: list[Tensor] = []"
@@ -155,16 +192,13 @@ def _train(program: Program, inputs: list[str], patterns: Mapping[str, str]) -> 
     yield "loss = whole_sum(losses) / max(num_tokens, 1)"
     yield "gradients = reduced_gradients(model)"
     yield "grad_norm = total_norm(gradients)"
-    yield "if num_tokens and loss.isfinite() and grad_norm.isfinite():  # or else the step changes nothing"
-    if clip:
-        yield "    for gradient in gradients:"
-        yield f"        gradient.mul_(min(1.0, {literal(clip)} / (grad_norm.item() + 1e-6)))"
-    yield "    update(optimizer, lr)"
-    yield "optimizer.zero_grad()"
-    yield "return Metrics(loss, grad_norm, num_tokens)"
 
 
-def _evaluate(inputs: list[str]) -> Iterator[str]:
+def _evaluate(program: Program, inputs: list[str]) -> Iterator[str]:
+    if program.pipeline:
+        yield from staged.step_lines(backward=False)
+        yield "return Metrics(loss, torch.zeros_like(loss), num_tokens)"
+        return
     yield f"num_tokens = count_valid([labels for {', '.join(n if n == 'labels' else '_' for n in inputs)} in batch])"
     yield f"loss = whole_sum([model({', '.join(inputs)}) for {', '.join(inputs)} in batch]) / max(num_tokens, 1)"
     yield "return Metrics(loss, torch.zeros_like(loss), num_tokens)"

@@ -25,7 +25,10 @@ MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("torch.distributed.checkpoint", ("HuggingFaceStorageReader", "HuggingFaceStorageWriter")),
     ("torch.distributed.device_mesh", ("DeviceMesh", "init_device_mesh")),
     ("torch.distributed.fsdp", ("DataParallelMeshDims", "FSDPModule", "MixedPrecisionPolicy", "fully_shard")),
-    ("torch.distributed.tensor", ("DTensor", "Partial", "Replicate", "Shard", "distribute_tensor")),
+    ("torch.distributed.pipelining", ("PipelineStage",)),
+    ("torch.distributed.pipelining.microbatch", ("TensorChunkSpec",)),
+    ("torch.distributed.pipelining.schedules", ("_PipelineScheduleRuntime",)),
+    ("torch.distributed.tensor", ("DTensor", "Partial", "Replicate", "Shard", "distribute_tensor", "empty")),
     ("torch.distributed.tensor.experimental", ("local_map",)),
     ("torch.distributed.tensor.placement_types", ("Placement",)),
     (FUNCTIONAL, tuple(name for name in IMPORTS[FUNCTIONAL] if name != "linear")),
@@ -33,7 +36,7 @@ MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Modules and the names that a program may import from them, in the order of their lines."""
 
-FILES = ("torch_ops.py", "torch_attention.py", "torch_step.py")
+FILES = ("torch_ops.py", "torch_attention.py", "torch_step.py", "torch_pipeline.py")
 """The files of `codegen_templates` whose functions and classes programs hold."""
 
 

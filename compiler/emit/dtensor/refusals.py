@@ -19,6 +19,8 @@ from ...ops.protocol import RUNTIME
 from ...ops.ring_attention import RING_ATTENTION
 from ...syntax.diagnostics import Diagnostics, Note
 from ...syntax.source import Span
+from .staged import of as staged
+from .staged import shared_on_rank
 
 Where = Callable[[Program], Iterator[Span]]
 
@@ -47,11 +49,6 @@ def _forward(program: Program) -> Iterator[Op]:
     forward = program.microbatches.body[0]
     assert isinstance(forward, Region), "emit: no forward block"
     yield from walk(forward.body)
-
-
-def _pipeline(program: Program) -> Iterator[Span]:
-    if program.pipeline:
-        yield program.axis(program.pipeline.axis).span
 
 
 def _elastic(program: Program) -> Iterator[Span]:
@@ -120,12 +117,12 @@ def _padded(program: Program) -> Iterator[Span]:
 
 def _mixed(program: Program) -> Iterator[Span]:
     """Modules whose parameters are sharded over several axes, or gathered and reduced in several ways."""
-    repeats = {param.name: param.type.dims[: param.stacked] for param in program.params}
+    repeats = {} if program.pipeline else {param.name: param.type.dims[: param.stacked] for param in program.params}
     alike: dict[tuple[str, ...], set[object]] = {}
     for bucket in program.buckets:
         over = bucket.shard_axes if program.degree(bucket.shard_axes) > 1 else ()
         for name in bucket.params:
-            alike.setdefault(repeats[name], set()).add(over)
+            alike.setdefault(repeats.get(name, ()), set()).add(over)
         if bucket.layers:
             alike.setdefault(("of layers", *bucket.layers), set()).add(
                 (bucket.reshard_after_forward, bucket.shard_gradients)
@@ -134,17 +131,18 @@ def _mixed(program: Program) -> Iterator[Span]:
         yield program.region.span
 
 
+def _shared(program: Program) -> Iterator[Span]:
+    sharded = {name for bucket in program.buckets if program.degree(bucket.shard_axes) > 1 for name in bucket.params}
+    if sharded.intersection(shared_on_rank(program)):
+        yield program.axis(staged(program).axis).span
+
+
 def _reduce(program: Program) -> Iterator[Span]:
     if any(program.reduce_dtype(each) != each.type.dtype and not each.shard_axes for each in program.buckets):
         yield program.train.spans.get("reduce", program.region.span)
 
 
 REFUSALS = (
-    Refusal(
-        "pipeline stages of DTensors",
-        _pipeline,
-        "this target does not write torch.distributed.pipelining's stages yet",
-    ),
     Refusal(
         "a mesh that loses nodes",
         _elastic,
@@ -204,6 +202,11 @@ REFUSALS = (
         "parameters of one module that are sharded in several ways",
         _mixed,
         "`fully_shard` has one setting for all parameters of a module",
+    ),
+    Refusal(
+        "sharded parameters that several stages of one rank share",
+        _shared,
+        "`fully_shard` of modules that share parameters has them as one, and its forward requires a single root module",
     ),
     Refusal(
         "sums of gradients in fewer bits, of parameters that are not sharded",

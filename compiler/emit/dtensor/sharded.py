@@ -37,16 +37,20 @@ def sharded(program: Program, patterns: Mapping[str, str]) -> list[Sharded]:
     return [Sharded(tuple(buckets), parts) for parts, buckets in ordered if program.degree(buckets[0].shard_axes) > 1]
 
 
-def build_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
-    """The lines that shard modules, and make the optimizer."""
-    lines = [line for each in sharded(program, patterns) for line in _fully_shard(each, program)]
+def sharding_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
+    """The lines that shard modules."""
+    return [line for each in sharded(program, patterns) for line in _fully_shard(each, program)]
+
+
+def optimizer_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
+    """The lines that make the optimizer."""
     groups = [_group(program, group, names, patterns) for group, names in _groups(program).items()]
     settings = program.train.optimizer
     if settings.kind == "adamw":
         kind, options = "AdamW", [f"betas={literal(tuple(settings.betas))}", f"eps={literal(settings.eps)}"]
     else:
         kind, options = "SGD", [f"momentum={literal(settings.momentum)}"]
-    lines += ["groups = [", *(f"    {line}" for group in groups for line in f"{group},".split("\n")), "]"]
+    lines = ["groups = [", *(f"    {line}" for group in groups for line in f"{group},".split("\n")), "]"]
     return [*lines, f"optimizer = torch.optim.{kind}(groups, lr={literal(settings.lr)}, {', '.join(options)})"]
 
 
@@ -55,7 +59,8 @@ def _fully_shard(it: Sharded, program: Program) -> Iterator[str]:
     common = [axis for axis in first.reduce_axes if all(axis in each.reduce_axes for each in it.buckets)]
     replicated, over = ([axis for axis in each if axis in axes] for each in (common, first.shard_axes))
     dims = [f"shard={_axes(over)}", *([f"replicate={_axes(replicated)}"] if replicated else [])]
-    arguments = ["module", "mesh=mesh", f"reshard_after_forward={first.reshard_after_forward}"]
+    mesh, free = ("inner", False) if program.pipeline else ("mesh", first.reshard_after_forward)
+    arguments = ["module", f"mesh={mesh}", f"reshard_after_forward={free}"]
     arguments.append(f"dp_mesh_dims=DataParallelMeshDims({', '.join(dims)})")
     compute, stored = PRECISIONS[program.train.precision], program.params[0].type.dtype
     if compute != stored:
@@ -65,7 +70,7 @@ def _fully_shard(it: Sharded, program: Program) -> Iterator[str]:
     if own := [name for name in program.stored if it.repeats and _elsewhere(program, name, it)]:
         words = ", ".join(param.name for param in own)
         yield f"# {words} too, which the plan gathers by themselves: fully_shard takes all of a module"
-    yield f"for module in {it.modules}:"
+    yield f"for module in {'stages' if program.pipeline else it.modules}:"
     yield from (f"    {line}" for line in call("fully_shard", arguments, 0, after=4).split("\n"))
     yield "    sum_gradients(module)"
 
