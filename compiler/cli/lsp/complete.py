@@ -12,7 +12,7 @@ from ...config.settings import STDLIB
 from ...frontend.calls import signature
 from ...frontend.sharding import HOW, ZERO
 from ...ir import STATES
-from ...ops import OPS
+from ...ops import OPS, OpDef
 from .document import Document
 from .hover import op_named, takes
 from .mentions import DECLARING, SECTIONS, Kind, part_of
@@ -51,6 +51,17 @@ def complete(document: Document, line: int, column: int) -> list[Item]:
         return []
     here = _Here(document, frames, fresh=bool(re.search(r"(?:^|\n)[ \t]*\w*$", text)))
     return [*{item.label: item for item in here.items()}.values()]
+
+
+def call_at(document: Document, line: int, column: int) -> tuple[OpDef, list[str], int] | None:
+    """The op in whose call a place is, the words of its signature, and which of them is given there."""
+    for frame in reversed(_frames(document.source.text[: offset(document.source.text, line, column)]) or ()):
+        if frame.opens == "(" and frame.before and (entry := op_named(frame.before[-1])):
+            words = signature(entry).partition("(")[2][:-1].split(", ")
+            keys, many = [word.partition("=")[0] for word in words], frame.words.count(",")
+            key = frame.words[-2] if frame.words[-1:] == ["="] else ""
+            return entry, words, keys.index(key) if key in keys else min(many, len(keys) - 1)
+    return None
 
 
 def _frames(text: str) -> list[_Frame] | None:

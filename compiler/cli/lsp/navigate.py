@@ -69,22 +69,28 @@ def users(document: Document, mention: Mention, others: Iterable[Document]) -> l
     return [document, *(other for other in sharing if other.source.path != document.source.path)]
 
 
-def renamed(documents: Sequence[Document], mention: Mention, name: str) -> list[Span]:
-    """The places where a name is to be replaced.  Raises PlanError where it cannot be, or the other name is taken."""
+def renamable(documents: Sequence[Document], mention: Mention) -> list[Span]:
+    """The places of a name that its author may replace.  Raises PlanError where it cannot be replaced."""
     at = mention.span
     if mention.kind not in RENAMED or mention.name in (*FROM_SETTINGS, "tokens", "labels", "documents", "loss"):
         raise wrong("E0215", f"`{mention.name}` is a word of the language", at, "not a name of this plan")
-    if not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,63}", name):
-        raise wrong("E0215", f"`{name}` cannot be a name", at)
     if not all(document.is_current for document in documents):
         raise wrong("E0104", "a plan with a syntax error, in which no name can be replaced", at)
-    taken = {it.name: it.kind for document in documents if document.syntax for it in document.syntax.mentions}
-    if (kind := taken.get(name)) in RENAMED:
-        raise wrong("E0207", f"`{name}` is the name of another {kind.value}", at)
     found = references(documents, mention)
     shipped = {realpath(path) for it in documents for path, use in _used(it) if use.path.value.startswith(SHIPPED)}
     if not shipped.isdisjoint(realpath(span.path) for span in found):
         raise wrong("E0215", f"`{mention.name}` is a name of a file that comes with scalec", at)
+    return found
+
+
+def renamed(documents: Sequence[Document], mention: Mention, name: str) -> list[Span]:
+    """The places where a name is to be replaced.  Raises PlanError where it cannot be, or the other name is taken."""
+    found = renamable(documents, mention)
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,63}", name):
+        raise wrong("E0215", f"`{name}` cannot be a name", mention.span)
+    taken = {it.name: it.kind for document in documents if document.syntax for it in document.syntax.mentions}
+    if (kind := taken.get(name)) in RENAMED:
+        raise wrong("E0207", f"`{name}` is the name of another {kind.value}", mention.span)
     return found
 
 

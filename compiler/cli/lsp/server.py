@@ -7,28 +7,31 @@ import asyncio
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from lsprotocol import types as lsp
+from pygls.exceptions import JsonRpcException
 from pygls.lsp.server import LanguageServer
 
 from ... import __version__
+from ...frontend.calls import signature
 from ...syntax.diagnostics import PlanError
 from ...syntax.formatter import format_plan
 from ...syntax.limits import load
 from ...syntax.source import Source, Span
 from . import navigate
-from .complete import complete
+from .complete import call_at, complete
 from .diagnose import Action, actions, told
 from .document import Document, Overtaken, compiled, same_file, syntax_of, typed
 from .hints import TYPES, colours, hints
 from .hover import hover
 from .mentions import Kind, Mention
-from .wire import as_diagnostic, location, path_of, place_of, range_of, refused, uri_of
+from .outline import Part, outline
+from .wire import Wire, path_of, uri_of
 
 PAUSE = 0.2
 """Seconds without a key stroke after which the step is compiled."""
@@ -61,6 +64,11 @@ class Server(LanguageServer):
             lsp.TEXT_DOCUMENT_DID_CLOSE: did_close,
         }.items():
             self.feature(feature)(handle)
+
+    @property
+    def wire(self) -> Wire:
+        """Places as this editor counts them."""
+        return Wire(lsp.PositionEncodingKind(self.workspace.position_encoding).value)
 
     def read(self, path: Path, at: Span) -> Source:
         """A file as the editor has it, or else as it lies on disk.  Raises PlanError."""
@@ -128,7 +136,7 @@ class Server(LanguageServer):
             pause.cancel()
 
     def _publish(self, document: Document) -> None:
-        self.tell(document.source.path, [as_diagnostic(each) for each in told(document)])
+        self.tell(document.source.path, [*map(self.wire.diagnostic, told(document))])
 
     def tell(self, path: str, found: list[lsp.Diagnostic]) -> None:
         """Shows what is wrong with a document."""
@@ -166,51 +174,67 @@ def _asked(answer: Answer) -> Callable[[Server, Any], object]:
     return handle
 
 
-def on_hover(document: Document, it: lsp.HoverParams, _: Server) -> lsp.Hover | None:
-    found = hover(document, *place_of(document.source, it.position))
-    return found and lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, found.text), range_of(found.span))
+def on_hover(document: Document, it: lsp.HoverParams, ls: Server) -> lsp.Hover | None:
+    found = hover(document, *ls.wire.place_of(document.source, it.position))
+    return found and lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, found.text), ls.wire.range_of(found.span))
 
 
-def on_definition(document: Document, it: lsp.DefinitionParams, _: Server) -> lsp.Location | None:
-    found = navigate.definition(document, *place_of(document.source, it.position))
-    return found and location(found)
+def on_definition(document: Document, it: lsp.DefinitionParams, ls: Server) -> lsp.Location | None:
+    found = navigate.definition(document, *ls.wire.place_of(document.source, it.position))
+    return found and ls.wire.location(found)
 
 
 def on_implementation(document: Document, it: lsp.ImplementationParams, ls: Server) -> list[lsp.Location]:
     """The lines of `train.py` that come from a line of the plan, in a copy that is only to be read."""
     if not document.facts:
         return []
-    line, _ = place_of(document.source, it.position)
+    line, _ = ls.wire.place_of(document.source, it.position)
     text, lines = navigate.emitted(document.facts, Span(document.source.path, line, 1, line, 1))
     path = ls.folder / Path(document.facts.source.path).stem / "train.py"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
-    return [location(Span(str(path), at, 1, at, 1, text)) for at in lines]
+    return [ls.wire.location(Span(str(path), at, 1, at, 1, text)) for at in lines]
 
 
 def _mentioned(document: Document, at: lsp.Position, ls: Server) -> tuple[list[Document], Mention] | None:
     """The name at a place, and the documents in which it means the same."""
-    mention = document.mention(*place_of(document.source, at))
+    mention = document.mention(*ls.wire.place_of(document.source, at))
     return (navigate.users(document, mention, ls.others()), mention) if mention else None
 
 
 def on_references(document: Document, it: lsp.ReferenceParams, ls: Server) -> list[lsp.Location]:
     found = _mentioned(document, it.position, ls)
     spans = navigate.references(*found, binding=it.context.include_declaration) if found else []
-    return [location(span) for span in spans]
+    return [*map(ls.wire.location, spans)]
+
+
+def on_prepare_rename(document: Document, it: lsp.PrepareRenameParams, ls: Server) -> lsp.Range | None:
+    """The name that would be replaced."""
+    if not (found := _mentioned(document, it.position, ls)):
+        return None
+    with _refusing():
+        navigate.renamable(*found)
+    span = document.here(found[1].span)
+    return span and ls.wire.range_of(span)
 
 
 def on_rename(document: Document, it: lsp.RenameParams, ls: Server) -> lsp.WorkspaceEdit | None:
     if not (found := _mentioned(document, it.position, ls)):
         return None
-    try:
-        spans = navigate.renamed(*found, it.new_name)
-    except PlanError as error:
-        raise refused(error) from None
     edits: dict[str, list[lsp.TextEdit]] = {}
-    for span in spans:
-        edits.setdefault(uri_of(span.path), []).append(lsp.TextEdit(range_of(span), it.new_name))
+    with _refusing():
+        for span in navigate.renamed(*found, it.new_name):
+            edits.setdefault(uri_of(span.path), []).append(lsp.TextEdit(ls.wire.range_of(span), it.new_name))
     return lsp.WorkspaceEdit(edits)
+
+
+@contextmanager
+def _refusing() -> Generator[None]:
+    """Tells an editor why a request cannot be met."""
+    try:
+        yield
+    except PlanError as error:
+        raise JsonRpcException(error.diagnostics[0].message, lsp.LSPErrorCodes.RequestFailed) from None
 
 
 def on_formatting(document: Document, _: lsp.DocumentFormattingParams, ls: Server) -> list[lsp.TextEdit]:
@@ -223,27 +247,27 @@ def on_formatting(document: Document, _: lsp.DocumentFormattingParams, ls: Serve
     return [lsp.TextEdit(lsp.Range(lsp.Position(0, 0), end), text)]
 
 
-def on_code_action(document: Document, it: lsp.CodeActionParams, _: Server) -> list[lsp.CodeAction]:
-    return [_action(each) for each in actions(document, it.range.start.line + 1, it.range.end.line + 1)]
+def on_code_action(document: Document, it: lsp.CodeActionParams, ls: Server) -> list[lsp.CodeAction]:
+    return [_action(each, ls.wire) for each in actions(document, it.range.start.line + 1, it.range.end.line + 1)]
 
 
-def _action(it: Action) -> lsp.CodeAction:
-    edit = lsp.WorkspaceEdit({uri_of(it.fix.span.path): [lsp.TextEdit(range_of(it.fix.span), it.fix.text)]})
-    return lsp.CodeAction(it.title, lsp.CodeActionKind.QuickFix, diagnostics=[as_diagnostic(it.of)], edit=edit)
+def _action(it: Action, wire: Wire) -> lsp.CodeAction:
+    edit = lsp.WorkspaceEdit({uri_of(it.fix.span.path): [lsp.TextEdit(wire.range_of(it.fix.span), it.fix.text)]})
+    return lsp.CodeAction(it.title, lsp.CodeActionKind.QuickFix, diagnostics=[wire.diagnostic(it.of)], edit=edit)
 
 
-def on_inlay_hint(document: Document, it: lsp.InlayHintParams, _: Server) -> list[lsp.InlayHint]:
+def on_inlay_hint(document: Document, it: lsp.InlayHintParams, ls: Server) -> list[lsp.InlayHint]:
     lines = document.source.text.split("\n")
     found = hints(document, it.range.start.line + 1, it.range.end.line + 1)
     ends = ((Span("", line, 1, line, len(lines[line - 1]) + 1, document.source.text), text) for line, text in found)
-    return [lsp.InlayHint(range_of(span).end, text, padding_left=True) for span, text in ends]
+    return [lsp.InlayHint(ls.wire.range_of(span).end, text, padding_left=True) for span, text in ends]
 
 
 def on_semantic_tokens(document: Document, _: lsp.SemanticTokensParams, ls: Server) -> lsp.SemanticTokens:
     """Each name by five numbers, its line and column relative to the one before."""
     data, line, column = list[int](), 0, 0
     for each in colours(document):
-        at = range_of(each.span)
+        at = ls.wire.range_of(each.span)
         column = at.start.character - (column if at.start.line == line else 0)
         length, kind = at.end.character - at.start.character, TOKEN_TYPES.index(TYPES[each.kind])
         data += [at.start.line - line, column, length, kind, int(each.binds)]
@@ -254,12 +278,40 @@ def on_semantic_tokens(document: Document, _: lsp.SemanticTokensParams, ls: Serv
 TOKEN_TYPES = sorted(set(TYPES.values()))
 
 
-def on_completion(document: Document, it: lsp.CompletionParams, _: Server) -> list[lsp.CompletionItem]:
-    found = complete(document, *place_of(document.source, it.position))
+def on_completion(document: Document, it: lsp.CompletionParams, ls: Server) -> list[lsp.CompletionItem]:
+    found = complete(document, *ls.wire.place_of(document.source, it.position))
     return [
         lsp.CompletionItem(each.label, kind=ITEM_KINDS[each.kind], detail=each.detail, documentation=each.doc)
         for each in found
     ]
+
+
+def on_signature_help(document: Document, it: lsp.SignatureHelpParams, ls: Server) -> lsp.SignatureHelp | None:
+    if not (found := call_at(document, *ls.wire.place_of(document.source, it.position))):
+        return None
+    entry, words, at = found
+    said = lsp.SignatureInformation(signature(entry), entry.doc, [*map(lsp.ParameterInformation, words)])
+    return lsp.SignatureHelp([said], 0, at)
+
+
+def on_document_symbol(document: Document, _: lsp.DocumentSymbolParams, ls: Server) -> list[lsp.DocumentSymbol]:
+    return [_symbol(part, ls.wire) for part in outline(document)]
+
+
+def _symbol(it: Part, wire: Wire) -> lsp.DocumentSymbol:
+    inside, kind = [_symbol(part, wire) for part in it.parts], lsp.SymbolKind[ITEM_KINDS[it.kind].name]
+    return lsp.DocumentSymbol(it.name, kind, wire.range_of(it.span), wire.range_of(it.head), children=inside)
+
+
+def on_folding_range(document: Document, _: lsp.FoldingRangeParams, __: Server) -> list[lsp.FoldingRange]:
+    return [*_folds(outline(document))]
+
+
+def _folds(parts: Iterable[Part]) -> Iterator[lsp.FoldingRange]:
+    for part in parts:
+        if part.span.end_line > part.span.line:
+            yield lsp.FoldingRange(part.span.line - 1, part.span.end_line - 1)
+        yield from _folds(part.parts)
 
 
 ITEM_KINDS = {
@@ -273,14 +325,22 @@ ITEM_KINDS = {
     Kind.SECTION: lsp.CompletionItemKind.Module,
     Kind.SETTING: lsp.CompletionItemKind.Property,
     Kind.WORD: lsp.CompletionItemKind.EnumMember,
+    Kind.MODEL: lsp.CompletionItemKind.Class,
+    Kind.FILE: lsp.CompletionItemKind.File,
 }
+"""The protocol's kinds of words, which parts of a plan have too."""
+
 
 ANSWERS: dict[str, tuple[Answer, object]] = {
     lsp.TEXT_DOCUMENT_HOVER: (on_hover, None),
     lsp.TEXT_DOCUMENT_DEFINITION: (on_definition, None),
     lsp.TEXT_DOCUMENT_IMPLEMENTATION: (on_implementation, None),
     lsp.TEXT_DOCUMENT_REFERENCES: (on_references, None),
-    lsp.TEXT_DOCUMENT_RENAME: (on_rename, None),
+    lsp.TEXT_DOCUMENT_PREPARE_RENAME: (on_prepare_rename, None),
+    lsp.TEXT_DOCUMENT_RENAME: (on_rename, lsp.RenameOptions(prepare_provider=True)),
+    lsp.TEXT_DOCUMENT_DOCUMENT_SYMBOL: (on_document_symbol, None),
+    lsp.TEXT_DOCUMENT_FOLDING_RANGE: (on_folding_range, None),
+    lsp.TEXT_DOCUMENT_SIGNATURE_HELP: (on_signature_help, lsp.SignatureHelpOptions(["(", ","])),
     lsp.TEXT_DOCUMENT_FORMATTING: (on_formatting, None),
     lsp.TEXT_DOCUMENT_CODE_ACTION: (on_code_action, lsp.CodeActionOptions([lsp.CodeActionKind.QuickFix])),
     lsp.TEXT_DOCUMENT_INLAY_HINT: (on_inlay_hint, None),

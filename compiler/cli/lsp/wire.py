@@ -1,15 +1,17 @@
-"""Places and texts as the protocol has them: lines and columns from 0, in units of UTF-16; files by URI."""
+"""Places and texts as the protocol has them: lines and columns from 0, files by URI."""
 
 import re
 from pathlib import Path
 
+from attrs import frozen
 from lsprotocol import types as lsp
-from pygls.exceptions import JsonRpcException
 from pygls.uris import from_fs_path, to_fs_path
 
-from ...syntax.diagnostics import PlanError
 from ...syntax.source import Source, Span
 from .diagnose import Told
+
+UNITS = {"utf-8": ("utf-8", 1), "utf-16": ("utf-16-le", 2), "utf-32": ("utf-32-le", 4)}
+"""By the name of an encoding, that of Python without a mark of its order, and the bytes of a unit."""
 
 
 def path_of(uri: str) -> str:
@@ -23,40 +25,43 @@ def uri_of(path: str) -> str:
     return path if re.match(r"\w{2,}:", path) else from_fs_path(str(Path(path).resolve())) or path
 
 
-def place_of(source: Source, at: lsp.Position) -> tuple[int, int]:
-    """Line and column, from 1."""
-    lines = source.text.split("\n")
-    line = lines[at.line] if at.line < len(lines) else ""
-    return at.line + 1, len(line.encode("utf-16-le")[: 2 * at.character].decode("utf-16-le", "ignore")) + 1
+@frozen
+class Wire:
+    """Places in units of the encoding that server and editor have agreed on."""
 
+    encoding: str
 
-def position(text: str, line: int, column: int) -> lsp.Position:
-    """The position of a column in a line of this text."""
-    return lsp.Position(max(line - 1, 0), len(text[: max(column - 1, 0)].encode("utf-16-le")) // 2)
+    def place_of(self, source: Source, at: lsp.Position) -> tuple[int, int]:
+        """Line and column, from 1, in characters."""
+        (name, bytes), lines = UNITS[self.encoding], source.text.split("\n")
+        line = lines[at.line] if at.line < len(lines) else ""
+        before = line.encode(name, "surrogatepass")[: bytes * at.character]
+        return at.line + 1, len(before.decode(name, "ignore")) + 1
 
+    def range_of(self, span: Span) -> lsp.Range:
+        """The range of a span; of a file as a whole, its first line."""
+        lines = span.text.split("\n")
+        if not span.line:
+            return lsp.Range(lsp.Position(0, 0), self._position(lines[0], 1, len(lines[0]) + 1))
+        text, end_text = ((*lines, "")[min(at - 1, len(lines))] for at in (span.line, span.end_line))
+        begin = self._position(text, span.line, span.column)
+        return lsp.Range(begin, self._position(end_text, span.end_line, span.end_column))
 
-def range_of(span: Span) -> lsp.Range:
-    """The range of a span; of a file as a whole, its first line."""
-    if not span.line:
-        return lsp.Range(lsp.Position(0, 0), lsp.Position(0, len(span.text.split("\n")[0])))
-    lines = span.text.split("\n")
-    text, end_text = ((*lines, "")[min(at - 1, len(lines))] for at in (span.line, span.end_line))
-    return lsp.Range(position(text, span.line, span.column), position(end_text, span.end_line, span.end_column))
+    def _position(self, text: str, line: int, column: int) -> lsp.Position:
+        """The position of a column in a line of this text."""
+        name, bytes = UNITS[self.encoding]
+        before = text[: max(column - 1, 0)].encode(name, "surrogatepass")
+        return lsp.Position(max(line - 1, 0), len(before) // bytes)
 
+    def location(self, span: Span) -> lsp.Location:
+        """The location of a span."""
+        return lsp.Location(uri_of(span.path), self.range_of(span))
 
-def location(span: Span) -> lsp.Location:
-    """The location of a span."""
-    return lsp.Location(uri_of(span.path), range_of(span))
-
-
-def as_diagnostic(it: Told) -> lsp.Diagnostic:
-    severity = lsp.DiagnosticSeverity.Error if it.of.severity == "error" else lsp.DiagnosticSeverity.Warning
-    related = [lsp.DiagnosticRelatedInformation(location(note.span), note.text) for note in it.notes if note.span]
-    return lsp.Diagnostic(
-        range_of(it.span), it.text, severity, it.of.code, source="scalec", related_information=related
-    )
-
-
-def refused(error: PlanError) -> JsonRpcException:
-    """A request that cannot be met, with the reason."""
-    return JsonRpcException(error.diagnostics[0].message, lsp.LSPErrorCodes.RequestFailed)
+    def diagnostic(self, it: Told) -> lsp.Diagnostic:
+        """A mistake or a warning, with the places of its notes."""
+        notes = [
+            lsp.DiagnosticRelatedInformation(self.location(note.span), note.text) for note in it.notes if note.span
+        ]
+        severity = lsp.DiagnosticSeverity.Error if it.of.severity == "error" else lsp.DiagnosticSeverity.Warning
+        place = self.range_of(it.span)
+        return lsp.Diagnostic(place, it.text, severity, it.of.code, source="scalec", related_information=notes)

@@ -1,6 +1,6 @@
 """Answers of the language server, as pure functions of texts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 
 from helpers.edited_text import replaced
 from scalec.compiler.cli.lsp import navigate
+from scalec.compiler.cli.lsp.complete import call_at
 from scalec.compiler.cli.lsp.diagnose import actions, told
 from scalec.compiler.cli.lsp.document import Document, Overtaken, compiled, typed
 from scalec.compiler.cli.lsp.hints import colours, hints
 from scalec.compiler.cli.lsp.hover import hover
 from scalec.compiler.cli.lsp.mentions import Kind
 from scalec.compiler.cli.lsp.moved import Moved, offset
+from scalec.compiler.cli.lsp.outline import Part, outline
+from scalec.compiler.cli.lsp.wire import UNITS, Wire
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
@@ -201,6 +204,47 @@ def test_colours_cover_each_name_once(mlp: Document) -> None:
     assert all(it.span.words == it.name for it in found)
 
 
+def shown(parts: Iterable[Part], depth: int = 0) -> Iterator[str]:
+    for part in parts:
+        yield f"{'  ' * depth}{part.span.line}–{part.span.end_line} {part.kind.value} {part.name}\n"
+        yield from shown(part.parts, depth + 1)
+
+
+def test_the_outline_of_a_plan(mlp: Document, golden: Golden) -> None:
+    golden("lsp/outline.txt", "".join(shown(outline(mlp))))
+    longer = edited(mlp, "model mlp", "# a comment\nmodel mlp")
+    assert [part.span.line for part in outline(edited(longer, "loss = cross", "loss = = cross"))] == [
+        part.span.line + 1 for part in outline(mlp)
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("plans/models/*.scale"))[::3], ids=lambda path: path.stem)
+def test_parts_lie_in_each_other_and_begin_with_their_names(path: Path) -> None:
+    def check(parts: Iterable[Part], around: tuple[int, int]) -> None:
+        for part in parts:
+            assert part.name
+            assert part.head.words.startswith(part.name.split(",")[0])
+            assert (
+                around[0] <= part.span.line <= part.head.line <= part.head.end_line <= part.span.end_line <= around[1]
+            )
+            check(part.parts, (part.span.line, part.span.end_line))
+
+    check(outline(typed(None, load(path))), (1, 9_999))
+
+
+@given(text=st.text(st.sampled_from("aé€\U0001f600\n"), min_size=1), at=st.data(), encoding=st.sampled_from([*UNITS]))
+def test_places_on_the_wire(text: str, at: st.DataObject, encoding: str) -> None:
+    """A place that the editor is told is the same when it sends that back; no unit leads into a character."""
+    source, wire = Source("p", text), Wire(encoding)
+    start = at.draw(st.integers(0, len(text) - 1))
+    span = source.span(start, start + 1)
+    range = wire.range_of(span)
+    assert wire.place_of(source, range.start) == (span.line, span.column)
+    assert wire.place_of(source, range.end) == (span.end_line, span.end_column)
+    line = text.split("\n")[span.line - 1][: span.column - 1]
+    assert range.start.character == len(line.encode(UNITS[encoding][0])) // UNITS[encoding][1]
+
+
 def test_what_is_overtaken_is_given_up(mlp: Document) -> None:
     with pytest.raises(Overtaken):
         compiled(edited(mlp, "dp = 2", "dp = 4"), lambda: True)
@@ -223,7 +267,9 @@ def ask_all(document: Document) -> None:
         if it.span.path == document.source.path and (span := document.here(it.span)):
             hover(document, span.line, span.column)
             navigate.definition(document, span.line, span.column)
+            call_at(document, span.line, span.column)
     assert all([*colours(document), *hints(document, 1, 999), *actions(document, 1, 999), *told(document)])
+    assert all(shown(outline(document)))
 
 
 @pytest.mark.sample(4)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalec.compiler.cli.lsp.complete import Item, complete
+from scalec.compiler.cli.lsp.complete import Item, call_at, complete
 from scalec.compiler.cli.lsp.document import Document, compiled, typed
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
@@ -74,6 +74,23 @@ def test_words_for_a_place(mlp: Document, text: str, wanted: str, others: str) -
     labels = {item.label for item in offered(mlp, text)}
     assert set(wanted.split()) <= labels
     assert not labels & set(others.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "op", "given"),
+    [
+        ("x = rmsnorm(|", "rmsnorm", "x"),
+        ("x = rmsnorm(x, |", "rmsnorm", "weight"),
+        ("x = rmsnorm(x + silu(y), w[hidden, ffn], |", "rmsnorm", "eps"),
+        ("x = attention(q, k, v, window=|", "attention", "window=0"),
+        ("x = a + |", "", ""),
+        ("x = nothing(|", "", ""),
+    ],
+)
+def test_the_word_of_a_signature_that_is_due(words: str, op: str, given: str) -> None:
+    text = MODEL + words.removesuffix("|")
+    found = call_at(Document(Source("any", text)), text.count("\n") + 1, len(text) - text.rfind("\n"))
+    assert (found and (found[0].name, found[1][found[2]])) == ((op, given) if op else None)
 
 
 def test_words_have_their_size_and_their_meaning(mlp: Document) -> None:

@@ -55,7 +55,13 @@ async def _session(folder: Path, run: Run) -> None:
 
     await client.start_io(sys.executable, "-m", "scalec", "lsp")
     folders = [lsp.WorkspaceFolder(folder.as_uri(), "plans")]
-    await client.initialize_async(lsp.InitializeParams(lsp.ClientCapabilities(), workspace_folders=folders))
+    able = lsp.ClientCapabilities(
+        lsp.WorkspaceClientCapabilities(),
+        lsp.TextDocumentClientCapabilities(rename=lsp.RenameClientCapabilities(prepare_support=True)),
+        general=lsp.GeneralClientCapabilities(position_encodings=[lsp.PositionEncodingKind.Utf8]),
+    )
+    told_back = await client.initialize_async(lsp.InitializeParams(able, workspace_folders=folders))
+    assert told_back.capabilities.position_encoding == lsp.PositionEncodingKind.Utf8
     client.initialized(lsp.InitializedParams())
     await run(client, told, folder)
     await client.shutdown_async(None)
@@ -89,6 +95,10 @@ async def _typed_and_asked(client: LanguageClient, told: "asyncio.Queue[Any]", f
     assert isinstance(found, lsp.Location)
     assert found.uri == (folder / "models" / "tiny.scale").as_uri()
 
+    renamed = await client.text_document_prepare_rename_async(lsp.PrepareRenameParams(plan, at_ffn))
+    assert renamed == lsp.Range(lsp.Position(2, at_ffn.character - 1), lsp.Position(2, at_ffn.character + 2))
+    with pytest.raises(JsonRpcException, match="`batch` is a word of the language"):
+        await client.text_document_prepare_rename_async(lsp.PrepareRenameParams(plan, lsp.Position(2, 9)))
     edit = await client.text_document_rename_async(lsp.RenameParams(plan, at_ffn, "inner"))
     assert edit
     assert edit.changes
@@ -102,8 +112,19 @@ async def _typed_and_asked(client: LanguageClient, told: "asyncio.Queue[Any]", f
     hints = await client.text_document_inlay_hint_async(lsp.InlayHintParams(model, whole))
     assert hints
     assert any("all_reduce tp" in str(hint.label) for hint in hints), "as in the plan that uses it"
+    symbols = await client.text_document_document_symbol_async(lsp.DocumentSymbolParams(model))
+    assert symbols
+    assert [it.kind for it in symbols] == [lsp.SymbolKind.Class]
+    folds = await client.text_document_folding_range_async(lsp.FoldingRangeParams(model))
+    assert folds
     text = (folder / "models" / "tiny.scale").read_text().split("\n")
+    assert {text[fold.end_line].strip() for fold in folds} == {"}"}
     line = next(at for at, words in enumerate(text) if "silu" in words)
+    help = await client.text_document_signature_help_async(
+        lsp.SignatureHelpParams(model, lsp.Position(line, text[line].index("norm[")))
+    )
+    assert help
+    assert (help.signatures[0].label, help.active_parameter) == ("rmsnorm(x, weight, eps)", 1)
     lines = await client.text_document_implementation_async(lsp.ImplementationParams(model, lsp.Position(line, 8)))
     assert isinstance(lines, list)
     places = [each for each in lines if isinstance(each, lsp.Location)]
@@ -120,7 +141,7 @@ async def _mended(client: LanguageClient, told: "asyncio.Queue[Any]", folder: Pa
     (mistake,) = (await told.get()).diagnostics
     assert (mistake.code, mistake.range.start.line) == ("E0401", 4)
     row = next(at for at, text in enumerate(broken.split("\n")) if "holdout" in text)
-    column = len(broken.split("\n")[row].split("holdout")[0].encode("utf-16-le")) // 2
+    column = len(broken.split("\n")[row].split("holdout")[0].encode())
     shown = await client.text_document_hover_async(lsp.HoverParams(plan, lsp.Position(row, column)))
     assert shown
     assert shown.range == lsp.Range(lsp.Position(row, column), lsp.Position(row, column + len("holdout")))
