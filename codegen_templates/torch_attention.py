@@ -1,9 +1,9 @@
 """Rotary positions and attention on DTensors, for programs of torch alone (`torch_ops`)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,37 @@ def rope(x: Tensor, table: Tensor) -> Tensor:
     return x * cosine + x.roll(x.shape[-1] // 2, -1) * sine
 
 
+class Scores(NamedTuple):
+    """How queries see keys: both are numbered in the `order` that ranks have positions in.  documents: [batch, seq]."""
+
+    order: Tensor
+    documents: Tensor | None
+    causal: bool
+    window: int
+    scale: float | None
+    softcap: float
+
+    def seen(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Whether queries see keys, [rows, columns]; [batch, 1, rows, columns] where there are documents."""
+        ahead = self.order[rows].unsqueeze(1) - self.order[columns]
+        seen = ahead >= 0 if self.causal else torch.ones_like(ahead, dtype=torch.bool)
+        seen = seen & (ahead.abs() < self.window) if self.window else seen
+        if self.documents is None:
+            return seen
+        return seen & (self.documents[:, None, rows, None] == self.documents[:, None, None, columns])
+
+    def __call__(self, q: Tensor, k: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """cap(q·kᵀ · scale), −∞ where a key isn't seen: [batch, heads, rows, columns]."""
+        scores = (q @ for_each_head(k, q).mT).to(wide(q)) * (q.shape[-1] ** -0.5 if self.scale is None else self.scale)
+        scores = self.softcap * torch.tanh(scores / self.softcap) if self.softcap else scores
+        return scores.masked_fill(~self.seen(rows, columns), -torch.inf)
+
+
+def for_each_head(x: Tensor, q: Tensor) -> Tensor:
+    """Keys or values of few heads, [batch, kv heads, seq, d], repeated for each head of the queries."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -67,9 +98,9 @@ def attention(
 ) -> Tensor:
     """softmax(cap(q·kᵀ · scale) + mask)·v on each rank's heads, samples and queries."""
     seq = layout.index("s")
-    how: dict[str, Any] = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "zigzag": zigzag}
-    attend = partial(attend_locally, seq=seq, **how)
+    of = partial(Scores, causal=causal, window=window, scale=scale, softcap=softcap)
     operands = [q, k, v, counted(q, seq), *([] if documents is None else [documents])]
+    attend = partial(attend_locally, seq=seq, of=of, zigzag=zigzag)
     return on_each_rank(attend, cast(DTensor, q).placements, *operands)
 
 
@@ -81,27 +112,18 @@ def attend_locally(
     documents: Tensor | None = None,
     *,
     seq: int,
-    causal: bool,
-    window: int,
-    scale: float | None,
-    softcap: float,
+    of: Callable[..., Scores],
     zigzag: int,
 ) -> Tensor:
     """Attention of the queries that are number `rows` to all keys."""
     q, k, v = (x.movedim(seq, -2) for x in (q, k, v))
-    keys, groups = zigzag_order(k.shape[-2], zigzag).to(k.device), q.shape[1] // k.shape[1]
-    ahead = keys[rows].unsqueeze(1) - keys
-    seen = ahead >= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
-    seen = seen & (ahead.abs() < window) if window else seen
-    if documents is not None:
-        whole = documents.movedim(seq, -1)
-        seen = seen & (whole[:, rows].unsqueeze(2) == whole.unsqueeze(1)).unsqueeze(1)
-    if not softcap:
-        plain = causal and not window and documents is None and len(rows) == len(keys) and zigzag == 1
-        mask = None if plain or not (causal or window or documents is not None) else seen
-        how: dict[str, Any] = {"is_causal": plain, "scale": scale, "enable_gqa": groups > 1}
-        return nn.functional.scaled_dot_product_attention(q, k, v, mask, **how).movedim(-2, seq)
-    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = (q @ k.mT).to(wide(q)) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~seen, -torch.inf)
-    return (scores.softmax(-1).to(v.dtype) @ v).movedim(-2, seq)
+    of_rows = None if documents is None else documents.movedim(seq, -1)
+    scores = of(zigzag_order(k.shape[-2], zigzag).to(k.device), of_rows)
+    columns = torch.arange(k.shape[-2], device=k.device)
+    if scores.softcap:
+        return (scores(q, k, rows, columns).softmax(-1).to(v.dtype) @ for_each_head(v, q)).movedim(-2, seq)
+    special = scores.window or documents is not None
+    plain = scores.causal and not special and len(rows) == len(columns) and zigzag == 1
+    mask = scores.seen(rows, columns) if special or (scores.causal and not plain) else None
+    how: dict[str, Any] = {"is_causal": plain, "scale": scores.scale, "enable_gqa": q.shape[1] > k.shape[1]}
+    return nn.functional.scaled_dot_product_attention(q, k, v, mask, **how).movedim(-2, seq)

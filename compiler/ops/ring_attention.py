@@ -56,7 +56,8 @@ def hops(ranks: int, positions: int, window: int, causal: bool, zigzag: bool) ->
     return min(ranks - 1, -(-(window - 1) * ranks // positions))
 
 
-def _hops(it: Local) -> int:
+def ring_hops(it: Local) -> int:
+    """How often each rank sends keys on."""
     (axis,) = it.op.names(RING)
     zigzag = bool(it.program.zigzag_axes(SEQUENCE, (axis,)))
     ranks, causal = it.program.axis(axis).size, dict(it.op.attrs)["mask"] == "causal"
@@ -69,13 +70,13 @@ def _rotate(it: Local, what: str, dtype: str, count: int = 0, by: int = 1) -> Me
 
 
 def _forward(it: Local) -> tuple[Message, ...]:
-    count = _hops(it)
+    count = ring_hops(it)
     return (_rotate(it, it.op.outputs[0].name, it.types[1].dtype, count),) if count else ()
 
 
 def _backward(it: Local) -> tuple[Message, ...]:
     """Keys and their gradients alternate; then the gradients alone go to the ranks whose keys they are of."""
-    ranks, count = it.program.degree(it.op.names(RING)), _hops(it)
+    ranks, count = it.program.degree(it.op.names(RING)), ring_hops(it)
     q, k, _ = (value.name for value in it.op.outputs)
     wide = "f64" if it.types[1].dtype == "f64" else "f32"
     back = 1 if count == ranks - 1 else -count
@@ -125,7 +126,7 @@ def _ring_work(it: Local, backward: bool = False) -> Work:
 
     Forward a part is multiplied into the sum; backward three gradients are added up, those of keys with what comes.
     """
-    work, blocks = attention_work(it, backward), _hops(it) + 1
+    work, blocks = attention_work(it, backward), ring_hops(it) + 1
     assert work.scores, "ring attention: no scores"
     part, keys = it.program.local_size(it.types[0], SEQUENCE), it.elements(1) + it.elements(2)
     own = seen_pairs(part, it.op.get("mask") == "causal", window_of(it.op))
@@ -159,7 +160,7 @@ RING_ATTENTION = evolve(
     ),
     communicates=_forward,
     function="ring_attention",
-    torch="",
+    torch="ring_attention",
     call=_call,
     saves=_saves,
     workspace=_workspace,

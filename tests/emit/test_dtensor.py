@@ -1,6 +1,7 @@
 """Programs of torch alone as text: word for word, without the runtime; what is refused, and the calls that fail."""
 
 import ast
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,15 @@ def test_the_program_imports_torch_alone(model: str) -> None:
     assert any(name.startswith("torch.distributed.tensor") for name in modules)
 
 
+@pytest.mark.parametrize(
+    ("how", "window", "hops"), [("via ring", 2, 1), ("as zigzag via ring", 2, 3), ("via ring", 1, 0)]
+)
+def test_keys_go_around_as_often_as_the_plan_says(how: str, window: int, hops: int) -> None:
+    text = text_of(plan_text(Case(cp=4, how=how)).replace("mask=causal", f"mask=causal, window={window}"))
+    (said,) = re.findall(r"(?<!def )ring_attention\(([^)]*)\)", text)
+    assert re.findall(r"hops=(\d)", said) == [str(hops)] * bool(hops)
+
+
 REFUSED = {
     "sharded parameters that several stages of one rank share": Case(
         pp=2, dp=2, layers=4, microbatches=2, schedule="zbv", model="tied", state="zero 1 over dp"
@@ -56,7 +66,6 @@ REFUSED = {
     "experts that tokens choose": Case(model="two"),
     "values that backward recomputes one by one": Case(tp=2, recompute="selective(attention, silu)"),
     "the loss scale of fp16": Case(precision="fp16"),
-    "attention around a ring": Case(cp=2, how="via ring"),
     "parameters of one module that are sharded in several ways": Case(
         replicas=2, dp=2, state='zero 3 over replica, dp  group norms { params = ["norm*"]  zero 1 over dp }'
     ),
@@ -149,10 +158,10 @@ def test_a_checkpoint_keeps_its_result() -> None:
 
 
 REFUSED_PLANS = {
-    *("deepseek_v3", "gemma2_9b", "llama3_405b_long", "llama3_8b_long", "mixtral_8x7b", "qwen3_30b_a3b"),
+    *("deepseek_v3", "gemma2_9b", "llama3_405b_long", "mixtral_8x7b", "qwen3_30b_a3b"),
     *("tiny_elastic", "tiny_five", "tiny_hybrid"),
 }
-"""Plans with experts, stages, rings, ops that are recomputed one by one, or a mesh that loses nodes."""
+"""Plans with experts, stages, ops that are recomputed one by one, or a mesh that loses nodes."""
 
 
 @pytest.mark.long

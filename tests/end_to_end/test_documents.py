@@ -4,6 +4,7 @@ What is held together here: which document a token is of and which labels count 
 attention, and that rotary positions are relative, so that they need not begin anew.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,13 +33,11 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_sequence_of_documents_is_each_of_them_alone(case: Case, tmp_path: Path) -> None:
-    module = harness.imported(harness.written(_plan(case), tmp_path) / "train.py")
-    windows = _windows(case.rows, case.config.vocab)
-    given = Windows(separator=SEPARATOR).given(windows, [0] * case.rows, case.config.vocab, seed=0)
-    start = reference.initial(case.config)
-    batch = tuple(given[name] for name in module.PLAN.inputs)
+    module = harness.imported(harness.written(document_plan(case), tmp_path) / "train.py")
+    windows, start = windows_of(case.rows, case.config.vocab), reference.initial(case.config)
+    batch = given(windows, module.PLAN.inputs)
     (step,) = harness.run(case, module, start, [batch], LR)
-    loss, gradients = _alone(case.config, start, windows)
+    loss, gradients = alone(case.config, start, windows)
     assert step.loss == pytest.approx(loss, rel=1e-10, abs=0)
     assert harness.evaluate(case, module, start, batch) == [pytest.approx(loss, rel=1e-10, abs=0)] * case.ranks
     for name, expected in gradients.items():
@@ -50,29 +49,40 @@ def test_a_sequence_of_documents_is_each_of_them_alone(case: Case, tmp_path: Pat
 @pytest.mark.parametrize("window", [2, 5])
 def test_windows_of_documents_are_the_same_over_ranks(how: str, window: int, tmp_path: Path) -> None:
     """A window beside documents, and a cap of scores: over ranks as on one."""
-    found = [_windowed(case, window, tmp_path) for case in (Case(microbatches=2), Case(cp=2, how=how, microbatches=2))]
+    found = [windowed(case, window, tmp_path) for case in (Case(microbatches=2), Case(cp=2, how=how, microbatches=2))]
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-10, abs=0)
     for name, expected in found[0][1].items():
         torch.testing.assert_close(found[1][1][name], expected, rtol=0, atol=1e-10 * expected.abs().max().item())
 
 
-def _windowed(case: Case, window: int, folder: Path) -> tuple[float, Tensors]:
+def windowed(case: Case, window: int, folder: Path) -> tuple[float, Tensors]:
     """Loss and gradients of a step whose attention has a window and a cap."""
-    text = _plan(case).replace("mask=causal", f"mask=causal, window={window}, softcap=2")
+    text = windowed_plan(case, window)
     module = harness.imported(harness.written(text, folder / str(case)) / "train.py")
-    given = Windows(separator=SEPARATOR).given(_windows(case.rows, case.config.vocab), [0] * case.rows, 32, seed=0)
-    batch = tuple(given[name] for name in module.PLAN.inputs)
+    batch = given(windows_of(case.rows, case.config.vocab), module.PLAN.inputs)
     (step,) = harness.run(case, module, reference.initial(case.config), [batch], LR)
     return step.loss, step.gradients
 
 
-def _plan(case: Case) -> str:
+def windowed_plan(case: Case, window: int) -> str:
+    """Such a plan whose attention has a window and a cap besides."""
+    return document_plan(case).replace("mask=causal", f"mask=causal, window={window}, softcap=2")
+
+
+def document_plan(case: Case) -> str:
+    """A plan whose attention sees no other document."""
     text = plan_text(case).replace("labels[batch, seq]", "labels[batch, seq], documents[batch, seq]")
     text = text.replace("mask=causal", "mask=causal, documents=documents")
     return text.replace("tokenizer = bytes", f"separator = {SEPARATOR}")
 
 
-def _windows(rows: int, vocab: int) -> Tensor:
+def given(windows: Tensor, inputs: Sequence[str]) -> harness.Inputs:
+    """The inputs of a model that the runtime makes of windows."""
+    made = Windows(separator=SEPARATOR).given(windows, [0] * len(windows), 32, seed=0)
+    return tuple(made[name] for name in inputs)
+
+
+def windows_of(rows: int, vocab: int) -> Tensor:
     """Documents of a few tokens, of one, and a window without an end of any."""
     generator = torch.Generator().manual_seed(1)
     windows = torch.randint(SEPARATOR + 1, vocab, (rows, SEQ + 1), generator=generator)
@@ -81,7 +91,7 @@ def _windows(rows: int, vocab: int) -> Tensor:
     return windows.masked_fill(ends, SEPARATOR)
 
 
-def _alone(config: Config, start: Tensors, windows: Tensor) -> tuple[float, Tensors]:
+def alone(config: Config, start: Tensors, windows: Tensor) -> tuple[float, Tensors]:
     """The mean loss of all tokens but the first of each document, and its gradients."""
     leaves = {name: value.clone().requires_grad_() for name, value in start.items()}
     documents = [part for window in windows for part in _parts(window) if len(part) > 1]

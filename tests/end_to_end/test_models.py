@@ -21,7 +21,7 @@ from helpers.oracle.all_pairs import Pair, all_pairs
 from helpers.oracle.compare import assert_same
 from helpers.oracle.models import HEADS, MODELS, SIZES, Model
 from helpers.oracle.plans import Case, train_text
-from helpers.oracle.reference import Loss, Tensors, Training, train
+from helpers.oracle.reference import Loss, Step, Tensors, Training, train
 
 PLANS = Path(__file__).parents[2] / "plans"
 LR = 0.01
@@ -101,20 +101,26 @@ def compare(case: Case, tmp_path: Path) -> None:
     """Two steps against plain torch."""
     model = BY_FILE[case.model]
     module = _compiled(model, case, tmp_path)
-    start = _drawn(harness.initial(case, module, seed=5))
+    start = drawn(harness.initial(case, module, seed=5))
     batches = list(harness.batches(case, STEPS))
-    expected = train(_loss_of(model), _training(case, list(start)), start, batches, LR)
+    expected = expected_of(model, case, start, batches)
     steps = harness.run(case, module, start, batches, LR)
     for number, (got, want) in enumerate(zip(steps, expected, strict=True)):
         assert_same(got, want, f"step {number}: ")
 
 
+def expected_of(model: Model, case: Case, start: Tensors, batches: Sequence[harness.Inputs]) -> list[Step]:
+    """The steps of plain torch."""
+    return train(_loss_of(model), _training(case, list(start)), start, batches, LR)
+
+
 def _compiled(model: Model, case: Case, folder: Path) -> ModuleType:
     """The emitted program of a tiny plan that lies where the shipped ones do."""
-    return harness.imported(harness.written(_plan(model, case), folder, str(PLANS / "tiny.scale")) / "train.py")
+    return harness.imported(harness.written(model_plan(model, case), folder, str(PLANS / "tiny.scale")) / "train.py")
 
 
-def _plan(model: Model, case: Case) -> str:
+def model_plan(model: Model, case: Case) -> str:
+    """The plan of a model at a tiny size, as if it lay beside the shipped ones."""
     dims, kv = (f"kv_heads = {case.kv}", "kv_heads, ") if model.grouped else ("", "")
     vocab, seq = "vocab, " if case.vocab else "", "seq over tp" if case.sp else ""
     return f"""use "models/{model.file}.scale" {{ dims {{ {SIZES}  {model.dims}  {dims} }}  const {{ {model.const} }} }}
@@ -123,7 +129,7 @@ shard {{ batch over dp  {vocab}heads, {kv}ffn over tp  {seq} }}
 {train_text(case)}"""
 
 
-def _drawn(like: Tensors) -> Tensors:
+def drawn(like: Tensors) -> Tensors:
     """Parameters of a size at which every one of them matters; no two norm weights are alike."""
     generator = torch.Generator().manual_seed(7)
     noise = {n: torch.randn(v.shape, generator=generator, dtype=torch.float64) for n, v in like.items()}

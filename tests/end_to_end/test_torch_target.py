@@ -6,6 +6,7 @@ Non-goals: their text (`emit.test_dtensor`).
 import importlib
 import shutil
 from concurrent.futures import ProcessPoolExecutor
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
@@ -13,15 +14,22 @@ from types import ModuleType
 import pytest
 import torch
 
+from end_to_end.test_documents import alone, document_plan, given, windowed, windowed_plan, windows_of
+from end_to_end.test_models import BY_FILE as MODELS
+from end_to_end.test_models import drawn, expected_of, model_plan
 from end_to_end.test_numbers import assert_steps_equal
 from helpers import torch_target
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness, reference
+from helpers.oracle.compare import assert_same
+from helpers.oracle.models import HEADS, Model
 from helpers.oracle.plans import Case, plan_text
 from scalec.runtime import Mesh
 from scalec.runtime.checkpoint.hf_weights import Reader
 
 LR = 0.01
+RINGS = ("via ring", "as zigzag via ring")
+INPUTS = ("tokens", "labels", "documents")
 BENCHMARKS, EXAMPLES, PLANS = (Path(__file__).parents[2] / name for name in ("benchmarks", "examples", "plans"))
 FEW = (
     Case(
@@ -52,6 +60,9 @@ MANY = (
     Case(dp=2, tp=2, rules="batch over dp  ffn over tp", optimizer="adamw"),
     Case(cp=2, tp=2, sp=True, how="as zigzag", microbatches=2, optimizer="adamw"),
     Case(dp=2, cp=2, how="as zigzag", gathered="save", recompute="full"),
+    Case(cp=2, how="via ring", gathered="save"),
+    Case(cp=4, how="as zigzag via ring", kv=1, microbatches=2, recompute="full", optimizer="adamw"),
+    Case(cp=2, tp=2, sp=True, how="via ring", model="latent"),
     Case(dp=2, cp=2, tp=2, sp=True, state="zero 3 over dp, cp", optimizer="adamw", clip=0.05),
     Case(pp=2, schedule="gpipe", stages="[2, 0]", microbatches=4, optimizer="momentum"),
     Case(pp=2, schedule="interleaved_1f1b(chunks=2)", tp=2, sp=True, layers=4, microbatches=4, model="tied"),
@@ -74,6 +85,61 @@ def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     start, batches = reference.initial(case.config), list(harness.batches(case, 3))
     steps = torch_target.run(case.ranks, torch_target.compiled(plan_text(case), tmp_path), start, batches, LR)
     assert_steps_equal(steps, reference.run(case.config, case.training, start, batches, LR))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.file)
+def test_models_of_the_library_equal_plain_torch(model: Model, tmp_path: Path) -> None:
+    """Windows, caps of scores, biases, norms of all kinds."""
+    case = Case(dp=2, tp=2, sp=True, kv=2 if model.grouped else HEADS)
+    module = torch_target.compiled(model_plan(model, case), tmp_path, str(PLANS / "tiny.scale"))
+    like = run_ranks(case.ranks, torch_target.initial, module)[0]
+    start, batches = drawn(like), list(harness.batches(case, 2))
+    steps = torch_target.run(case.ranks, module, start, batches, LR)
+    for got, want in zip(steps, expected_of(model, case, start, batches), strict=True):
+        assert_same(got, want, "", 1e-10)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(dp=2, tp=2, sp=True, microbatches=2),
+        Case(cp=2, how="as zigzag", microbatches=2),
+        Case(cp=2, how="as zigzag via ring", microbatches=2),
+        Case(cp=4, how="via ring", kv=1),
+        Case(cp=2, how="via ring", recompute="full"),
+        Case(uly=2, dp=2, kv=4),
+    ],
+    ids=str,
+)
+def test_documents_are_each_alone(case: Case, tmp_path: Path) -> None:
+    module = torch_target.compiled(document_plan(case), tmp_path)
+    windows, start = windows_of(case.rows, case.config.vocab), reference.initial(case.config)
+    (step,) = torch_target.run(case.ranks, module, start, [given(windows, INPUTS)], LR)
+    loss, gradients = alone(case.config, start, windows)
+    assert step.loss == pytest.approx(loss, rel=1e-10, abs=0)
+    for name, expected in gradients.items():
+        torch.testing.assert_close(step.gradients[name], expected, rtol=0, atol=1e-10 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "how", "window"),
+    [
+        (2, "as zigzag via ring", 5),
+        *(pytest.param(4, *each, marks=pytest.mark.long) for each in product(("", "as zigzag", *RINGS), (1, 2, 5))),
+    ],
+)
+def test_windows_of_documents_equal_the_runtime_s(ranks: int, how: str, window: int, tmp_path: Path) -> None:
+    """The runtime's program is of one rank."""
+    case = Case(cp=ranks, how=how, microbatches=2)
+    module = torch_target.compiled(windowed_plan(case, window), tmp_path)
+    batch = given(windows_of(case.rows, case.config.vocab), INPUTS)
+    (step,) = torch_target.run(case.ranks, module, reference.initial(case.config), [batch], LR)
+    loss, gradients = windowed(Case(microbatches=2), window, tmp_path)
+    assert step.loss == pytest.approx(loss, rel=1e-10, abs=0)
+    for name, expected in gradients.items():
+        torch.testing.assert_close(step.gradients[name], expected, rtol=0, atol=1e-10 * expected.abs().max().item())
 
 
 @pytest.mark.long

@@ -71,6 +71,12 @@ def _joined(steps: Sequence[Step], start: Tensors) -> Step:
     return Step(first.loss, first.norm, gradients, parameters)
 
 
+def initial(module: ModuleType) -> Tensors:
+    """The parameters that a program begins with, whole."""
+    model: Any = module.build(mesh_of(module))[0]
+    return {name: param.full_tensor().detach() for name, param in model.named_parameters()}
+
+
 def mesh_of(module: ModuleType) -> Any:
     """The program's mesh, on CPUs."""
     return init_device_mesh("cpu", tuple(module.MESH.values()), mesh_dim_names=tuple(module.MESH))

@@ -13,7 +13,7 @@ MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("import os", ("os",)),
     ("import re", ("re",)),
     ("import sys", ("sys",)),
-    ("collections.abc", ("Callable", "Iterable", "Mapping", "Sequence")),
+    ("collections.abc", ("Callable", "Iterable", "Iterator", "Mapping", "Sequence")),
     ("functools", ("partial", "reduce")),
     ("pathlib", ("Path",)),
     ("typing", ("Any", "NamedTuple", "cast")),
@@ -36,7 +36,7 @@ MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Modules and the names that a program may import from them, in the order of their lines."""
 
-FILES = ("torch_ops.py", "torch_attention.py", "torch_step.py", "torch_pipeline.py")
+FILES = ("torch_ops.py", "torch_attention.py", "torch_ring.py", "torch_step.py", "torch_pipeline.py")
 """The files of `codegen_templates` whose functions and classes programs hold."""
 
 

@@ -16,7 +16,6 @@ from ...ir.placements import ends
 from ...ops import OPS
 from ...ops.dropout import are_draws
 from ...ops.protocol import RUNTIME
-from ...ops.ring_attention import RING_ATTENTION
 from ...syntax.diagnostics import Diagnostics, Note
 from ...syntax.source import Span
 from .staged import of as staged
@@ -65,17 +64,13 @@ def _draws(program: Program) -> Iterator[Span]:
         yield next(op.span for op in _forward(program) if "dropout" in op.kind or "dropout" in dict(op.attrs))
 
 
-def _ring(program: Program) -> Iterator[Span]:
-    yield from (op.span for op in _forward(program) if op.kind == RING_ATTENTION.name)
-
-
 def _several(program: Program) -> Iterator[Span]:
     yield from (op.span for op in _forward(program) if op.kind == "call" and op.outputs[1:])
 
 
 def _others(program: Program) -> Iterator[Span]:
     """Ops without a function in torch that no other row names."""
-    named = {*_experts(program), *_ring(program)}
+    named = {*_experts(program)}
     for op in _forward(program):
         if op.kind == "call":
             continue
@@ -157,11 +152,6 @@ REFUSALS = (
         "dropout whose masks are the same on every mesh",
         _draws,
         "`torch.nn.functional.dropout` of a DTensor on CPUs draws each rank's mask by itself",
-    ),
-    Refusal(
-        "attention around a ring",
-        _ring,
-        "`scaled_dot_product_attention`, which `context_parallel` replaces, has no rule for DTensors on CPUs",
     ),
     Refusal(
         "a function of your own with several results",
