@@ -48,11 +48,17 @@ APART = {
         "compiler/schedules/list_scheduling.py",
         "compiler/schedules/partial_schedule.py",
     ),
-    "torch's checkpoints": ("runtime/state/dtensors.py",),
+    "torch's checkpoints": (
+        "compiler/emit/checkpoint_names.py",
+        "runtime/checkpoint/convert.py",
+        "runtime/checkpoint/torch_folder.py",
+        "runtime/checkpoint/torch_metadata.py",
+        "runtime/state/dtensors.py",
+    ),
     "runtime: recorder, sanitizer, profiler": ("runtime/debug",),
     "runtime: Triton kernels": ("runtime/kernels",),
 }
-LIMITS = {"core": 37_980, "all": 72_360}
+LIMITS = {"core": 37_995, "all": 73_075}
 """The most lines that there may be.  An issue that adds to the product raises them by its budget."""
 GOALS = {"core": 16_000, "all": 36_000}
 """The limits to reach."""

@@ -7,6 +7,7 @@ from .. import __version__
 from . import (
     calibrate,
     compile,
+    convert,
     diff,
     doctor,
     explain,
@@ -40,6 +41,7 @@ COMMANDS = (
     report.COMMAND,
     loads.COMMAND,
     log.COMMAND,
+    convert.COMMAND,
     verify.COMMAND,
     schema.COMMAND,
     fmt.FORMAT,

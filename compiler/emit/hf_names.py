@@ -24,9 +24,9 @@ def names_file(program: Program, patterns: dict[str, str]) -> dict[str, str]:
     if not program.names:
         return {}
     dtype = DTYPES[PRECISIONS[program.train.precision]].removeprefix("torch.")
-    head = {"written_by": f"scalec {__version__}", "dtype": dtype, "repeats": _repeats(program, patterns)}
+    head = {"written_by": f"scalec {__version__}", "dtype": dtype, "repeats": repeats(program, patterns)}
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
-    weights = [f"  {json.dumps(patterns[e.param])}: {json.dumps(_entry(e, program))}" for e in program.names]
+    weights = [f"  {json.dumps(patterns[e.param])}: {json.dumps(entry(e, program))}" for e in program.names]
     return {"hf_names.json": "{" + ",\n ".join([*lines, '"weights": {\n' + ",\n".join(weights) + "\n }"]) + "}\n"}
 
 
@@ -35,16 +35,16 @@ def plain_names(program: Program, patterns: dict[str, str]) -> dict[str, str]:
     params = {param.name: param for param in program.stored}
     found: dict[str, str] = {}
     for each in program.names:
-        entry, (groups, _, _) = _entry(each, program), parameter_sizes(params[each.param])
+        place, (groups, _, _) = entry(each, program), parameter_sizes(params[each.param])
         own, pattern = tuple(prod(map(program.size, group)) for group in groups), patterns[each.param]
         indices = re.findall(r"\{[^}]*\}", each.tensor)
-        if entry != {"tensor": each.tensor, "shape": own} or indices != ["{i}"] * pattern.count("*"):
+        if place != {"tensor": each.tensor, "shape": own} or indices != ["{i}"] * pattern.count("*"):
             return {}
         found[pattern] = each.tensor
     return found if len(found) == len(program.stored) else {}
 
 
-def _repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:
+def repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:
     """How often each repeat around a parameter is repeated, by what the parameters' names have before its `*`."""
     found: dict[str, int] = {}
     for param in program.stored:
@@ -54,27 +54,28 @@ def _repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:
     return found
 
 
-def _entry(each: HFWeight, program: Program) -> dict[str, object]:
+def entry(each: HFWeight, program: Program) -> dict[str, object]:
+    """The description of one parameter's place, as the runtime reads it."""
     params = {param.name: param for param in program.stored}
     part_of = {other.part: params[other.param] for other in program.names if other.tensor == each.tensor}
     shapes = [_shape_of(part_of[part], program) for part in sorted(part_of)]
     whole, own = (sum(shape[0] for shape in shapes), *shapes[0][1:]), params[each.param]
-    entry: dict[str, object] = {"tensor": each.tensor, "shape": whole[::-1] if each.transposed else whole}
+    found: dict[str, object] = {"tensor": each.tensor, "shape": whole[::-1] if each.transposed else whole}
     if experts := program.outer(own)[own.stacked :]:
-        entry["each"] = (*experts, program.size(*experts))
+        found["each"] = (*experts, program.size(*experts))
     if each.part:
-        entry["start"] = sum(shape[0] for shape in shapes[: each.part])
+        found["start"] = sum(shape[0] for shape in shapes[: each.part])
     if each.transposed:
-        entry["transposed"] = True
+        found["transposed"] = True
     if isinstance(own, Buffer):
-        entry["wide"] = True
+        found["wide"] = True
     if each.interleaved:  # by heads, whose rows are the last dim that no product sums over
         last = each.skipped + each.interleaved
-        entry["interleaved"] = each.skipped, last, program.valid(own.type.dims[-own.inner - 1])
+        found["interleaved"] = each.skipped, last, program.valid(own.type.dims[-own.inner - 1])
     of_positions = own.type.dims[own.stacked :][:1] == (SEQUENCE,) and not own.inner
     if of_positions and not each.transposed and each.parts == 1:  # a file may have more than the plan's sequences
-        entry["positions"] = True
-    return entry
+        found["positions"] = True
+    return found
 
 
 def _shape_of(param: Param, program: Program) -> tuple[int, ...]:

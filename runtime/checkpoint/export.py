@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError, named
-from .hf_weights import INDEX, HFNames, HFWeight, safetensors
+from .hf_weights import INDEX, HFNames, HFWeight, Places, safetensors
 from .reader import Saved, opened
 
 LARGEST = 5 * 10**9
@@ -48,26 +48,41 @@ Held = dict[str, list[Part]]
 
 def export(path: Path | Saved, folder: Path, names: HFNames) -> None:
     """Writes the parameters of a checkpoint, open or not, into the new `folder`, whole or not at all.  RunError."""
+    saved = opened(path)
+    held = held_in(saved.parameters(), names.places, saved.path)
+    put_tensors(folder, {tensor: made(parts, names.dtype, saved) for tensor, parts in held.items()})
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor to be written: its size in bytes, and what makes it when its file is written."""
+
+    size: int
+    value: Callable[[], Tensor]
+
+
+def put_tensors(folder: Path, tensors: Mapping[str, Made], beside: Mapping[str, str] | None = None) -> None:
+    """Writes safetensors, and files of text `beside` them, into the new `folder`, whole or not at all.  RunError."""
+    package = safetensors()
     if folder.exists():
         raise RunError(f"{folder} is there already: name a new folder")
-    package, saved = safetensors(), opened(path)
-    recorded = saved.parameters()
-    held = _held(recorded, names, saved.path)
-    files = _split({tensor: _bytes(parts, names) for tensor, parts in held.items()})
-    with _draft(folder) as part:
-        for file, tensors in files.items():
-            values = _values({tensor: held[tensor] for tensor in tensors}, saved, names.dtype)
+    files = _split({tensor: each.size for tensor, each in tensors.items()})
+    with draft(folder) as part:
+        for file, names in files.items():
+            values = {tensor: tensors[tensor].value() for tensor in names}
             try:
                 with _readable(part / file) as written:
                     package.torch.save_file(values, written, metadata={"format": "pt"})
             except package.SafetensorError as error:
                 raise RunError(f"cannot write {part / file}: {error}") from None
         if len(files) > 1:
-            (part / INDEX).write_text(_index(files, sum(_bytes(parts, names) for parts in held.values())), "utf-8")
+            (part / INDEX).write_text(_index(files, sum(each.size for each in tensors.values())), "utf-8")
+        for name, text in (beside or {}).items():
+            (part / name).write_text(text, "utf-8")
 
 
 @contextmanager
-def _draft(folder: Path) -> Generator[Path]:
+def draft(folder: Path) -> Generator[Path]:
     """A folder beside `folder` that becomes it, or is removed where writing fails."""
     part = folder.with_name(f".{folder.name}.{os.urandom(4).hex()}")
     part.mkdir(parents=True)
@@ -88,15 +103,15 @@ def _readable(path: Path) -> Generator[Path]:
     path.chmod(mode)
 
 
-def _held(recorded: Mapping[str, Tensor], names: HFNames, path: Path) -> Held:
+def held_in(recorded: Mapping[str, Tensor], places: Places, path: Path) -> Held:
     """RunError unless the plan's parameters are those of the checkpoint at `path`."""
-    if lacking := [name for name in names.places if name not in recorded]:
+    if lacking := [name for name in places if name not in recorded]:
         raise RunError(f"{path} lacks {named(lacking)}")
-    if others := [name for name in recorded if name not in names.places]:
+    if others := [name for name in recorded if name not in places]:
         raise RunError(f"{path} has {named(others)}, which the plan has not")
     held: Held = {}
     for name in sorted(recorded, key=_by_number):
-        tensors, stored = names.places[name]
+        tensors, stored = places[name]
         for expert, tensor in enumerate(tensors):
             held.setdefault(tensor, []).append(Part(name, stored, expert))
     for parts in held.values():
@@ -118,8 +133,15 @@ def _by_number(name: str) -> list[tuple[int, str]]:
     return [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"(\d+)", name)]
 
 
-def _bytes(parts: list[Part], names: HFNames) -> int:
-    return prod(parts[0].stored.shape) * (4 if parts[0].stored.wide else names.dtype.itemsize)
+def made(parts: list[Part], dtype: torch.dtype, saved: Saved) -> Made:
+    """A tensor as files have it, of parameters in a checkpoint."""
+    stored = parts[0].stored
+    dtype = torch.float32 if stored.wide else dtype
+
+    def value() -> Tensor:
+        return _joined(parts, saved.whole([*dict.fromkeys(part.name for part in parts)])).to(dtype)
+
+    return Made(prod(stored.shape) * dtype.itemsize, value)
 
 
 def _split(sizes: Mapping[str, int]) -> dict[str, list[str]]:
@@ -134,15 +156,6 @@ def _split(sizes: Mapping[str, int]) -> dict[str, list[str]]:
     if len(groups) == 1:
         return {"model.safetensors": groups[0]}
     return {f"model-{n:05d}-of-{len(groups):05d}.safetensors": group for n, group in enumerate(groups, 1)}
-
-
-def _values(held: Held, saved: Saved, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Tensors as files have them."""
-    read = saved.whole([*dict.fromkeys(part.name for parts in held.values() for part in parts)])
-    return {
-        tensor: _joined(parts, read).to(torch.float32 if parts[0].stored.wide else dtype)
-        for tensor, parts in held.items()
-    }
 
 
 def _joined(parts: list[Part], read: Mapping[str, Tensor]) -> Tensor:

@@ -53,6 +53,12 @@ class HFWeight:
     positions: bool = False
     wide: bool = False  # float32 in files of any element type, as biases of routers are
 
+    @classmethod
+    def read(cls, said: Mapping[str, Any]) -> "HFWeight":
+        """By what JSON says of it."""
+        tuples: dict[str, Any] = {key: tuple(said[key]) for key in ("shape", "each", "interleaved") if key in said}
+        return cls(**{**said, **tuples})
+
     def named(self, indices: Sequence[int]) -> tuple[str, ...]:
         """The tensors of one repetition."""
         value, (dim, count) = dict(zip("ij", indices, strict=False)), self.each
@@ -74,6 +80,11 @@ class HFWeight:
         columns = self.shape[::-1][1:] if self.transposed else self.shape[1:]
         return (count // prod(columns), *columns)
 
+    def of(self, tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+        """A parameter of this shape, of the whole tensors that hold it; rows after their last are padding, and 0."""
+        rows, *columns = (slice(0, size) for size in self.rows(prod(shape) // len(tensors)))
+        return torch.cat([self.halves(_rows(each, self, rows, *columns)) for each in tensors]).reshape(shape)
+
     def halves(self, rows: Tensor) -> Tensor:
         """Rows of whole heads as a file has them, in the parameter's order: first rows of pairs before second ones."""
         return self._heads(rows, (-1, 2))
@@ -92,6 +103,10 @@ class HFWeight:
         return torch.cat([heads[:, :start], turned_rows, heads[:, stop:]], 1).flatten(0, 1)
 
 
+Places = Mapping[str, tuple[tuple[str, ...], HFWeight]]
+"""The tensors that hold each parameter, by its name, and which part of them."""
+
+
 @dataclass(frozen=True)
 class HFNames:
     """A plan's description of such files: the element type they are written in, and the parameters, by name pattern.
@@ -104,8 +119,8 @@ class HFNames:
     repeats: Mapping[str, int]
 
     @cached_property
-    def places(self) -> Mapping[str, tuple[tuple[str, ...], HFWeight]]:
-        """The tensors that hold each parameter of the plan, and which part of them: for all ranks and stages."""
+    def places(self) -> Places:
+        """The tensors of each parameter of the plan, for all ranks and stages."""
         return {
             pattern.replace("*", "{}").format(*indices): (stored.named(indices), stored)
             for pattern, stored in self.stored.items()

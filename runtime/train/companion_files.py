@@ -6,7 +6,6 @@ Non-goals: tiles of kernels (`kernels.tiles_file`), whether they are right (the 
 import json
 from hashlib import sha256 as sha_256
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,13 +25,8 @@ def read_schedule(name: str, beside: str, sha256: str) -> tuple[str, ...]:
 def read_hf_names(name: str, beside: str, sha256: str) -> HFNames:
     """Where files of weights hold the parameters, by a JSON file beside a program.  Exit status 2 as above."""
     said = json.loads(text_beside(name, beside, sha256))
-    stored = {param: _weight(said) for param, said in said["weights"].items()}
+    stored = {param: HFWeight.read(said) for param, said in said["weights"].items()}
     return HFNames(getattr(torch, said["dtype"]), stored, said["repeats"])
-
-
-def _weight(said: dict[str, Any]) -> HFWeight:
-    tuples: dict[str, Any] = {key: tuple(said[key]) for key in ("shape", "each", "interleaved") if key in said}
-    return HFWeight(**{**said, **tuples})
 
 
 def text_beside(name: str, beside: str, sha256: str) -> str:

@@ -1,0 +1,84 @@
+"""The command `convert`: a checkpoint of a run to torch.distributed.checkpoint, and back."""
+
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .command import Command, file_path, plan_argument
+from .streams import UsageError
+
+if TYPE_CHECKING:
+    from ..emit.checkpoint_names import Table
+    from ..ir import Program
+
+_NO_NAMES = "`names hf`, which says where Hugging Face's files hold each parameter: docs/language.md"
+
+
+def convert(options: Namespace) -> int:
+    """`scalec convert`."""
+    from importlib.util import find_spec
+
+    from ..emit.checkpoint_names import OWN, checkpoint_names
+    from .compile import load
+
+    for package in ("torch", "safetensors"):
+        if find_spec(package) is None:
+            raise UsageError(f"{package} is not installed for {sys.executable}; converting needs it")
+    program = load(options.plan).program
+    table = None if options.names == OWN else _table(options.names, program)
+    command = [sys.executable, "-m", "scalec.runtime.checkpoint.convert", str(options.source), str(options.output)]
+    return subprocess.run(command, input=checkpoint_names(program, table), text=True, check=False).returncode
+
+
+def _table(name: str, program: "Program") -> "Table":
+    """The table of that name or in that file.  UsageError unless it names all tensors of a plan."""
+    from ..emit.checkpoint_names import tables, unnamed
+
+    if not program.names:
+        raise UsageError(f"other names need the plan's {_NO_NAMES}")
+    known = tables()
+    found = known[name] if name in known else _of_file(Path(name), [*known])
+    if lacking := unnamed(program, found):
+        raise UsageError(f"`{lacking[0]}` has no name in {name}: give a table of your own, --names FILE.json")
+    return found
+
+
+def _of_file(path: Path, known: list[str]) -> "Table":
+    import json
+
+    from ..emit.checkpoint_names import table
+
+    try:
+        return table(json.loads(path.read_bytes()))
+    except OSError as error:
+        names = ", ".join(["scalec", *known])
+        raise UsageError(f"cannot read `{path}`: --names takes {names}, or a table in a file") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"`{path}` is no table of names: docs/how_to.md shows one") from error
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    plan_argument(parser)
+    help = (
+        "a checkpoint of a run, step-NNNNNN, or the run's folder for the newest; or a folder of torch's to go back from"
+    )
+    parser.add_argument("source", type=file_path, metavar="SOURCE", help=help)
+    help = "the new folder; going back, the new checkpoint, step-NNNNNN"
+    parser.add_argument("-o", "--output", type=file_path, metavar="TARGET", required=True, help=help)
+    help = "names in torch's folder: scalec (default), hf, torchtitan, or a table in a file"
+    parser.add_argument("--names", default="scalec", metavar="NAMES", help=help)
+
+
+COMMAND = Command(
+    "convert",
+    convert,
+    _arguments,
+    "convert checkpoints to torch.distributed.checkpoint and back",
+    "Writes parameters and optimizer state of a checkpoint as safetensors that torch.distributed.checkpoint reads\n"
+    "(HuggingFaceStorageReader), bit for bit, in one process; or makes a checkpoint, with which a run goes on, of\n"
+    "such a folder, or of one in torch's own format.  Every tensor is checked against the plan, and nothing is there\n"
+    "under its name before it is whole.",
+    "scalec convert plans/tiny_llama.scale runs/tiny_llama -o titan --names torchtitan",
+)

@@ -1,0 +1,131 @@
+"""The names, shapes and optimizer state of a plan's checkpoints under others' names: JSON for the runtime's converter.
+
+Names of other programs are data, `other_names.json`: each tensor of Hugging Face's files, and how it is called there
+(torchtitan's by its models' state_dict_adapter.py).  Non-goals: reading and writing such folders (the runtime).
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, frozen
+
+from ..config.hf_names import HFWeight
+from ..ir import Buffer, Param, Program
+from .hf_names import entry, repeats
+from .model_classes import model_classes
+from .module import parameter_sizes
+from .naming import DTYPES
+
+OWN = "scalec"
+"""The names of the plan's own parameters, which the program of torch alone has too."""
+
+_INDEX = re.compile(r"\{[^}]*\}")
+
+
+@frozen
+class Table:
+    """Names of another program.
+
+    tensors      its tensors by those of Hugging Face's files, `{}` for each index; the same where none are given.
+                 A name that lacks the last index is a tensor of all experts
+    interleaved  its tensors whose heads' rows are pairs, `unless` it has a tensor of this name
+    copies       tensors that it has beside others of the same values, where a plan ties the two
+    """
+
+    tensors: Mapping[str, str] = {}
+    interleaved: tuple[str, ...] = ()
+    unless: str = ""
+    copies: Mapping[str, str] = {}
+
+
+def tables() -> dict[str, Table]:
+    """The tables that scalec has, by the name of the option."""
+    return {name: table(said) for name, said in json.loads(_FILE.read_text(encoding="utf-8")).items()}
+
+
+_FILE = Path(__file__).with_name("other_names.json")
+
+
+def table(said: Mapping[str, Any]) -> Table:
+    """A table of JSON.  TypeError or AttributeError where it is none."""
+    tensors: Mapping[str, str] = dict(said.get("tensors", {}).items())
+    return Table(
+        tensors, tuple(said.get("interleaved", ())), said.get("unless", ""), dict(said.get("copies", {}).items())
+    )
+
+
+def unnamed(program: Program, of: Table) -> list[str]:
+    """The tensors of Hugging Face's files that have no name in a table."""
+    return [each.tensor for each in program.names if of.tensors and _general(each.tensor) not in of.tensors]
+
+
+def checkpoint_names(program: Program, of: Table | None) -> str:
+    """The description of a plan's checkpoints in a folder whose names are of a table, or the plan's own."""
+    patterns = model_classes(program, program.microbatches).patterns
+    shapes = {param.name: _shape(param, program) for param in program.stored}
+    weights = {
+        param.name: {"tensor": _own_name(patterns[param.name]), "shape": shapes[param.name]}
+        | ({"wide": True} if isinstance(param, Buffer) else {})
+        for param in program.stored
+    }
+    copies: dict[str, str] = {}
+    if of:
+        names = tuple(_renamed(program, of))
+        weights = {each.param: _stacked(entry(each, evolve(program, names=names))) for each in names}
+        held = {each.tensor for each in names}
+        copies = {copy: first for copy, first in of.copies.items() if copy not in held and first in held}
+    return json.dumps(
+        {
+            "dtype": DTYPES[program.params[0].type.dtype].removeprefix("torch."),
+            "repeats": repeats(program, patterns),
+            "weights": {patterns[name]: place for name, place in weights.items()},
+            "shapes": {patterns[name]: shape for name, shape in shapes.items()},
+            "slots": program.train.optimizer.slots,
+            "copies": copies,
+        }
+    )
+
+
+def _shape(param: Param, program: Program) -> tuple[int, ...]:
+    """A parameter's shape in checkpoints of the plan."""
+    groups, _, _ = parameter_sizes(param)
+    return tuple(prod(map(program.size, group)) for group in groups)
+
+
+def _own_name(pattern: str) -> str:
+    """A parameter's name by the indices of its repeats."""
+    before, *rest = pattern.split("*")
+    return before + "".join(f"{{{index}}}{part}" for index, part in zip("ij", rest, strict=False))
+
+
+def _general(tensor: str) -> str:
+    return _INDEX.sub("{}", tensor)
+
+
+def _renamed(program: Program, of: Table) -> Iterable[HFWeight]:
+    """The places of a plan's parameters in a folder with names of a table, which has them all."""
+    if not of.tensors:
+        return program.names
+    params = {param.name: param for param in program.stored}
+    held = {of.tensors[_general(each.tensor)] for each in program.names}
+    interleaved = () if of.unless in held else of.interleaved
+    return [_as_named(each, params[each.param], of, interleaved, program) for each in program.names]
+
+
+def _as_named(each: HFWeight, param: Param, of: Table, interleaved: tuple[str, ...], program: Program) -> HFWeight:
+    name, indices = of.tensors[_general(each.tensor)], iter(_INDEX.findall(each.tensor))
+    head = program.valid(param.type.dims[-param.inner - 1]) if name in interleaved else each.interleaved
+    return evolve(each, tensor=_INDEX.sub(lambda _: next(indices), name), interleaved=head)
+
+
+def _stacked(place: dict[str, Any]) -> dict[str, Any]:
+    """A place that has no index for experts: one tensor of all of them."""
+    if "each" not in place or f"{{{place['each'][0]}}}" in place["tensor"]:
+        return place
+    return {key: value for key, value in place.items() if key != "each"} | {
+        "shape": (place["each"][1], *place["shape"])
+    }
