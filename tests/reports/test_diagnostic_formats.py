@@ -9,11 +9,12 @@ from urllib.parse import unquote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
+from jsonschema import Draft4Validator, Draft202012Validator
 
+from helpers.node import modules
 from scalec.compiler.cli import main
 from scalec.compiler.reports.diagnostic_formats import FORMATS
-from scalec.compiler.syntax.diagnostics import Diagnostic, Note
+from scalec.compiler.syntax.diagnostics import CODES, Diagnostic, Note
 from scalec.compiler.syntax.source import Source
 
 MODEL = """model tiny(tokens[batch, seq], labels[batch, seq]) {
@@ -169,6 +170,20 @@ def test_sarif_is_as_its_schema_says(name: str, capsys: pytest.CaptureFixture[st
             assert name == "none.scale" or Path(unquote(uri)).is_file()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["wrong.scale", "right.scale", "none.scale"])
+def test_sarif_is_as_the_schema_of_oasis_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole schema, which a package of npm has; the part of it above is the same for all that it names."""
+    schema = json.loads(
+        (modules() / "@microsoft" / "jest-sarif" / "lib" / "schemas" / "sarif-2.1.0-rtm.5.json").read_text()
+    )
+    Draft4Validator.check_schema(schema)
+    log = json.loads(told("sarif", name, capsys)[1])
+    validator = Draft4Validator(schema, format_checker=Draft4Validator.FORMAT_CHECKER)
+    assert not [f"{error.json_path}: {error.message}" for error in validator.iter_errors(log)]
+    assert [*validator.iter_errors(log | {"runs": [{"tool": {}}]})]
+
+
 def test_a_file_as_a_whole_has_no_range(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = json.loads(told("json", "none.scale", capsys)[1])["diagnostics"]
     assert (found["code"], found["file"], "range" in found) == ("E0101", "none.scale", False)
@@ -187,17 +202,36 @@ def test_must_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert (status, [each["code"] for each in json.loads(out)["diagnostics"]]) == (1, ["W0916", "W0915"])
 
 
-@given(st.text(), st.text(), st.text())
+WORDS = st.text(st.sampled_from("%%:,\r\n=;25aA0D\u2028é😀"))
+
+
+@given(WORDS, WORDS, WORDS)
 def test_a_workflow_command_is_one_line_that_reads_back(path: str, message: str, help: str) -> None:
+    """As the runner of GitHub Actions reads it: `actions/runner`, ActionCommand.cs, TryParseV2."""
     span = Source(path, "x" * 9).span(2, 5)
     found = Diagnostic("E0104", message, span, notes=(Note(None, "seen"),), help=help)
     line = FORMATS["github"]([found])
     assert line.endswith("\n")
     assert not {"\n", "\r"} & {*line[:-1]}
-    head, _, said = line[:-1].removeprefix("::error ").partition("::")
-    properties = dict(each.split("=", 1) for each in head.split(","))
-    assert unquote(properties["file"]) == path
-    assert unquote(said) == "\n".join((message, "note: seen", *([f"help: {help}"] if help else [])))
+    assert line.startswith("::")
+    info, _, data = line[2:-1].partition("::")
+    command, _, rest = info.partition(" ")
+    assert command == "error"
+    properties = {
+        key: unescaped(value, COLON, COMMA) for key, value in (each.split("=", 1) for each in rest.split(","))
+    }
+    place = {"line": "1", "endLine": "1", "col": "3", "endColumn": "6"}
+    assert properties == {"file": path, **place, "title": f"E0104: {CODES['E0104']}"}
+    assert unescaped(data) == "\n".join((message, "note: seen", *([f"help: {help}"] if help else [])))
+
+
+COLON, COMMA = ("%3A", ":"), ("%2C", ",")
+
+
+def unescaped(text: str, *more: tuple[str, str]) -> str:
+    for written, sign in (("%0D", "\r"), ("%0A", "\n"), *more, ("%25", "%")):
+        text = text.replace(written, sign)
+    return text
 
 
 @given(st.text(), st.text(st.characters(exclude_characters="\0"), min_size=1), st.text())

@@ -14,20 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from helpers.edited_plan import write_plan
 from helpers.launched import HANGS
 
 ROOT = Path(__file__).parents[3]
 SESSION = ROOT / "tests" / "helpers" / "neovim_session.lua"
 NVIM = os.environ.get("SCALEC_NVIM") or shutil.which("nvim") or ""
-PLAN = """use "modèles 😀/tiny.scale" { dims { hidden = 64 } }
-mesh  { dp = 2  tp = 2 }
-shard   { batch over dp  ffn over tp }
-train {
-  seq = 128  global_batch = 8  microbatch = 4  max_steps = 20
-  optimizer adamw { lr = 1e-3 }
-  data text       { files = [python_stdlib] }
-}
-"""
 
 
 def version() -> tuple[int, ...]:
@@ -51,11 +43,7 @@ def snippets() -> list[str]:
 
 @pytest.mark.parametrize("number", range(len(snippets())))
 def test_a_plan_is_edited(number: int, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
-    model = re.search(r"model mlp.*?\n}\n", (ROOT / "examples" / "06_mlp.scale").read_text(), re.DOTALL)
-    assert model
-    (tmp_path / "modèles 😀").mkdir()
-    (tmp_path / "modèles 😀" / "tiny.scale").write_text(model[0])
-    (tmp_path / "plan.scale").write_text(PLAN)
+    write_plan(tmp_path)
     (tmp_path / ".git").mkdir()
     (tmp_path / "init.lua").write_text(snippets()[number])
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
