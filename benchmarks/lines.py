@@ -39,7 +39,7 @@ APART = {
     "search of plans": ("compiler/planner",),
     "memory account": ("compiler/analysis/memory", "compiler/schedules/activation_memory.py"),
     "reports": ("compiler/reports",),
-    "read-back": ("compiler/emit/readback",),
+    "read-back": ("compiler/emit/readback", "compiler/emit/dtensor/readback"),
     "programs of torch alone": ("compiler/emit/dtensor", "compiler/emit/target.py"),
     "proof": ("compiler/proof",),
     "schedule search": (
@@ -58,7 +58,7 @@ APART = {
     "runtime: recorder, sanitizer, profiler": ("runtime/debug",),
     "runtime: Triton kernels": ("runtime/kernels",),
 }
-LIMITS = {"core": 37_995, "all": 73_075}
+LIMITS = {"core": 37_996, "all": 73_855}
 """The most lines that there may be.  An issue that adds to the product raises them by its budget."""
 GOALS = {"core": 16_000, "all": 36_000}
 """The limits to reach."""

@@ -52,7 +52,7 @@ def _torch_alone(options: Namespace) -> None:
 
     plan = load(options.plan, changed=for_torch)
     folder = options.output or Path("out", f"{options.plan.stem}_{DTENSOR}")
-    said = write_torch(plan.program, plan.source, _proved(plan, options), folder)
+    said = write_torch(plan.program, plan.source, plan.model, _proved(plan, options), folder)
     tell(warnings(plan), options.format)
     if options.format == TEXT:
         print(said)
@@ -272,7 +272,7 @@ COMPILE = Command(
     "kernels, and DIR/hf_names.json, Hugging Face's names.\n"
     "Prints what a step communicates and the command that starts training.  Never overwrites files that\n"
     "scalec did not write.\n"
-    "With --target dtensor it writes DIR/train.py alone, which imports nothing but torch.",
+    "With --target dtensor DIR/train.py imports nothing but torch, and reads no other file.",
     "scalec compile plans/tiny_llama.scale -o out/tiny_llama",
 )
 

@@ -1,22 +1,23 @@
 """`scalec verify --recheck`: re-checks the certificate of an output folder."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from .compile import Plan, read
 from .streams import UsageError
+from .torch_alone import DTENSOR
 
 if TYPE_CHECKING:
+    from ..ir import Program
     from ..syntax.source import Source, Span
 
 
 def recheck(folder: Path) -> str:
     """The result, in lines.  Raises PlanError where the folder says anything else, UsageError if it is none."""
     from ..analysis.certificate import NOT_EVALUATED
-    from ..emit import emit
     from ..emit.user_ops import copied
     from ..passes import lower
     from ..proof import verify
@@ -28,7 +29,8 @@ def recheck(folder: Path) -> str:
     model = read(Source(str(folder / "plan.json"), "\n".join(written["model"]) + "\n"))
     plan = Plan(Source(written["plan"], ""), model, lower(model))
     proof = verify(plan.program, plan.model)
-    matched, modules = _matched(script, plan), copied(plan.program, folder)
+    emit, check = _target(written)
+    matched, modules = _matched(script, plan, check), copied(plan.program, folder)
     unverified = _values(written) == NOT_EVALUATED
     made = emit(
         plan.program,
@@ -80,10 +82,24 @@ def _values(account: dict[str, Any]) -> object:
     return cast("dict[str, Any]", said).get("values") if isinstance(said, dict) else None
 
 
-def _matched(script: "Source", plan: Plan) -> int:
-    """The number of ops that train.py was matched to."""
+Check = Callable[[str, "Program"], int]
+
+
+def _target(account: dict[str, Any]) -> tuple[Callable[..., dict[str, str]], Check]:
+    """The functions that write a program's files, and read its text back."""
+    if account.get("target") == DTENSOR:
+        from ..emit import dtensor
+        from ..emit.dtensor import readback
+
+        return dtensor.emit, readback.check
+    from ..emit import emit
     from ..emit.readback import check
 
+    return emit, check
+
+
+def _matched(script: "Source", plan: Plan, check: Check) -> int:
+    """The number of ops that train.py was matched to."""
     try:
         return check(script.text, plan.program)
     except AssertionError as error:

@@ -10,10 +10,8 @@ from attrs import evolve, frozen
 from ..ir import Kind, Op, Program, Type
 from ..ir.placements import ends
 from ..ops import OPS
-from ..ops.attention import ATTENTION
 from ..ops.call import (
     Argument,
-    Call,
     Dims,
     Experts,
     Group,
@@ -25,11 +23,9 @@ from ..ops.call import (
     Shards,
     Size,
 )
-from ..ops.protocol import DETERMINISTIC
-from ..ops.ring_attention import RING_ATTENTION, ring_hops
 from ..ops.saved_tensors import Local
 from .naming import literal, quotient
-from .target import RUNTIME_TARGET, Target, placements, zigzag_ranks
+from .target import RUNTIME_TARGET, Target, placements
 
 ATOM, PRODUCT, SUM = 3, 2, 1
 """How tightly an expression binds."""
@@ -105,29 +101,12 @@ CASTS = {"f32": "float", "f64": "double", "bf16": "bfloat16", "f16": "half"}
 
 def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """The call that the op's entry says."""
-    it = _local(op, context)
-    said = OPS[op.kind].call(it)
-    said = said if context.target.local else _without_ranks(said, it)
+    said = context.target.call(_local(op, context))
     by_keyword = {each.operand for each in said.options.values() if isinstance(each, Keyword)}
     arguments = [operand.text for i, operand in enumerate(operands) if i not in by_keyword]
     arguments += [_argument(each, op, operands, context) for each in said.args]
     arguments += [f"{key}={_argument(each, op, operands, context)}" for key, each in said.options.items()]
     return f"{context.target.function(op, context.program)}({', '.join(arguments)})", ATOM
-
-
-def _without_ranks(said: Call, it: Local) -> Call:
-    """A call without ranks and their parts, which DTensors know, and determinism, for which torch has a switch.
-
-    Attention is told what placements do not say: the order of positions, and how often keys go on around a ring.
-    """
-    args = tuple(each for each in said.args if not isinstance(each, Group | Positions))
-    named = {key: each for key, each in said.options.items() if key != DETERMINISTIC.name}
-    options = {key: each for key, each in named.items() if not isinstance(each, Group | Positions)}
-    if it.op.kind in (ATTENTION.name, RING_ATTENTION.name) and (ranks := zigzag_ranks(it.program)) > 1:
-        options["zigzag"] = ranks
-    if it.op.kind == RING_ATTENTION.name and (count := ring_hops(it)):
-        options["hops"] = count
-    return Call(args, options)
 
 
 def _coerced(op: Op, operands: Sequence[Expr], context: Context) -> Written:

@@ -30,19 +30,29 @@ from .naming import file_word, run_word
 SCHEMA = 1
 """The version of the file's schema, plan.schema.json: it rises when a field goes or changes its meaning."""
 
+TORCH_ALONE = "dtensor"
+"""The target of programs of torch alone."""
+
 
 def plan_json(
-    program: Program, source: Source, model: Program, proof: Proof | None, matched: int, modules: Mapping[str, str]
+    program: Program,
+    source: Source,
+    model: Program,
+    proof: Proof | None,
+    matched: int,
+    modules: Mapping[str, str],
+    torch_alone: Mapping[str, str] | None = None,
 ) -> str:
     """The text; `matched` is the number of ops that `readback` matched, `model` the plan before any placement.
 
-    `modules` are the files of user ops, name → text.
+    `modules` are the files of user ops, `torch_alone` those of a program of torch alone, name → text.
     """
     content = {
         "written_by": f"scalec {__version__}",
         "schema": SCHEMA,
         "name": run_word(source.path),
         "plan": file_word(source.path),
+        **({"target": TORCH_ALONE} if torch_alone else {}),
         **_sized(program),
         "shard": [f"{c.dim} {'over' if c.split else 'whole on'} {c.axis}{how_claimed(c)}" for c in program.claims],
         "parameters": {
@@ -59,8 +69,9 @@ def plan_json(
         **({"pipeline": _pipeline(program, program.pipeline)} if program.pipeline else {}),
         **_accounts(program),
         **({"smaller": [_sized(it) | _accounts(it) for it in smaller]} if (smaller := every_size(program)[1:]) else {}),
-        "certificate": certificate(proof, matched, program),
-        **({"modules": {name: digest(text) for name, text in modules.items()}} if modules else {}),
+        "certificate": certificate(proof, matched, program, bool(torch_alone)),
+        **({"files": _digests(torch_alone)} if torch_alone else {}),
+        **({"modules": _digests(modules)} if modules else {}),
         "model": print_ir(_beside(model)).splitlines(),
     }
     entries = (f"  {json.dumps(key)}: {_written(value)}" for key, value in content.items())
@@ -172,6 +183,10 @@ def _load(program: Program, load: Load, of_ranks: Sequence[Account]) -> dict[str
     """Needs of the rank that needs most, with a load of its experts; `rows` are by dim of experts."""
     it = max(of_ranks, key=lambda it: it.needs)
     return {"load": load.name, "rows": dict(load.rows), "bytes": it.total, "fits": fits(program, it)}
+
+
+def _digests(files: Mapping[str, str]) -> dict[str, str]:
+    return {name: digest(text) for name, text in files.items()}
 
 
 def digest(text: str) -> str:

@@ -6,7 +6,11 @@ from attrs import frozen
 
 from ..ir import Kind, Op, Program, Type
 from ..ops import OPS
-from ..ops.protocol import RUNTIME, TORCH
+from ..ops.attention import ATTENTION
+from ..ops.call import Call, Group, Positions
+from ..ops.protocol import DETERMINISTIC, RUNTIME, TORCH
+from ..ops.ring_attention import RING_ATTENTION, ring_hops
+from ..ops.saved_tensors import Local
 from .imports import function_of
 
 
@@ -15,12 +19,35 @@ class Target:
     """How a program says what an op does.
 
     function  the function that does an op
+    call      what its call says besides the operands
     local     whether tensors are a rank's parts: then calls name groups of ranks and positions, coercions collectives,
               and lines around layers move flat parameters
     """
 
     function: Callable[[Op, Program], str]
+    call: Callable[[Local], Call]
     local: bool = True
+
+
+def own_call(it: Local) -> Call:
+    """The call that the op's entry says."""
+    return OPS[it.op.kind].call(it)
+
+
+def torch_call(it: Local) -> Call:
+    """The same without ranks and their parts, which DTensors know, and determinism, for which torch has a switch.
+
+    Attention is told what placements do not say: the order of positions, and how often keys go on around a ring.
+    """
+    said = own_call(it)
+    args = tuple(each for each in said.args if not isinstance(each, Group | Positions))
+    named = {key: each for key, each in said.options.items() if key != DETERMINISTIC.name}
+    options = {key: each for key, each in named.items() if not isinstance(each, Group | Positions)}
+    if it.op.kind in (ATTENTION.name, RING_ATTENTION.name) and (ranks := zigzag_ranks(it.program)) > 1:
+        options["zigzag"] = ranks
+    if it.op.kind == RING_ATTENTION.name and (count := ring_hops(it)):
+        options["hops"] = count
+    return Call(args, options)
 
 
 def torch_function(op: Op, program: Program) -> str:
@@ -64,5 +91,5 @@ def zigzag_ranks(program: Program) -> int:
     return program.degree(tuple(axis for _, axis in program.zigzags))
 
 
-RUNTIME_TARGET = Target(function_of)
-DTENSOR = Target(torch_function, local=False)
+RUNTIME_TARGET = Target(function_of, own_call)
+DTENSOR = Target(torch_function, torch_call, local=False)

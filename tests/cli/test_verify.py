@@ -296,6 +296,18 @@ def test_recheck(scalec: Run) -> None:
     )
 
 
+def test_recheck_of_a_program_of_torch_alone(scalec: Run) -> None:
+    scalec("compile", "tiny.scale", "--target", "dtensor", "-o", "out/torch")
+    status, out, err = scalec("verify", "--recheck", "out/torch")
+    assert (status, err) == (0, "")
+    assert out.endswith("train.py  104 ops, each matched to the IR, and every line as written\n")
+    path = Path("out/torch/train.py")
+    path.write_text(path.read_text().replace("reduced_gradients(model)", "list(model.parameters())", 1))
+    status, _, err = scalec("verify", "--recheck", "out/torch")
+    assert status == 1
+    assert "train.py is not the plan's" in err
+
+
 @pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),

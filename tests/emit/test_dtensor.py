@@ -38,8 +38,9 @@ def test_a_pipeline_reads_as_it_did(golden: Callable[[str, str], None]) -> None:
     case = Case(
         pp=2, dp=2, tp=2, sp=True, layers=4, microbatches=4, schedule="zbv", optimizer="adamw", state="zero 1 over dp"
     )
-    for name, text in files_of(plan_text(case)).items():
-        golden(f"dtensor/pipeline/{name}", text)
+    files = files_of(plan_text(case))
+    for name in ("train.py", "schedule.csv"):
+        golden(f"dtensor/pipeline/{name}", files[name])
 
 
 @pytest.mark.parametrize("model", ["llama", "every", "tied"])
@@ -81,8 +82,14 @@ def test_it_refuses_what_torch_cannot_express(feature: str) -> None:
     assert f"torch {torch.__version__.partition('+')[0]} alone" in str(caught.value)
 
 
+def test_it_refuses_steps_that_are_skipped_by_their_loss() -> None:
+    with pytest.raises(PlanError, match="steps that are skipped by their loss"):
+        text_of(plan_text(Case()) + "watch { skips = 3  spikes = skip(10) }\n")
+
+
 def test_each_refusal_is_tested() -> None:
     elsewhere = {
+        "steps that are skipped by their loss",
         "a function of your own with several results",
         "this op",
         "two chunks of the sequence on each rank over several axes, or of a parameter",

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def test_what_user_ops_add(tmp_path: Path) -> None:
     assert main(["compile", str(ROOT / "examples" / "05_user_op.scale"), "-o", str(tmp_path)]) == 0
     text = (tmp_path / "plan.json").read_text(encoding="utf-8")
     assert "modules" in json.loads(text)
+    assert not mistakes(text)
+
+
+def test_what_programs_of_torch_alone_add(tmp_path: Path) -> None:
+    plan = str(ROOT / "plans" / "tiny_llama.scale")
+    assert main(["compile", plan, "--no-verify", "--target", "dtensor", "-o", str(tmp_path)]) == 0
+    text, program = ((tmp_path / name).read_text(encoding="utf-8") for name in ("plan.json", "train.py"))
+    said = json.loads(text)
+    assert said["target"] == "dtensor"
+    assert said["files"] == {"train.py": sha256(program.encode()).hexdigest()}
     assert not mistakes(text)
 
 

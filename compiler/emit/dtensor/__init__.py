@@ -25,11 +25,14 @@ from ..init import ropes
 from ..model_classes import Model, model_classes
 from ..module import Module, parameter_sizes
 from ..naming import DTYPES, call, class_name, file_word, fitted, literal, matrix_shape
+from ..plan_json import plan_json
 from ..target import DTENSOR, mesh_axes, placements, whole_mesh, zigzag_ranks
 from ..train_py import legend, mesh_words
-from ..user_ops import copies, modules
+from ..user_ops import copies
+from ..user_ops import modules as user_modules
 from . import staged
 from .imports import import_lines, ops_source
+from .readback import check
 from .refusals import refuse
 from .sharded import optimizer_lines, sharding_lines, sync_lines
 
@@ -39,13 +42,28 @@ def for_torch(model: Program) -> Program:
     return evolve(model, train=evolve(model.train, kernels=TORCH, compile=OFF))
 
 
-def emit(program: Program, source: Source, proof: Proof | None = None) -> dict[str, str]:
-    """The files of a program of torch alone, by name.  Raises PlanError where torch cannot express the plan."""
+def emit(
+    program: Program,
+    source: Source,
+    model: Program | None = None,
+    proof: Proof | None = None,
+    modules: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The files of a program of torch alone, by name, as `emit.emit` has those of the runtime's.
+
+    Raises PlanError where torch cannot express the plan.
+    """
     refuse(program)
+    own = copies(program, source) if modules is None else modules
+    files = {"train.py": train_py(program, source, proof), **staged.row_files(program)}
+    matched = check(files["train.py"], program)
+    return {**own, **files, "plan.json": plan_json(program, source, model or program, proof, matched, own, files)}
+
+
+def train_py(program: Program, source: Source, proof: Proof | None = None) -> str:
+    """The text of a program that torch can express."""
     model = model_classes(program, program.microbatches, DTENSOR)
     inputs = [base(arg.value.name) for arg in program.microbatches.args]
-    of = f"Shown: the IR's step evaluated equal to the single-device step of {proof.against}." if proof else ""
-    shown = "\n".join(filter(None, (of, "Not shown: that torch communicates no more than the plan.")))
     start = f"{launch(program).command(PurePath('train.py'))} FILE [STEPS]"
     windows = inputs == ["tokens", "labels"] and program.train.data.masked is None
     body = filled(
@@ -57,7 +75,7 @@ def emit(program: Program, source: Source, proof: Proof | None = None) -> dict[s
         name=class_name(program.name),
         launch=textwrap.wrap(start if windows else "# for a program that gives it the data of the plan", 112),
         legend=legend(program),
-        shown=shown,
+        shown=_shown(proof, not program.pipeline),
         sizes=[*size_lines(program, model.sizes)],
         axes=json.dumps(whole_mesh(program)),
         stages=[*staged.constants(program)],
@@ -81,8 +99,15 @@ def emit(program: Program, source: Source, proof: Proof | None = None) -> dict[s
         lr=[*_learning_rate(program)],
     )
     text = body.replace("@OPS@\n", ops_source(body) + "\n")
-    files = copies(program, source) | staged.row_files(program)
-    return files | {"train.py": text.replace("@IMPORTS@\n", import_lines(text, modules(program)))}
+    return text.replace("@IMPORTS@\n", import_lines(text, user_modules(program)))
+
+
+def _shown(proof: Proof | None, matched: bool) -> str:
+    """The lines of the docstring that say what is known of the program."""
+    of = [f"the IR's step evaluated equal to the single-device step of {proof.against}"] if proof else []
+    of += ["this file matches the IR, op for op"] if matched else []
+    shown = ["Shown: " + ",\nand ".join(of) + "."] if of else []
+    return "\n".join([*shown, "Not shown: that torch communicates no more than the plan."])
 
 
 def _names(of: Mapping[str, str]) -> Iterator[str]:

@@ -42,7 +42,7 @@ FILES = ("torch_ops.py", "torch_attention.py", "torch_ring.py", "torch_step.py",
 
 def import_lines(text: str, own: tuple[str, ...]) -> str:
     """The lines that import what a program's text names, after those of its user ops' modules."""
-    used = _names(text)
+    used = names_in(text)
     lines: list[str] = []
     for module, names in MODULES:
         if some := ", ".join(name for name in names if name in used):
@@ -55,10 +55,10 @@ def import_lines(text: str, own: tuple[str, ...]) -> str:
 def ops_source(text: str) -> str:
     """The source of the functions and classes that a text names, and of those that these name, file by file."""
     texts = {name: source for file in FILES for name, source in _definitions(file)}
-    wanted, new = set[str](), _names(text) & texts.keys()
+    wanted, new = set[str](), names_in(text) & texts.keys()
     while new:
         wanted |= new
-        new = {name for each in new for name in _names(texts[each])} & texts.keys() - wanted
+        new = {name for each in new for name in names_in(texts[each])} & texts.keys() - wanted
     return "".join(f"\n\n{source}\n" for name, source in texts.items() if name in wanted)
 
 
@@ -72,6 +72,6 @@ def _definitions(file: str) -> Iterator[tuple[str, str]]:
             yield node.name, "\n".join(lines[first - 1 : node.end_lineno])
 
 
-def _names(text: str) -> set[str]:
+def names_in(text: str) -> set[str]:
     """The names that a text uses: other than attributes and what is in comments and strings."""
     return set(re.findall(r"(?<![\w.])[A-Za-z_]\w*\b", re.sub(r'(?s)""".*?"""|#[^\n]*|"[^"\n]*"', "", text)))

@@ -89,6 +89,10 @@ def _loss_scale(program: Program) -> Iterator[Span]:
         yield program.train.spans.get("precision", program.region.span)
 
 
+def _limit(program: Program) -> Iterator[Span]:
+    yield from (op.span for op in program.ops if op.kind == "loss_limit")
+
+
 def _zigzag(program: Program) -> Iterator[Span]:
     """Two chunks of the sequence over several axes, or of a parameter that has a row for each position."""
     claims = [claim for claim in program.claims if claim.zigzag]
@@ -172,6 +176,11 @@ REFUSALS = (
         "the loss scale of fp16",
         _loss_scale,
         "this target does not write `torch.amp.GradScaler` yet",
+    ),
+    Refusal(
+        "steps that are skipped by their loss",
+        _limit,
+        "this target does not write it yet",
     ),
     Refusal(
         "two chunks of the sequence on each rank over several axes, or of a parameter",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Values = tuple[object, ...]
 
 NAMES = {
-    *("Batch", "FlatParamGroup", "FlatParams", "Mesh", "Metrics", "Tensor", "TrainState", "nn.Module"),
+    *("Batch", "DeviceMesh", "FlatParamGroup", "FlatParams", "Mesh", "Metrics", "Tensor", "TrainState", "nn.Module"),
     *("float", "int"),
 }
 

@@ -11,12 +11,12 @@ from typing import cast
 
 from attrs import define, frozen
 
-from ...ir import PRECISIONS, Op, Program, Type
-from ...ops import OPS, roles
+from ...ir import INVARIANT, PRECISIONS, Kind, Op, Placement, Program, Type, sharded
+from ...ops import roles
 from ...ops.call import Argument, Dims, Experts, Group, Keyword, Layout, Positions, Quotient, RotaryTable, Shards, Size
 from ...ops.saved_tensors import Local
-from ..imports import function_of
 from ..naming import DTYPES
+from ..target import Target, mesh_axes, zigzag_ranks
 from .machine import Machine
 from .terms import Term, demand, frozen_key, wrong
 
@@ -34,13 +34,14 @@ class Calls:
     program: Program
     types: Mapping[str, Type]
     shape: Callable[[str], Shape]
+    target: Target
 
     def demand(self, op: Op, value: object, operands: Values) -> None:
         """Raises where `value`, computed from the terms of the operands, is not what the op is."""
         shapes = dict(zip(operands, map(self.shape, op.inputs), strict=True))
         it = Local(self.program, op, tuple(self.types[name] for name in op.inputs))
         node = self.machine.at.get(cast(Term, value), ast.Module([], []))
-        _Reader(self.machine, it, tuple(operands), shapes, self.rotary_table(op), node).compare(value)
+        Reader(self.machine, it, tuple(operands), shapes, self.rotary_table(op), node, self.target).compare(value)
 
     def rotary_table(self, op: Op) -> object:
         """The table of rotary positions by which an op rotates, if it does: of the sequence and the last dim."""
@@ -52,15 +53,22 @@ class Calls:
         theta, dims = attrs.pop("theta"), round(float(str(attrs.pop("dims", width))))
         between = type.dims[::-1].index(positions) - 1
         said = ", ".join(f"{key}={value!r}" for key, value in {"theta": theta, "between": between, **attrs}.items())
-        dtype = DTYPES[PRECISIONS[self.program.train.precision]]
-        said += f", positions={layout_of(self.program, Positions(positions, axes))}" if axes else ""
-        return self.machine.spec(
-            f"rope_frequencies({self.program.size(positions)}, {dims}, {said}, mesh=mesh, dtype={dtype})"
+        said = (
+            f"{self.program.size(positions)}, {dims}, {said}, dtype={DTYPES[PRECISIONS[self.program.train.precision]]}"
         )
+        return self.machine.spec(f"rope_frequencies({self._placed(said, positions, axes)})")
+
+    def _placed(self, said: str, seq: str, axes: tuple[str, ...]) -> str:
+        """The arguments of a table, with those that say which positions a rank has."""
+        if self.target.local:
+            return f"{said}{f', positions={layout_of(self.program, Positions(seq, axes))}' if axes else ''}, mesh=mesh"
+        ranks, split = zigzag_ranks(self.program), sharded(seq)
+        each = (placed(split if axis in axes else INVARIANT, ((), (seq,))) for axis in mesh_axes(self.program))
+        return f"mesh, {said}, placements=[{', '.join(each)}]{f', zigzag={ranks}' if ranks > 1 else ''}"
 
 
 @define
-class _Reader:
+class Reader:
     """Reads one expression: `shapes` are those of the operands, by their terms."""
 
     machine: Machine
@@ -69,6 +77,7 @@ class _Reader:
     shapes: Mapping[object, Shape]
     table: object
     node: ast.AST
+    target: Target
 
     def compare(self, value: object) -> None:
         """Raises where an expression is another op, or its results have other dims."""
@@ -100,9 +109,17 @@ class _Reader:
                 at, sizes = cast(tuple[object, Values], args)
                 self._demand(at == -1, f"unflattened at {at}")
                 return [self._unflatten(shape, sizes) for shape in self._results(of)]
+            case Term(head="call", args=(Term(head="attr", args=(x, "redistribute")), _, options)):
+                return self._redistributed(x, cast(Mapping[str, object], options).get("placements"))
+            case Term(head="call", args=(Term(head="name", args=("once" | "on_each_rank" as name,)), args, _)) if (
+                not self.target.local
+            ):
+                first, second, *operands = cast(Values, args)
+                of_user = name == "on_each_rank"
+                return self._on_each_rank(first, second, operands) if of_user else self._redistributed(first, second)
             case Term(head="call", args=(function, args, options)):
                 name, kind = str(function), self.it.op.kind
-                self._demand(name == function_of(self.it.op, self.it.program), f"`{name}`")
+                self._demand(name == self.target.function(self.it.op, self.it.program), f"`{name}`")
                 readers = {
                     "concat": self._concat,
                     "contract": self._product,
@@ -189,6 +206,31 @@ class _Reader:
         self._demand(fits, f"unflattened to {sizes}, where {', '.join(dims)} are {wanted}")
         return (*shape[:-1], *((dim,) for dim in dims))
 
+    # ---- DTensors
+
+    def _redistributed(self, x: object, to: object) -> list[Shape]:
+        """A coercion to placements, one for each axis of the mesh."""
+        self._demand_op("coerce", (x,), **dict(self.it.op.attrs))
+        shape = self.shapes[x]
+        self._demand_placed(to, shape)
+        return [shape]
+
+    def _on_each_rank(self, function: object, to: object, operands: Values) -> list[Shape]:
+        """A call of a function of the user's own on local tensors."""
+        constants = self.target.call(self.it).args
+        named = self.machine.spec(self.target.function(self.it.op, self.it.program))
+        wanted = self.machine.terms("lambda", named, tuple(cast(Values, constants))) if constants else named
+        self._demand(function is wanted, f"`{function}`")
+        self._demand_op("call", operands, **dict(self.it.op.attrs))
+        self._demand_placed(to, tuple((dim,) for dim in self.it.op.outputs[0].type.dims))
+        return []
+
+    def _demand_placed(self, said: object, shape: Shape) -> None:
+        type = self.it.op.outputs[0].type
+        each = (placed(type.at(axis), shape) for axis in mesh_axes(self.it.program))
+        wanted = cast(Values, self.machine.spec(f"[{', '.join(each)}]"))
+        self._demand(said == wanted, f"placed {said}")
+
     def _tensor(self, value: object, negative: bool = False) -> tuple[object, Shape]:
         """The operand that a value is a view of, and its shape; of a negative one the sign may precede the view."""
         own = self.machine.terms("neg", value) if negative else value
@@ -211,7 +253,7 @@ class _Reader:
 
     def _call(self, args: Values, options: Mapping[str, object]) -> list[Shape]:
         """The operands, and what the op's entry says."""
-        wanted = OPS[self.it.op.kind].call(self.it)
+        wanted = self.target.call(self.it)
         by_keyword = {each.operand for each in wanted.options.values() if isinstance(each, Keyword)}
         operands = tuple(each for i, each in enumerate(self.operands) if i not in by_keyword)
         fits = len(args) == len(operands) + len(wanted.args) and {*options} == {*wanted.options}
@@ -258,6 +300,14 @@ class _Reader:
 
     def _group(self, axes: Sequence[str]) -> object:
         return self.machine.spec(f"mesh.axis({', '.join(map(repr, axes))})")
+
+
+def placed(place: Placement, shape: Shape) -> str:
+    """A placement on an axis as torch has it, of a tensor of this shape."""
+    if place.kind is Kind.SHARDED:
+        (at,) = (i for i, dims in enumerate(shape) if dims[:1] == (place.dim,))
+        return f"Shard({at})"
+    return {Kind.PARTIAL: "Partial()", Kind.MAXIMUM: "Partial('max')"}.get(place.kind, "Replicate()")
 
 
 def layout_of(program: Program, it: Layout) -> str:

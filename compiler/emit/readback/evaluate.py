@@ -46,6 +46,8 @@ Stub = Callable[["Evaluator", ast.Call, Sequence[object], dict[str, object]], ob
 class Evaluator(ABC):
     """Runs expressions; `known` are the names of the module, `stubs` what of them does other than make a term."""
 
+    built_in = BUILT_IN
+
     def __init__(self, terms: Terms, stubs: dict[str, Stub]) -> None:
         self.terms, self.stubs = terms, {terms.name(name): stub for name, stub in stubs.items()}
         self.known: dict[str, object] = {}
@@ -96,7 +98,7 @@ class Evaluator(ABC):
         demand(node, node.id not in self.frame.own, f"`{node.id}` is read before it is bound")
         if node.id in self.known:
             return Binding(self.known[node.id])
-        demand(node, node.id in BUILT_IN, f"`{node.id}` is not imported or defined")
+        demand(node, node.id in self.built_in, f"`{node.id}` is not imported or defined")
         return Binding(self.terms.name(node.id))
 
     def _Attribute(self, node: ast.Attribute) -> object:
@@ -236,7 +238,7 @@ class Evaluator(ABC):
         all_, name = self.value(first.iter), first.target.id
         if not isinstance(all_, range | tuple):
             raise wrong(node, f"`{ast.unparse(first.iter)}` are not known")
-        demand(node, name not in self.known and name not in BUILT_IN, f"`{name}` hides what the module calls so")
+        demand(node, name not in self.known and name not in self.built_in, f"`{name}` hides what the module calls so")
         before = self.frame.names.get(name)
         for each in cast(tuple[object, ...], all_):
             self.frame.names[name] = Binding(each)

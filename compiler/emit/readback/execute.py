@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from .annotations import demand_type
-from .evaluate import BUILT_IN, Evaluator
+from .evaluate import Evaluator
 from .stubs import METHODS, STUBS
 from .terms import Loop, Term, Terms, demand, frozen_key, wrong
 from .values import Binding, Block, Class, Frame, Instance, Modules, Zip
@@ -62,18 +62,22 @@ class Statements(Evaluator):
         self._demand_free(node)
         for parameter, value in zip(parameters, args, strict=True):
             if value is not own or own is None:
-                demand_type(self, parameter.annotation, value, parameter)
+                self.demand_fits(parameter.annotation, value, parameter)
         try:
             given = self.run(body_of(node))
         finally:
             self.last, self.frame = self.frame, before
             self._running.discard(node)
         result = None if given is NOTHING else given
-        demand_type(self, node.returns, result, node)
+        self.demand_fits(node.returns, result, node)
         return result
 
+    def demand_fits(self, said: ast.expr | None, value: object, node: ast.AST) -> None:
+        """Raises where a value is not of the type that a header says."""
+        demand_type(self, said, value, node)
+
     def _demand_free(self, node: ast.FunctionDef) -> None:
-        taken = self.frame.own & ({*self.known} | BUILT_IN | {"torch", "nn"})
+        taken = self.frame.own & ({*self.known} | self.built_in | {"torch", "nn"})
         demand(node, not taken, f"{', '.join(sorted(taken))} hides what the module calls so")
 
     # ---- statements

@@ -20,8 +20,9 @@ from ...ir import FLOATS, INVARIANT, REPLICATED, Arg, Enter, Op, Param, Program,
 from ...ir.placements import ends
 from ...ops import OPS
 from ...ops.dropout import are_draws
-from ..expressions import ATOM, Context, Expr, express
+from ..expressions import ATOM, CASTS, Context, Expr, express
 from ..loop_hooks import repeat_of
+from ..target import RUNTIME_TARGET, Target
 from .buckets import LayerMoves, Repeats
 from .calls import Calls, Shape, layout_of
 from .compare import compare, demand_known, function_of
@@ -43,8 +44,10 @@ Loops = Iterator[tuple[Loop, Log]]
 class Forward:
     """Compares one run of `forward` with the IR; `values` are the terms of the IR's, `paths` parameters' names."""
 
-    def __init__(self, machine: Machine, program: Program, paths: Mapping[str, str]) -> None:
-        self._machine, self._program, self._paths = machine, program, paths
+    def __init__(
+        self, machine: Machine, program: Program, paths: Mapping[str, str], target: Target = RUNTIME_TARGET
+    ) -> None:
+        self._machine, self._program, self._paths, self._target = machine, program, paths, target
         self._region, self._forward = program.microbatches, program.forward
         self._types, self._twins = program.types, Twins(self._forward, program.backward)
         self._leaves = leaves(program)
@@ -52,9 +55,11 @@ class Forward:
         self._params: dict[str, object] = {}  # layers' groups of flat parameters, by repeat
         self.done: set[str] = set()  # the ops, by their first results
         self.values: dict[str, object] = {}
-        self._calls = Calls(machine, program, self._types, self._shape)
+        self._calls = Calls(machine, program, self._types, self._shape, target)
         layout = partial(layout_of, program)
-        self._context = Context(program, self._types.__getitem__, _axis, layout, lambda op: TABLE, self._is_matrix, {})
+        self._context = Context(
+            program, self._types.__getitem__, _axis, layout, lambda op: TABLE, self._is_matrix, {}, target
+        )
 
     def compare(self, model: Instance, given: Sequence[str]) -> None:
         """Runs the model on the inputs of these names, and compares it with the forward block."""
@@ -98,8 +103,14 @@ class Forward:
         """The term of a value of the IR."""
         if name not in self.values:
             assert name in self._leaves, f"emit: {name} is read before it is made"
-            return self._machine.terms("param", self._leaves[name])
+            return self._param(name, self._leaves[name])
         return self.values[name]
+
+    def _param(self, name: str, param: str) -> object:
+        """A parameter; a DTensor is cast where it is read, of a flat buffer it is a view."""
+        known, own = self._machine.terms("param", param), self._types[name].dtype
+        stored = next(each.type.dtype for each in self._program.stored if each.name == param)
+        return known if self._target.local or own == stored else self._machine.spec(f"x.{CASTS[own]}()", x=known)
 
     # ---- ops
 
@@ -201,12 +212,12 @@ class Forward:
         slices = {self._leaves.get(arg.source, arg.source) for arg in region.args if arg.enter is Enter.EACH}
         layer = LayerMoves(self._program, region, around, slices)
         self._slice(region, loop)
-        own, groups = layer.groups(layer.own, self._paths), layer.groups([*layer.own, *layer.inner], self._paths)
+        own, groups = (layer.groups(names, self._paths) for names in self._moved(layer))
         before = dict(self._params)
         self._params |= {name: machine.terms("each", self._params[name], loop.symbol) for name in groups}
         self.compare_domains(region, loop, [before[name] for name in groups])
         assert len(own) < 2, f"emit: {', '.join(own)} are one loop"
-        (first, last), followed = layer.functions(), self._followed(region, used)
+        (first, last), followed = layer.functions() if own else ([], []), self._followed(region, used)
         for function in first:
             self.values[followed] = self._move(function, self.values[followed], own[0])
         inner = layer.rest()
@@ -223,6 +234,10 @@ class Forward:
             demand(loop.node, loop.end[name] is results[arg.value.name], f"`{name}` does not end as {value.name}")
             self.values[value.name] = loop.after[name]
         machine.log, self._params = outer, before
+
+    def _moved(self, layer: LayerMoves) -> tuple[Sequence[str], Sequence[str]]:
+        """The buckets that lines around a layer move, and those that a layer takes; DTensors have no lines for it."""
+        return (layer.own, [*layer.own, *layer.inner]) if self._target.local else ((), ())
 
     def _carry(self, region: Region, loop: Loop, done: Log) -> dict[Arg, str]:
         """The names that carry a repeat's values: those that begin as these do, as they are bound, after `done`."""

@@ -8,7 +8,6 @@ import ast
 from collections.abc import Sequence
 
 from .annotations import types_of
-from .evaluate import BUILT_IN
 from .execute import NOTHING, Statements, body_of
 from .terms import Event, Term, demand, frozen_key, within, wrong
 from .values import Class, Function, Instance
@@ -76,7 +75,7 @@ class Machine(Statements):
     def define(self, node: ast.AST, name: str, value: object) -> None:
         """Binds a name of the module, once."""
         demand(node, name not in self.known, f"binds `{name}` twice")
-        demand(node, name not in BUILT_IN, f"hides Python's `{name}`")
+        demand(node, name not in self.built_in, f"hides Python's `{name}`")
         self.known[name] = value
 
     # ---- what was not run

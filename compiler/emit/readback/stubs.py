@@ -73,7 +73,7 @@ def _in_place(e: Evaluator, node: ast.Call, args: Sequence[object], options: Opt
     return e.done(node, after)
 
 
-def _accessor(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
+def accessor(e: Evaluator, node: ast.Call, args: Sequence[object], options: Options) -> object:
     """A call without effects, so that it does not matter how often it is made."""
     return e.terms("call", e.value(node.func), tuple(args), dict(sorted(options.items())))
 
@@ -98,31 +98,31 @@ def _table(e: Evaluator, node: ast.Call, args: Sequence[object], options: Option
     """Rotary positions, whose base may be written as a whole number."""
     if isinstance(theta := options.get("theta"), int):
         options = options | {"theta": float(theta)}
-    return _accessor(e, node, args, options)
+    return accessor(e, node, args, options)
 
 
 STUBS: dict[str, Stub] = {
     "range": _range,
     "zip": _zip,
     "str": _str,
-    "len": _accessor,
+    "len": accessor,
     "recompute": _recompute,
     "recomputed": _recomputed,
     "regather": _regather,
     "all_reduce_": _in_place,
     "all_gather_": _in_place,
     "rope_frequencies": _table,
-    "Experts": _accessor,
-    "Positions": _accessor,
+    "Experts": accessor,
+    "Positions": accessor,
 }
 """By the names that the text imports, or Python's own."""
 
 METHODS: dict[tuple[str, str], Stub] = {
     ("nn", "ModuleList"): _module_list,
     ("nn", "ModuleDict"): _module_dict,
-    ("mesh", "axis"): _accessor,
-    ("mesh", "among"): _accessor,
-    ("state.mesh", "axis"): _accessor,
-    ("state.mesh", "among"): _accessor,
+    ("mesh", "axis"): accessor,
+    ("mesh", "among"): accessor,
+    ("state.mesh", "axis"): accessor,
+    ("state.mesh", "among"): accessor,
 }
 """By what has them."""

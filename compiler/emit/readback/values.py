@@ -49,6 +49,9 @@ class Instance:
     read: set[str] = Factory(set[str])
     is_whole: bool = False  # whether `__init__` has returned
 
+    def __str__(self) -> str:
+        return f"{self.of.node.name}(…)"
+
 
 @frozen
 class Modules:

@@ -55,11 +55,11 @@ class Weights:
         param = params.get(name) or params.get(name.rstrip("0123456789").rstrip("_"))
         if param is None or self.paths.setdefault(param.name, path) != path:
             raise wrong(node, f"`{name}` is no parameter of the IR, or declared already")
-        declared = self._declared(param)
+        declared = self.declared(param)
         demand(node, value is declared, f"`{value}` should be `{declared}`")
         return self.machine.terms("param", param.name)
 
-    def _declared(self, param: Param) -> object:
+    def declared(self, param: Param) -> object:
         """The call that declares a parameter: each dim its own, or the outer and the inner ones joined to a matrix."""
         type, dims = param.type, param.type.dims[param.stacked :]
         if isinstance(param, Buffer):

@@ -1,0 +1,218 @@
+"""The functions around the model of a program of torch alone, as the IR asks for them: a row for each in `FUNCTIONS`.
+
+Purpose: what a program does there must be what these do; names and lines may be others.
+Non-goals: the model, and functions that are the same in all programs (`module`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from attrs import frozen
+
+from ....config.settings import ParamGroup
+from ....ir import PRECISIONS, SEQUENCE, Bucket, Op, Program, base
+from ...naming import DTYPES
+from ...readback.calls import placed
+from ...target import mesh_axes, zigzag_ranks
+
+
+@frozen
+class Plan:
+    """A program, the name patterns of its parameters in the model's state, and the class of its model."""
+
+    program: Program
+    paths: Mapping[str, str]
+    model: str
+
+    @property
+    def inputs(self) -> list[str]:
+        """The names of the model's inputs."""
+        return [base(arg.value.name) for arg in self.program.microbatches.args]
+
+    @property
+    def batch(self) -> str:
+        """The names of the inputs of a microbatch."""
+        return ", ".join(self.inputs)
+
+
+# ---- the functions
+
+
+def _build(it: Plan) -> Iterator[str]:
+    program = it.program
+    yield "def build(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:"
+    master = DTYPES[program.params[0].type.dtype]
+    yield f"    model = {it.model}(mesh){'' if master == 'torch.float32' else f'.to({master})'}"
+    for repeats, buckets in _sharded(it):
+        yield f"    for module in {_modules(repeats)}:"
+        yield f"        fully_shard(module, mesh=mesh, {', '.join(_sharding(program, buckets))})"
+        yield "        sum_gradients(module)"
+    settings = program.train.optimizer
+    kind = f"AdamW(groups, betas={tuple(settings.betas)!r}, eps={settings.eps!r}"
+    kind = kind if settings.kind == "adamw" else f"SGD(groups, momentum={settings.momentum!r}"
+    yield f"    groups = [{', '.join(_group(it, *group) for group in _groups(program).items())}]"
+    yield f"    return model, torch.optim.{kind}, lr={settings.lr!r})"
+
+
+def _microbatches(it: Plan) -> Iterator[str]:
+    given = ", ".join(f"{name}: Tensor" for name in it.inputs)
+    yield f"def microbatches(mesh: DeviceMesh, {given}) -> list[tuple[Tensor, ...]]:"
+    ranks, parts = zigzag_ranks(it.program), list[str]()
+    for arg in it.program.microbatches.args:
+        type = arg.value.type
+        over = ", ".join(placed(type.at(axis), tuple((dim,) for dim in type.dims)) for axis in mesh_axes(it.program))
+        how = f"seq_first={type.dims[0] == SEQUENCE}{f', zigzag={ranks}' if ranks > 1 else ''}"
+        parts.append(f"by_microbatch(mesh, {base(arg.value.name)}, {it.program.size('microbatches')}, [{over}], {how})")
+    yield f"    return list(zip({', '.join(parts)}, strict=True))"
+
+
+STEP = "model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[tuple[Tensor, ...]], lr: float"
+
+
+def _train_step(it: Plan) -> Iterator[str]:
+    yield f"def train_step({STEP}) -> Metrics:"
+    yield f"    num_tokens = count_valid([labels for {it.batch} in batch])"
+    yield "    losses: list[Tensor] = []"
+    sync = [*_each_module(it)]
+    of = f"number, ({it.batch}) in enumerate(batch, start=1)" if sync else f"{it.batch} in batch"
+    yield f"    for {of}:"
+    yield from (f"        {line}" for line in sync)
+    yield f"        loss_sum = model({it.batch})"
+    yield "        (loss_sum / max(num_tokens, 1)).backward()"
+    yield "        losses.append(loss_sum.detach())"
+    yield "    loss = whole_sum(losses) / max(num_tokens, 1)"
+    yield "    gradients = reduced_gradients(model)"
+    yield "    norm = total_norm(gradients)"
+    yield "    if num_tokens and loss.isfinite() and norm.isfinite():"
+    for scale in _ops(it.program, "clip_scale"):
+        if limit := scale.get("max"):
+            yield "        for gradient in gradients:"
+            yield f"            gradient.mul_(min(1.0, {limit!r} / (norm.item() + 1e-6)))"
+    yield "        update(optimizer, lr)"
+    yield "    optimizer.zero_grad()"
+    yield "    return Metrics(loss, norm, num_tokens)"
+
+
+def _eval_step(it: Plan) -> Iterator[str]:
+    yield "@torch.no_grad()"
+    yield "def eval_step(model: nn.Module, batch: Sequence[tuple[Tensor, ...]]) -> Metrics:"
+    yield f"    num_tokens = count_valid([labels for {it.batch} in batch])"
+    yield f"    loss = whole_sum([model({it.batch}) for {it.batch} in batch]) / max(num_tokens, 1)"
+    yield "    return Metrics(loss, torch.zeros_like(loss), num_tokens)"
+
+
+def _learning_rate(it: Plan) -> Iterator[str]:
+    settings = it.program.train.optimizer
+    schedule, peak = settings.schedule, settings.lr
+    yield "def learning_rate(step: int, steps: int) -> float:"
+    if schedule.warmup:
+        yield f"    if step < {schedule.warmup}:"
+        yield f"        return {peak!r} * (step + 1) / {schedule.warmup}"
+    if schedule.kind == "constant":
+        yield f"    return {peak!r}"
+        return
+    floor = min(schedule.floor, peak)
+    done = f"(step - {schedule.warmup}) / max(1, steps - 1 - {schedule.warmup})"
+    yield f"    return {floor!r} + ({peak!r} - {floor!r}) * 0.5 * (1 + math.cos(math.pi * ({done})))"
+
+
+FUNCTIONS: dict[str, Callable[[Plan], Iterator[str]]] = {
+    "build": _build,
+    "microbatches": _microbatches,
+    "train_step": _train_step,
+    "eval_step": _eval_step,
+    "learning_rate": _learning_rate,
+}
+"""The text of each function that a program has for its plan, by its name."""
+
+IN_STEP = {
+    "count_valid": "count_valid",
+    "one": "backward of a loss",
+    "reciprocal": "the loss divided by its labels",
+    "mul": "the same",
+    "coerce": "whole_sum, reduced_gradients, FSDP2",
+    "unpack": "parameters are no parts of flat buffers",
+    "pack": "the same",
+    "cast": "reduce_dtype",
+    "sum_squares": "total_norm",
+    "grad_norm": "total_norm",
+    "clip_scale": "mul_ of gradients",
+    "if_finite": "the choice before the update",
+    "update": "update",
+}
+"""The ops of a step besides its microbatches, and what does them in these functions."""
+
+
+def demand_known(program: Program) -> None:
+    """Raises where a step has an op that nothing above does."""
+    others = sorted({op.kind for op in _ops(program)} - IN_STEP.keys())
+    assert not others, f"emit: nothing in a step of torch alone does {', '.join(others)}"
+
+
+# ---- what they are made of
+
+
+def _ops(program: Program, kind: str = "") -> list[Op]:
+    """The ops of the step besides its microbatches, all of them or those of a kind."""
+    ops = (stmt for stmt in program.region.body if isinstance(stmt, Op))
+    return [op for op in ops if kind in ("", op.kind)]
+
+
+Sharded = tuple[tuple[str, ...], list[Bucket]]
+"""The repeats of modules that FSDP2 shards, and the buckets of their parameters."""
+
+
+def _sharded(it: Plan) -> list[Sharded]:
+    """The innermost modules first."""
+    found: dict[tuple[str, ...], list[Bucket]] = {}
+    for bucket in it.program.buckets:
+        *repeats, _ = it.paths[bucket.params[0]].split(".*.")
+        found.setdefault(tuple(repeats[: len(bucket.layers)]), []).append(bucket)
+    kept = {repeats: of for repeats, of in found.items() if it.program.degree(of[0].shard_axes) > 1}
+    return sorted(kept.items(), key=lambda each: -len(each[0]))
+
+
+def _modules(repeats: Sequence[str]) -> str:
+    match repeats:
+        case ():
+            return "[model]"
+        case (only,):
+            return f"model.{only}"
+        case (outer, inner):
+            return f"[each for outer in model.{outer} for each in outer.{inner}]"
+        case _:
+            raise AssertionError(f"emit: repeats {len(repeats)} deep")
+
+
+def _sharding(program: Program, buckets: Sequence[Bucket]) -> Iterator[str]:
+    """The options of `fully_shard` for the parameters of some buckets."""
+    first, axes = buckets[0], mesh_axes(program)
+    summed = [axis for axis in first.reduce_axes if axis in axes and all(axis in each.reduce_axes for each in buckets)]
+    dims = {"shard": [axis for axis in first.shard_axes if axis in axes], "replicate": summed}
+    said = (f"{key}={tuple(of) if len(of) > 1 else of[0]!r}" for key, of in dims.items() if of)
+    yield f"reshard_after_forward={first.reshard_after_forward}"
+    yield f"dp_mesh_dims=DataParallelMeshDims({', '.join(said)})"
+    compute, (stored,) = PRECISIONS[program.train.precision], {param.type.dtype for param in program.params}
+    if compute != stored:
+        dtypes = f"param_dtype={DTYPES[compute]}, reduce_dtype={DTYPES[program.reduce_dtype(first)]}"
+        yield f"mp_policy=MixedPrecisionPolicy({dtypes}, cast_forward_inputs=False)"
+
+
+def _each_module(it: Plan) -> Iterator[str]:
+    """The lines by which each microbatch tells modules whether to reduce gradients, and to free parameters."""
+    last = "number == len(batch)"
+    for repeats, (first, *_) in _sharded(it):
+        now, free = (True if said else last for said in (first.shard_gradients, first.reshard_after_forward))
+        yield f"each_module({_modules(repeats)}, reduce_now={now}, free={free})"
+
+
+def _groups(program: Program) -> dict[ParamGroup, list[str]]:
+    found: dict[ParamGroup, list[str]] = {}
+    for param in program.params:
+        found.setdefault(program.train.optimizer.group_of(param.name), []).append(param.name)
+    return found
+
+
+def _group(it: Plan, group: ParamGroup, names: Sequence[str]) -> str:
+    scale = "" if group.lr_scale == 1 else f", lr_scale={group.lr_scale!r}"
+    patterns = ", ".join(repr(it.paths[name]) for name in names)
+    return f"param_group(model, {patterns}, weight_decay={group.weight_decay!r}{scale})"

@@ -1,0 +1,154 @@
+"""The machine of the read-back for programs of torch alone: what their steps say besides, on symbols too.
+
+Non-goals: what runs models and layers (`emit.readback.machine`).
+"""
+
+import ast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
+
+from ...readback.evaluate import BUILT_IN, Stub
+from ...readback.execute import NOTHING
+from ...readback.machine import Machine
+from ...readback.stubs import accessor
+from ...readback.terms import Event, Log, Loop, Term, Terms, demand, frozen_key, wrong
+from ...readback.values import Binding, Frame, Instance, Modules
+
+STUBS: dict[str, Stub] = dict.fromkeys(
+    ("DataParallelMeshDims", "MixedPrecisionPolicy", "Partial", "Replicate", "Shard", "enumerate", "max", "min"),
+    accessor,
+)
+"""Names that programs of torch alone use without effects: a row each."""
+
+METHODS = ("to",)
+"""The methods of a model that a program calls when it builds it; each gives the model."""
+
+
+class TorchMachine(Machine):
+    """Runs the text of one program; a choice that only a run makes is run once, as a loop is."""
+
+    built_in = BUILT_IN | {"enumerate", "max", "min"}
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__(terms)
+        self.stubs |= {terms.name(name): stub for name, stub in STUBS.items()}
+        self._lists = 0
+        self.compared: set[ast.AST] = set()  # types that are those of the plan, word for word
+
+    def demand_fits(self, said: ast.expr | None, value: object, node: ast.AST) -> None:
+        """Raises where a value is not of the type that a header says."""
+        if said not in self.compared:
+            super().demand_fits(said, value, node)
+
+    def logged(self, run: Callable[[], object]) -> tuple[Log, object]:
+        """The log of what runs alone, whose loops count from 1, and its result."""
+        outer, self.log, self._loops, self._lists = self.log, [], 0, 0
+        given = run()
+        log, self.log = self.log, outer
+        return log, given
+
+    def expected(self, body: Sequence[ast.stmt], names: Mapping[str, object]) -> object:
+        """The result of statements of the compiler's own."""
+        known = {name: Binding(value) for name, value in (self.known | {**names}).items()}
+        before, self.frame = self.frame, Frame(names=known, is_spec=True)
+        given = self.run(body)
+        self.frame = before
+        return given
+
+    # ---- expressions
+
+    def _BoolOp(self, node: ast.BoolOp) -> object:
+        return self.terms(type(node.op).__name__, *map(self.value, node.values))
+
+    def _Lambda(self, node: ast.Lambda) -> object:
+        """A function with some constants after its operands."""
+        match node.body:
+            case ast.Call(func=function, args=[ast.Starred(ast.Name(id=name)), *constants], keywords=[]) if (
+                node.args.vararg and ast.unparse(node.args) == f"*{name}"
+            ):
+                return self.terms("lambda", self.value(function), tuple(map(self.value, constants)))
+            case _:
+                raise wrong(node, f"`{ast.unparse(node)}` is no part of a program")
+
+    def _List(self, node: ast.List) -> object:
+        """A new list, to which a step appends, or several values."""
+        if node.elts:
+            return self._Tuple(node)
+        self._lists += 1
+        return self.terms("list", self._lists)
+
+    def _ListComp(self, node: ast.ListComp) -> object:
+        """Several values, each made by one run of the expression."""
+        if isinstance(self.value(node.generators[0].iter), range | tuple):
+            return self._GeneratorExp(node)
+        before = dict(self.frame.names)
+        domains = tuple(self._domain(each, depth) for depth, each in enumerate(node.generators))
+        made = self.terms("map", self.value(node.elt), domains)
+        self.frame.names = before
+        return made
+
+    def _domain(self, generator: ast.comprehension, depth: int) -> object:
+        """The values that a name runs over, which it has one of from here on."""
+        demand(generator.iter, not (generator.ifs or generator.is_async), "is more than a list of values")
+        all_, symbol = self.value(generator.iter), self.terms("loop", f"values {depth}")
+        several = {*all_.by_key.values()} if isinstance(all_, Modules) else {self.terms("each", all_, symbol)}
+        demand(generator.iter, len(several) == 1, "are modules that are not all alike")
+        self._bind(generator.target, several.pop())
+        return all_
+
+    def _Attribute(self, node: ast.Attribute) -> object:
+        if node.attr in METHODS and isinstance(of := self.value(node.value), Instance):
+            return self.terms("attr", of, node.attr)
+        return super()._Attribute(node)
+
+    def register(
+        self, node: ast.Call, of: Instance, name: str, args: Sequence[object], options: dict[str, object]
+    ) -> object:
+        """A method of a module under construction, or of the model that has been built."""
+        if name not in METHODS:
+            return super().register(node, of, name, args, options)
+        self.done(node, self.terms("call", self.terms("attr", of, name), tuple(args), options))
+        return of
+
+    def parts(self, node: ast.AST, value: object, count: int) -> "list[object]":
+        """The values of a value that is several, of which one may be several too."""
+        if isinstance(value, Term) and value.head == "item":
+            return [self.terms("item", value, i, count) for i in range(count)]
+        return [*super().parts(node, value, count)]
+
+    # ---- statements
+
+    def _do_AnnAssign(self, stmt: ast.AnnAssign) -> object:
+        plain = isinstance(stmt.target, ast.Name) and stmt.value and ast.unparse(stmt.annotation) == "list[Tensor]"
+        demand(stmt, bool(plain), "says another type than that of a list of tensors")
+        self._bind(stmt.target, self.value(cast(ast.expr, stmt.value)))
+        return NOTHING
+
+    def _do_If(self, stmt: ast.If) -> object:
+        """A choice that the compiler knows, or one of a run, after which comes what it does not do."""
+        test = self.value(stmt.test)
+        if not isinstance(test, Term):
+            return super()._do_If(stmt)
+        demand(stmt, not stmt.orelse, "does something else where it does not hold")
+        choice = Loop(cast(ast.For, stmt), self.terms("if", test), (test,))
+        self.log.append(choice)
+        outer, self.log = self.log, choice.log
+        given = self.run(stmt.body)
+        if given is not NOTHING:
+            self.done(stmt, self.terms("return", given))
+        self.log = outer
+        return NOTHING
+
+
+Step = tuple[ast.AST, object]
+
+
+def steps(log: Log) -> Iterator[Step]:
+    """Everything that a log has, in order, each with its place."""
+    for each in log:
+        if isinstance(each, Event):
+            yield each.node, each.term
+        else:
+            yield each.node, frozen_key((each.symbol, each.domains))
+            yield from steps(each.log)
+            yield each.node, "end"

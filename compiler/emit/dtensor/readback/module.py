@@ -1,0 +1,188 @@
+"""Reads the whole text of a program of torch alone: what its module binds, then what its functions do.
+
+Non-goals: how it is run (`machine`), and what it is compared with (`forward`, `expected`).
+"""
+
+import ast
+import re
+from functools import partial
+from typing import cast
+
+from ....ir import Program, walk
+from ....syntax.package_data import folder
+from ...hf_names import plain_names
+from ...readback.execute import body_of
+from ...readback.forward import Forward
+from ...readback.module import File, names_of
+from ...readback.terms import Terms, demand, frozen_key, wrong
+from ...readback.values import Function, Instance
+from ...target import DTENSOR, mesh_axes
+from ..imports import MODULES, names_in, ops_source
+from .expected import FUNCTIONS, Plan, demand_known
+from .forward import TorchWeights
+from .machine import TorchMachine, steps
+
+MAIN = 'if __name__ == "__main__":\n    main()'
+
+IMPORTED = {name: module for module, names in MODULES for name in names}
+"""The module of each name that a program may import."""
+
+
+class TorchFile(File):
+    """Reads one text."""
+
+    def __init__(self, program: Program, text: str) -> None:
+        super().__init__(program, ast.parse(text))
+        self._run = TorchMachine(Terms())
+        self.machine = self._run
+        own = ast.parse(f"{_template()}\n{ops_source(text)}").body
+        self._fixed = {node.name: node for node in own if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        train = program.train
+        self._numbers = {
+            "GLOBAL_BATCH": train.global_batch,
+            "MICROBATCHES": program.size("microbatches"),
+            "STEPS": train.steps,
+            "SEED": train.seed,
+        }
+        self._wanted = {"MESH": repr(mesh_axes(program))}
+        self._names: dict[ast.AST, object] = {}
+
+    # ---- what the module binds
+
+    def bind(self) -> None:
+        """Runs the statements of the module; the last one of a program that reads a file runs it."""
+        body = body_of(self._tree)
+        runs = "main" in self._fixed and ast.dump(body[-1]) == ast.dump(ast.parse(MAIN).body[0])
+        for stmt in body[:-1] if runs else body:
+            self._statement(stmt)
+        known = self.machine.known
+        demand(body[-1], runs == ("main" in known), f"the last statement should be `{MAIN}`")
+        for stmt in body:
+            if isinstance(stmt, ast.FunctionDef | ast.ClassDef) and stmt.name in self._fixed:
+                missing = sorted(names_in(ast.unparse(stmt)) & self._all_names() - {*known})
+                demand(stmt, not missing, f"uses {', '.join(missing)}, which nothing defines")
+
+    def _all_names(self) -> set[str]:
+        """The names that any program binds."""
+        return {*IMPORTED, *self._fixed, *FUNCTIONS, *self._sizes, *self._numbers, *self._wanted, "NAMES"}
+
+    def _statement(self, stmt: ast.stmt) -> None:
+        match stmt:
+            case ast.Import(names=[ast.alias(name=name, asname=asname)]) if IMPORTED.get(asname or name) == (
+                ast.unparse(stmt)
+            ):
+                self.machine.define(stmt, asname or name, self.machine.terms.name(asname or name))
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) if name in self._fixed:
+                demand_same(stmt, self._fixed[name])
+                self.machine.define(stmt, name, self.machine.terms.name(name))
+            case ast.Assign(targets=[ast.Tuple() as target]) if names_of(target) == [*self._numbers]:
+                value, wanted = self.machine.value(stmt.value), (*self._numbers.values(),)
+                demand(stmt, frozen_key(value) == frozen_key(wanted), f"{', '.join(self._numbers)} are not {wanted}")
+                for name, number in self._numbers.items():
+                    self.machine.define(stmt, name, number)
+            case ast.Assign(targets=[ast.Name(id="NAMES")]):
+                self._names[stmt] = self.machine.value(stmt.value)
+                self.machine.define(stmt, "NAMES", self._names[stmt])
+            case _:
+                super()._statement(stmt)
+
+    def _import(self, stmt: ast.ImportFrom) -> None:
+        for alias in stmt.names:
+            fits = IMPORTED.get(alias.name) == stmt.module and not alias.asname and not stmt.level
+            demand(stmt, fits, f"imports {alias.name} of {stmt.module}")
+            self.machine.define(stmt, alias.name, self.machine.terms.name(alias.name))
+
+    # ---- what is done
+
+    def read(self) -> int:
+        """Reads everything; returns how many ops it does, which are all of the program."""
+        demand_known(self._program)
+        self.bind()
+        machine, program = self._run, self._program
+        functions = self._of_plan()
+        built, made = machine.logged(lambda: self._done(functions["build"]))
+        model = cast(tuple[object, ...], made)[0] if isinstance(made, tuple) else None
+        if not isinstance(model, Instance):
+            raise wrong(functions["build"], "makes no model")
+        weights = TorchWeights(machine, program)
+        weights.declare(model)
+        weights.demand_all(model.of.node)
+        plan = Plan(program, weights.paths, model.of.node.name)
+        for name, node in functions.items():
+            log, given = (built, cast(object, made)) if name == "build" else machine.logged(partial(self._done, node))
+            self._compare(plan, node, [*steps(log)], given)
+        forward = Forward(machine, program, weights.paths, DTENSOR)
+        forward.compare(model, plan.inputs)
+        self._demand_names(weights.paths)
+        for stmt in self._tree.body:
+            if not (isinstance(stmt, ast.FunctionDef | ast.ClassDef) and stmt.name in self._fixed):
+                machine.demand_all(ast.Module([stmt], []))
+        missing = {op.outputs[0].name for op in walk(program.forward.body)} - forward.done
+        demand(self._tree, not missing, f"does not do {', '.join(sorted(missing))}")
+        return len(program.ops)
+
+    def _of_plan(self) -> dict[str, ast.FunctionDef]:
+        found = {name: each.node for name, each in self.machine.known.items() if isinstance(each, Function)}
+        demand(self._tree, {*found} == {*FUNCTIONS}, f"defines {', '.join(found)}")
+        for node in found.values():
+            self._run.compared |= {*ast.walk(node.args)} | {*(ast.walk(node.returns) if node.returns else ())}
+        return {name: found[name] for name in FUNCTIONS}
+
+    def _done(self, node: ast.FunctionDef) -> object:
+        """The result of a function, of arguments that go by their names."""
+        return self._run.function(node, [self._run.terms.name(arg.arg) for arg in node.args.args])
+
+    def _compare(self, plan: Plan, node: ast.FunctionDef, found: "list[tuple[ast.AST, object]]", given: object) -> None:
+        """Raises where a function of the text does anything else than the plan's."""
+        machine, (wanted,) = self._run, ast.parse("\n".join(FUNCTIONS[node.name](plan))).body
+        assert isinstance(wanted, ast.FunctionDef), f"emit: {node.name} is no function"
+        demand(node, _header(node) == _header(wanted), f"`{_header(node)}` should be `{_header(wanted)}`")
+        names = {arg.arg: machine.terms.name(arg.arg) for arg in wanted.args.args}
+        log, result = machine.logged(lambda: machine.expected(wanted.body, names))
+        expected = [*steps(log)]
+        for (at, what), (_, other) in zip(found, expected, strict=False):
+            demand(at, what == other, f"`{_first_line(at)}` is {_said(what)}, where the plan has {_said(other)}")
+        rest = found[len(expected) :] or [(node.body[-1], None)]
+        demand(rest[0][0], len(found) == len(expected), f"`{node.name}` does more or less than the plan")
+        demand(node.body[-1], frozen_key(given) == frozen_key(result), f"returns {given}, not {result}")
+
+    def _demand_names(self, paths: dict[str, str]) -> None:
+        """The names of tensors in files, where each is a parameter's."""
+        wanted = {paths[each.param]: each.tensor for each in self._program.names}
+        wanted = wanted if plain_names(self._program, paths) else {}
+        for stmt, value in self._names.items():
+            demand(stmt, value == wanted, f"the names of tensors should be {wanted}, not {value}")
+        demand(self._tree, bool(wanted) == bool(self._names), "has no names of tensors, or has some")
+
+
+def demand_same(found: ast.AST, wanted: ast.AST, at: ast.AST | None = None) -> None:
+    """Raises where a text is not word for word that of all programs, with the innermost line that is not."""
+    if ast.dump(found) == ast.dump(wanted):
+        return
+    at = found if hasattr(found, "lineno") else at
+    ours, theirs = [*ast.iter_child_nodes(found)], [*ast.iter_child_nodes(wanted)]
+    if len(ours) == len(theirs) and type(found) is type(wanted):
+        for mine, other in zip(ours, theirs, strict=True):
+            demand_same(mine, other, at)
+    raise wrong(at or found, f"`{_first_line(found)}` should be `{_first_line(wanted)}`, as in all programs")
+
+
+def _header(node: ast.FunctionDef) -> str:
+    decorators = "".join(f"@{ast.unparse(each)} " for each in node.decorator_list)
+    return f"{decorators}{node.name}({ast.unparse(node.args)}) -> {ast.unparse(node.returns) if node.returns else ''}"
+
+
+def _first_line(node: ast.AST) -> str:
+    return ast.unparse(node).partition("\n")[0]
+
+
+def _said(what: object) -> str:
+    return "a loop or a choice" if isinstance(what, tuple) else str(what)
+
+
+def _template() -> str:
+    """The functions and classes of the template that are the same in all programs."""
+    text = (folder("codegen_templates") / "dtensor.py.j2").read_text()
+    found = (each.partition("\n\n\n")[0] for each in re.split(r"(?m)^(?=def |class )", text)[1:])
+    alone = (re.sub(r"(\n\{%.*)+\Z", "", each) for each in found)
+    return "\n".join(each for each in alone if "{{" not in each and "{%" not in each)

@@ -1,0 +1,446 @@
+"""The read-back of programs of torch alone: each planted edit is refused at its line.
+
+Non-goals: the machine (`test_readback`), and what such programs compute (`end_to_end.test_torch_target`).
+"""
+
+import ast
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from emit.test_readback_mutants import KINDS, survivors
+from helpers.oracle.plans import Case, plan_text
+from scalec.compiler.emit.dtensor import emit, for_torch
+from scalec.compiler.emit.dtensor.readback import check
+from scalec.compiler.frontend import resolve
+from scalec.compiler.ir import Program
+from scalec.compiler.passes import lower
+from scalec.compiler.syntax.source import Source
+
+TINY = Path(__file__).parents[2] / "plans" / "tiny_llama.scale"
+CASES = {
+    "plain": plan_text(Case(dp=2, tp=2, sp=True, microbatches=2, optimizer="adamw", clip=1.0)),
+    "sharded": plan_text(Case(replicas=2, dp=2, optimizer="groups", state="zero 3 over dp", recompute="full")),
+    "hidden": plan_text(
+        Case(dp=2, tp=2, vocab=False, model="tied", optimizer="momentum", recompute="every(2, layers)")
+    ),
+    "narrow": plan_text(Case(dp=2, tp=2, sp=True, state="zero 3 over dp", precision="bf16")),
+    "named": 'use "tiny_llama.scale" { train { optimizer adamw { schedule = cosine(warmup = 5, floor = 1e-5) } } }\n'
+    "state { zero 2 over dp }\n",
+}
+
+
+@cache
+def compiled(plan: str) -> tuple[str, Program]:
+    """The text and the program of a case."""
+    source = Source(str(TINY.with_name("variant.scale")), CASES[plan])
+    program = lower(for_torch(resolve(source)))
+    return emit(program, source)["train.py"], program
+
+
+PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
+    "plain": {
+        "a coercion to another placement": (
+            "a = a.redistribute(placements=[Shard(1), Replicate()])",
+            "a = a.redistribute(placements=[Shard(1), Shard(0)])",
+        ),
+        "a coercion along another dim": (
+            "x + y.redistribute(placements=[Shard(1), Shard(0)])",
+            "x + y.redistribute(placements=[Shard(1), Shard(2)])",
+        ),
+        "a coercion on another mesh axis": (
+            "x + y.redistribute(placements=[Shard(1), Shard(0)])",
+            "x + y.redistribute(placements=[Shard(0), Shard(1)])",
+        ),
+        "a coercion left out": (
+            "        m = m.redistribute(placements=[Shard(1), Replicate()])\n",
+            "",
+            "y = linear(silu(linear(m, self.w_gate))",
+        ),
+        "a coercion left out of a sum": (
+            "return x + y.redistribute(placements=[Shard(1), Shard(0)])",
+            "return x + y",
+        ),
+        "a coercion twice": (
+            "label_logit = label_logit.redistribute",
+            "label_logit = label_logit.redistribute(placements=[Shard(1), Replicate()]).redistribute",
+        ),
+        "a coercion to a sum": (
+            "local_max.redistribute(placements=[Shard(1), Replicate()])",
+            "local_max.redistribute(placements=[Shard(1), Partial()])",
+        ),
+        "a coercion of another value": (
+            "sum_exp = sum_exp.redistribute",
+            "sum_exp = label_logit.redistribute",
+            "label_logit = label_logit.redistribute",
+        ),
+        "coercions in another order": (
+            "        n = n.redistribute(placements=[Shard(1), Replicate()])\n        logits = linear(n, self.head)",
+            "        logits = linear(n, self.head).redistribute(placements=[Shard(1), Replicate()])",
+        ),
+        "a full tensor": (
+            "logits = linear(n, self.head)",
+            "logits = linear(n, self.head).full_tensor()",
+        ),
+        "swapped operands": (
+            "linear(a, self.wq)",
+            "linear(self.wq, a)",
+        ),
+        "swapped arguments of attention": (
+            "attention(q, k, v, ",
+            "attention(q, v, k, ",
+        ),
+        "another layout": (
+            'layout="sbhd"',
+            'layout="bshd"',
+        ),
+        "another eps": (
+            "rms_norm(x, self.norm2, eps=1e-5)",
+            "rms_norm(x, self.norm2, eps=1e-6)",
+        ),
+        "another function": (
+            "silu(linear(m",
+            "rope(linear(m",
+        ),
+        "another weight": (
+            "linear(m, self.w_up)",
+            "linear(m, self.w_gate)",
+        ),
+        "the wrong name of a weight": (
+            "linear(m, self.w_up)",
+            "linear(m, self.w_upper)",
+        ),
+        "a sum for a product": (
+            "* linear(m, self.w_up)",
+            "+ linear(m, self.w_up)",
+        ),
+        "another view": (
+            "linear(a, self.wk).unflatten(-1, (-1, HEAD_DIM))",
+            "linear(a, self.wk).unflatten(-1, (HEAD_DIM, -1))",
+        ),
+        "rotation left out": (
+            "rope(linear(a, self.wk).unflatten(-1, (-1, HEAD_DIM)), rotary)",
+            "linear(a, self.wk).unflatten(-1, (-1, HEAD_DIM))",
+            "y = linear(attention(",
+        ),
+        "another base of rotary positions": (
+            "theta=10_000",
+            "theta=20_000",
+            "q = rope(",
+        ),
+        "a table that is placed otherwise": (
+            "dtype=torch.float64, placements=[Replicate(), Replicate()]",
+            "dtype=torch.float64, placements=[Shard(1), Replicate()]",
+            "q = rope(",
+        ),
+        "one layer less": (
+            "for _ in range(LAYERS)",
+            "for _ in range(1)",
+            "for layer in self.layers",
+        ),
+        "a loop left out": (
+            "        for layer in self.layers:\n            x = layer(x, self.rotary)",
+            "        if 1 == 2:\n            x = x",
+            "def forward(self, tokens",
+        ),
+        "another placement of a weight": (
+            "self.wo = weight(mesh, HIDDEN, HEADS * HEAD_DIM, placements=[Replicate(), Shard(1)]",
+            "self.wo = weight(mesh, HIDDEN, HEADS * HEAD_DIM, placements=[Replicate(), Shard(0)]",
+        ),
+        "a weight over another axis": (
+            "self.w_down = weight(mesh, HIDDEN, FFN, placements=[Replicate(), Shard(1)]",
+            "self.w_down = weight(mesh, HIDDEN, FFN, placements=[Shard(1), Replicate()]",
+        ),
+        "another size of a weight": (
+            "self.w_up = weight(mesh, FFN,",
+            "self.w_up = weight(mesh, HIDDEN,",
+        ),
+        "other initial values": (
+            "HIDDEN, FFN, placements=[Replicate(), Shard(1)], std=0.02)",
+            "HIDDEN, FFN, placements=[Replicate(), Shard(1)], std=0.2)",
+        ),
+        "an initial value left out": (
+            "self.norm2 = weight(mesh, HIDDEN, placements=[Replicate(), Replicate()], mean=1.0)",
+            "self.norm2 = weight(mesh, HIDDEN, placements=[Replicate(), Replicate()])",
+        ),
+        "another mesh": (
+            'MESH = {"dp": 2, "tp": 2}',
+            'MESH = {"dp": 4, "tp": 1}',
+        ),
+        "axes in another order": (
+            'MESH = {"dp": 2, "tp": 2}',
+            'MESH = {"tp": 2, "dp": 2}',
+        ),
+        "another global batch": (
+            "SEED = 8, 2, 10, 3",
+            "SEED = 8, 4, 10, 3",
+        ),
+        "another size of a dim": (
+            "SEQ = 32, 16, 2, 4, 4, 2, 24, 8",
+            "SEQ = 32, 16, 2, 4, 4, 2, 24, 16",
+        ),
+        "another dtype": (
+            ".to(torch.float64)",
+            ".to(torch.float32)",
+        ),
+        "an optimizer setting left out": (
+            ", eps=1e-5)\n    return",
+            ")\n    return",
+        ),
+        "another optimizer setting": (
+            "betas=(0.9, 0.95)",
+            "betas=(0.9, 0.99)",
+        ),
+        "another optimizer": (
+            "torch.optim.AdamW(",
+            "torch.optim.Adam(",
+        ),
+        "inputs in another order of dims": (
+            "labels, MICROBATCHES, [Shard(1), Replicate()], seq_first=True",
+            "labels, MICROBATCHES, [Shard(1), Replicate()], seq_first=False",
+        ),
+        "a loss that is not divided": (
+            "(loss_sum / max(num_tokens, 1)).backward()",
+            "loss_sum.backward()",
+        ),
+        "a loss divided otherwise": (
+            "(loss_sum / max(num_tokens, 1)).backward()",
+            "(loss_sum / max(num_tokens, 2)).backward()",
+        ),
+        "gradients that are not reduced": (
+            "gradients = reduced_gradients(model)",
+            "gradients = [each.grad for each in model.parameters()]",
+        ),
+        "another limit of the norm": (
+            "min(1.0, 1.0 / (",
+            "min(1.0, 2.0 / (",
+        ),
+        "clipping left out": (
+            "            gradient.mul_(min(1.0, 1.0 / (grad_norm.item() + 1e-6)))",
+            "            gradient.square()",
+        ),
+        "an update of steps that are not finite": (
+            "if num_tokens and loss.isfinite() and grad_norm.isfinite()",
+            "if num_tokens and loss.isfinite()",
+        ),
+        "gradients that are kept": (
+            "    optimizer.zero_grad()\n",
+            "",
+        ),
+        "evaluation with gradients": (
+            "@torch.no_grad()\n",
+            "",
+        ),
+        "evaluation of a mean of means": (
+            "for tokens, labels in batch]) / max(num_tokens, 1)",
+            "for tokens, labels in batch]) / len(batch)",
+        ),
+        "another function on DTensors": (
+            "    return cap * torch.tanh",
+            "    return torch.tanh",
+        ),
+        "another sum of losses": (
+            "reduce(torch.add, terms)",
+            "reduce(torch.maximum, terms)",
+        ),
+        "values that differ by rank": (
+            "src_data_rank=None",
+            "src_data_rank=0",
+        ),
+        "another device": (
+            'int(os.environ["LOCAL_RANK"])',
+            "0",
+        ),
+        "another seed": (
+            "torch.manual_seed(SEED)",
+            "torch.manual_seed(0)",
+        ),
+        "an import of another name": (
+            "from torch.nn.functional import silu",
+            "from torch.nn.functional import gelu as silu",
+        ),
+        "an import left out": (
+            "from torch.distributed.tensor.experimental import local_map\n",
+            "",
+            "def on_each_rank",
+        ),
+        "a module that no program imports": (
+            "import math\n",
+            "import math\nimport subprocess\n",
+        ),
+        "a name bound twice": (
+            "MESH = {",
+            "VOCAB = 32\nMESH = {",
+        ),
+        "a hook": (
+            "    model = Llama(mesh)",
+            "    torch.set_num_threads(1)\n    model = Llama(mesh)",
+        ),
+    },
+    "sharded": {
+        "a residual left out": (
+            "return x + linear(",
+            "return linear(",
+            "x = recomputed(",
+        ),
+        "labels for tokens": (
+            "embedding(tokens, self.wte)",
+            "embedding(labels, self.wte)",
+        ),
+        "layers that are not recomputed": (
+            "x = recomputed(layer, x, self.rotary)",
+            "x = layer(x, self.rotary)",
+            "a = rms_norm(",
+        ),
+        "FSDP2 over another axis": (
+            'DataParallelMeshDims(shard="dp", replicate="replica")',
+            'DataParallelMeshDims(shard="replica", replicate="dp")',
+        ),
+        "FSDP2 without replicas": (
+            'DataParallelMeshDims(shard="dp", replicate="replica")',
+            'DataParallelMeshDims(shard="dp")',
+        ),
+        "parameters that stay gathered": (
+            "reshard_after_forward=True",
+            "reshard_after_forward=False",
+        ),
+        "the model left unsharded": (
+            "for module in [model]:",
+            "for module in model.layers:",
+        ),
+        "mean for sum": (
+            "        sum_gradients(module)\n    for",
+            "    for",
+            "for module in model.layers",
+        ),
+        "another weight decay": (
+            "weight_decay=0.3",
+            "weight_decay=0.2",
+        ),
+        "another share of the learning rate": (
+            "lr_scale=0.5",
+            "lr_scale=0.25",
+        ),
+        "a parameter in another group": (
+            '"layers.*.norm1", "layers.*.norm2", "norm"',
+            '"layers.*.norm1", "layers.*.norm2"',
+        ),
+        "the wrong name of a parameter": (
+            'model, "layers.*.wq"',
+            'model, "layers.*.w_q"',
+        ),
+        "inputs placed otherwise": (
+            "tokens, MICROBATCHES, [Shard(0), Shard(0)]",
+            "tokens, MICROBATCHES, [Shard(0), Replicate()]",
+        ),
+        "parameters freed in each microbatch": (
+            "free=number == len(batch))",
+            "free=True)",
+        ),
+    },
+    "hidden": {
+        "I to R left out": (
+            "        a = a.redistribute(placements=[Shard(0), Replicate()])",
+            "        a = a",
+            "q = rope(",
+        ),
+        "other layers recomputed": (
+            "i % 2 == 0",
+            "i % 2 == 1",
+        ),
+        "another momentum": (
+            "momentum=0.9",
+            "momentum=0.8",
+        ),
+    },
+    "narrow": {
+        "another precision of parameters": ("param_dtype=torch.bfloat16", "param_dtype=torch.float32", "fully_shard("),
+        "another precision of sums": ("reduce_dtype=torch.float32", "reduce_dtype=torch.bfloat16", "fully_shard("),
+    },
+    "named": {
+        "sums after each microbatch": (
+            "reduce_now=True",
+            "reduce_now=number == len(batch)",
+        ),
+        "another learning rate": (
+            "* 0.5 * (1 + math.cos",
+            "* 0.4 * (1 + math.cos",
+        ),
+        "another warm-up": (
+            "if step < 5:",
+            "if step < 6:",
+        ),
+        "the wrong name of a tensor": (
+            "model.embed_tokens.weight",
+            "lm_head.weight",
+        ),
+    },
+}
+"""By the case: a part of its text, what replaces it, and the line that is refused, if it is not that one."""
+
+
+def statement_at(text: str, line: int) -> int:
+    """The first line of the innermost statement that has a line; a function without one is not the whole of it."""
+    every = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt))
+    return max((node.lineno for node in every if node.lineno <= line <= (node.end_lineno or 0)), default=line)
+
+
+@pytest.mark.sample(40)
+@pytest.mark.parametrize(("plan", "what"), [(plan, what) for plan, edits in PLANTED.items() for what in edits])
+def test_a_planted_edit_is_refused_at_its_line(plan: str, what: str) -> None:
+    text, program = compiled(plan)
+    old, new, *at = PLANTED[plan][what]
+    assert text.count(old) > 0
+    edited = text.replace(old, new, 1)
+    with pytest.raises(AssertionError, match=r"emit: line \d+: ") as caught:
+        check(edited, program)
+    line = int(str(caught.value).split()[2].rstrip(":"))
+    changed = next(i for i, (a, b) in enumerate(zip(text.split("\n"), edited.split("\n"), strict=False), 1) if a != b)
+    expected = edited[: edited.index(at[0])].count("\n") + 1 if at else changed
+    assert statement_at(edited, line) == statement_at(edited, expected), caught.value
+
+
+def test_planted_edits_are_of_many_kinds() -> None:
+    assert sum(map(len, PLANTED.values())) >= 40
+
+
+@pytest.mark.parametrize("plan", CASES)
+def test_a_program_is_read_back(plan: str) -> None:
+    text, program = compiled(plan)
+    assert check(text, program) == len(program.ops)
+
+
+OTHER_WORDS = {
+    "other names": (" n = ", " z = ", "= n.redistribute", "= z.redistribute", "linear(n, ", "linear(z, "),
+    "sizes by number": ("weight(mesh, HIDDEN, ", "weight(mesh, 16, "),
+    "a line for two": (
+        "        m = m.redistribute(placements=[Shard(1), Replicate()])\n",
+        "        n = m\n        m = n.redistribute(placements=[Shard(1), Replicate()])\n",
+    ),
+    "settings in another order": ("betas=(0.9, 0.95), eps=1e-5", "eps=1e-5, betas=(0.9, 0.95)"),
+    "another name in a step": ("grad_norm", "norm"),
+}
+"""Of `plain`: what is there, what replaces it, and more such pairs."""
+
+
+@pytest.mark.parametrize("what", OTHER_WORDS)
+def test_the_same_program_in_other_words_is_accepted(what: str) -> None:
+    text, program = compiled("plain")
+    changes = OTHER_WORDS[what]
+    for old, new in zip(changes[::2], changes[1::2], strict=True):
+        assert old in text
+        text = text.replace(old, new)
+    assert check(text, program) == len(program.ops)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plan", CASES)
+@pytest.mark.parametrize("mutants", KINDS)
+def test_every_mutant_is_refused_at_a_line(mutants: Callable[[ast.Module], Iterator[str]], plan: str) -> None:
+    """A third of them."""
+    text, program = compiled(plan)
+    tree = ast.parse(text)
+    assert not survivors(islice(mutants(tree), 0, None, 3), tree, lambda edited: check(edited, program))
