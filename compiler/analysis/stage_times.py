@@ -3,11 +3,11 @@
 Non-goals: pipelines on GPUs that nobody has measured, which go by operations (`stage_schedule.estimated`).
 """
 
-from collections.abc import Sequence
+from functools import partial
 
 from attrs import evolve, frozen
 
-from ..ir import Pipeline, Program, Stmt
+from ..ir import Pipeline, Program
 from ..ir.stages import groups, stages
 from ..schedules.actions import Work
 from ..schedules.timeline import Times
@@ -15,7 +15,7 @@ from .hardware import Hardware
 from .stage_schedule import LEAST
 from .time.pipeline_parts import cuts, of_stages
 from .time.prices import prices
-from .time.timeline import Walk
+from .time.timeline import seconds_of
 
 
 @frozen
@@ -37,12 +37,7 @@ class ItemTimes:
 def item_times(program: Program, pipeline: Pipeline, on: Hardware) -> ItemTimes:
     """The times of what stages are made of, in a program after `place_state`."""
     of = prices(program, on)
-
-    def seconds(body: Sequence[Stmt]) -> float:
-        walk = Walk(program, on, of)
-        walk.body(body)
-        return walk.clocks.gpu
-
+    seconds = partial(seconds_of, program, on, of)
     ahead, repeats = groups(pipeline, program.forward.body)
     back, mirrored = groups(pipeline, program.backward.body)
     return ItemTimes(

@@ -32,24 +32,23 @@ class Coercion:
     collective: str
     function: str
     stage: int
-    known_as: str
 
 
 COERCIONS = {
-    (I, R): Coercion("", "replicate", 1, "Megatron's f"),
-    (P, I): Coercion("all_reduce", "all_reduce", 1, "Megatron's g"),
-    (S, R): Coercion("all_gather", "all_gather", 2, "sequence into tensor parallelism"),
-    (P, S): Coercion("reduce_scatter", "reduce_scatter", 0, "tensor into sequence parallelism"),
-    (S, S): Coercion("all_to_all", "all_to_all", 1, "Ulysses, expert dispatch"),
-    (S, I): Coercion("all_gather", "all_gather_invariant", 2, "out of a sharded region"),
-    (I, S): Coercion("", "shard", 0, "into a sharded region"),
-    (R, S): Coercion("", "take_shard", 0, "masks and positions"),
-    (S, P): Coercion("", "pad_shard", 1, "the conjugate of a slice"),
-    (I, P): Coercion("", "once", 1, "a bias added once"),
-    (R, I): Coercion("", "invariant", 1, "the conjugate of adding once"),
-    (R, P): Coercion("", "once_replicated", 1, "its own conjugate"),
-    (M, R): Coercion("all_reduce", "all_reduce", 1, "the maximum of logits"),
-    (M, I): Coercion("all_reduce", "all_reduce", 1, "the maximum of logits"),
+    (I, R): Coercion("", "replicate", 1),  # Megatron's f
+    (P, I): Coercion("all_reduce", "all_reduce", 1),  # Megatron's g
+    (S, R): Coercion("all_gather", "all_gather", 2),  # sequence into tensor parallelism
+    (P, S): Coercion("reduce_scatter", "reduce_scatter", 0),  # tensor into sequence parallelism
+    (S, S): Coercion("all_to_all", "all_to_all", 1),  # Ulysses, expert dispatch
+    (S, I): Coercion("all_gather", "all_gather_invariant", 2),  # out of a sharded region
+    (I, S): Coercion("", "shard", 0),  # into a sharded region
+    (R, S): Coercion("", "take_shard", 0),  # masks and positions
+    (S, P): Coercion("", "pad_shard", 1),  # the conjugate of a slice
+    (I, P): Coercion("", "once", 1),  # a bias added once
+    (R, I): Coercion("", "invariant", 1),  # the conjugate of adding once
+    (R, P): Coercion("", "once_replicated", 1),  # its own conjugate
+    (M, R): Coercion("all_reduce", "all_reduce", 1),  # the maximum of logits
+    (M, I): Coercion("all_reduce", "all_reduce", 1),  # the maximum of logits
 }
 """Every coercion; P → R is not among them, since it shares its first half: P → I → R."""
 

@@ -5,15 +5,15 @@ form.  A cell is compiled on as few ranks as have its layers.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from attrs import evolve, frozen
 
-from ..analysis.hardware import Hardware
 from ..analysis.memory import account
 from ..analysis.memory.aliasing import Storages
 from ..analysis.memory.liveness import is_put_off, put_off
 from ..analysis.time.prices import Prices, prices
-from ..analysis.time.timeline import Walk
+from ..analysis.time.timeline import seconds_of
 from ..frontend import resolve
 from ..ir import ITEM_BYTES, Enter, Op, Program, Region, Stmt, walk
 from ..passes import passed
@@ -65,7 +65,8 @@ def cell(file: ModelFile, facts: Facts, goal: Goal, of: Choice) -> Cell:
 
 
 def _measured(program: Program, facts: Facts, goal: Goal) -> Cell:
-    of, on, layers = prices(program, goal.hardware), goal.hardware, facts.layers
+    of, layers = prices(program, goal.hardware), facts.layers
+    seconds = partial(seconds_of, program, goal.hardware, of)
     repeats, before, after = _sides(program.forward.body)
     again, late, early = _sides([stmt for stmt in program.backward.body if not _is_of_layers(stmt, facts)])
     sums = [stmt for stmt in program.backward.body if _is_of_layers(stmt, facts)]
@@ -73,12 +74,12 @@ def _measured(program: Program, facts: Facts, goal: Goal) -> Cell:
     memory = account(program)
     kept = sum(it.total for it in memory.kept if id(it.op) in inside)
     return Cell(
-        forward=_seconds(program, on, of, repeats) / layers,
-        backward=_seconds(program, on, of, again) / layers,
+        forward=seconds(repeats) / layers,
+        backward=seconds(again) / layers,
         weights=_put_off(program, of, again) / layers,
-        adds=_seconds(program, on, of, sums) / layers,
-        first=_seconds(program, on, of, before) + _seconds(program, on, of, early),
-        last=_seconds(program, on, of, after) + _seconds(program, on, of, late),
+        adds=seconds(sums) / layers,
+        first=seconds(before) + seconds(early),
+        last=seconds(after) + seconds(late),
         kept=kept / layers,
         later=sum(put_off(Storages(program), program.backward.body).values()) / layers,
         other=memory.peak.bytes - kept,
@@ -98,12 +99,6 @@ def _sides(body: Sequence[Stmt]) -> tuple[list[Region], list[Stmt], list[Stmt]]:
 def _is_of_layers(stmt: Stmt, facts: Facts) -> bool:
     """Whether an op outside of repeats is of all of their layers: it adds up gradients."""
     return isinstance(stmt, Op) and any({*value.type.dims} & {*facts.outermost} for value in stmt.outputs)
-
-
-def _seconds(program: Program, on: Hardware, of: Prices, body: Sequence[Stmt]) -> float:
-    walk = Walk(program, on, of)
-    walk.body(body)
-    return walk.clocks.gpu
 
 
 def _put_off(program: Program, of: Prices, body: Sequence[Stmt]) -> float:

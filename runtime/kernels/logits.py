@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..comm.mesh import Axis
+from ..ops.plain_attention import wide
 from . import launching, logit_kernels
 from .launching import Tile, blocks
 
@@ -65,11 +66,6 @@ _kernels = cast(Any, logit_kernels)
 
 Parts = tuple[Tensor, Tensor, Tensor]
 """m, z and t of each row: [rows], float32, of float64 logits float64."""
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of parts: float64 for float64, else float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from attrs import define, field, frozen
 
-HOST, UPDATE = "host", "update"
-"""The kinds of time in which the GPU waits for the host, and of what is done once a step."""
+HOST, UPDATE, BUBBLE = "host", "update", "bubble"
+"""The kinds of time in which the GPU waits for the host, of what is done once a step, and of what pipelines wait."""
 
 GPU = "gpu"
 """The stream of what a rank computes; others are `HOST`, and the axes of each group of ranks."""
@@ -32,6 +32,25 @@ def add(to: Seconds, seconds: Mapping[tuple[str, ...], float], times: int = 1) -
     """Adds seconds, `times` times."""
     for key, each in seconds.items():
         to[key] += each * times
+
+
+@frozen
+class StepTime:
+    """The seconds of a step, `spent` by kind and plan line; and those in which each group's links are busy, by axes."""
+
+    seconds: float
+    spent: Seconds
+    sent: Seconds
+    rank: int | None = None
+    """That along the pipeline's axis, if there is one."""
+
+    @property
+    def kinds(self) -> dict[str, float]:
+        """The seconds of each kind."""
+        found = dict[str, float]()
+        for (kind, _), seconds in self.spent.items():
+            found[kind] = found.get(kind, 0.0) + seconds
+        return found
 
 
 @frozen

@@ -10,8 +10,8 @@ from math import inf
 from ...ir import Program
 from ...schedules.timeline import Slot
 from ..hardware import Hardware
-from .clocks import GPU, HOST, Again, Clocks, Event, Stream
-from .pipeline import BUBBLE, Rows
+from .clocks import BUBBLE, GPU, HOST, Again, Clocks, Event, Stream
+from .pipeline import Rows
 from .prices import prices
 from .timeline import Walk
 

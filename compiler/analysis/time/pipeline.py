@@ -12,12 +12,8 @@ from ...schedules.actions import Action, Work
 from ...schedules.cell_table import cell_table
 from ...schedules.timeline import Times, simulate
 from ..hardware import Hardware
-from .breakdown import StepTime
-from .clocks import Clocks, add
+from .clocks import BUBBLE, Clocks, StepTime, add
 from .pipeline_parts import Move, cuts, of_ranks, of_stages
-
-BUBBLE = "bubble"
-"""The kind of time in which a rank of a pipeline waits for others."""
 
 PARTS = {Work.BACKWARD: (Work.INPUT, Work.WEIGHT)}
 """The parts of actions that have several."""

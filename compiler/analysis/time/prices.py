@@ -1,13 +1,11 @@
 """Prices of a program's ops: a rank's computation, by kind, and its messages.
 
-Sizes of dims and axes may be numpy arrays, one number for each of many programs of one structure: all of them are
-priced at once (`stacked`), and walked one by one.  Non-goals: when ops begin (`timeline`).
+Non-goals: when ops begin (`timeline`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from math import prod
-from typing import Any
 
 from attrs import evolve, frozen
 
@@ -18,13 +16,13 @@ from ...ops.saved_tensors import Local
 from ...ops.vjp import KIND as VJP
 from ...ops.work import Work
 from ..hardware import Hardware
-from .seconds import Size, larger, measured_as, of_message, of_work
+from .seconds import measured_as, of_message, of_work
 
 EXPOSED = "exposed: "
 """Before the axes of collectives, the kind of time in which the GPU waits for them."""
 
 
-Sent = tuple[tuple[str, ...], Size]
+Sent = tuple[tuple[str, ...], float]
 """The axes of a group of ranks, and seconds of its collective."""
 
 
@@ -42,35 +40,20 @@ class Price:
 
     sends: tuple[Sent, ...]
     waiting: str
-    computes: tuple[tuple[str, Size], ...]
+    computes: tuple[tuple[str, float], ...]
     kernels: int
     reduces: bool
     gathers: bool
     layers: tuple[str, ...]
     bucket: str
     line: str
-    blocks: Size = 1
-    own: Size = 1.0
+    blocks: int = 1
+    own: float = 1.0
 
     @property
     def sending(self) -> str:
         """The kind of its collectives."""
         return "reduction" if self.reduces else "gather" if self.gathers else "exchange"
-
-    def at(self, lane: int) -> "Price":
-        """The price of one of many programs."""
-        return evolve(
-            self,
-            sends=tuple((axes, _at(seconds, lane)) for axes, seconds in self.sends),
-            computes=tuple((kind, _at(seconds, lane)) for kind, seconds in self.computes),
-            kernels=_at(self.kernels, lane),
-            blocks=_at(self.blocks, lane),
-            own=_at(self.own, lane),
-        )
-
-
-def _at(size: Size, lane: int) -> Any:
-    return size if isinstance(size, int | float) else size[lane].item()
 
 
 Prices = Callable[[Op], Price]
@@ -78,63 +61,14 @@ Prices = Callable[[Op], Price]
 
 def prices(program: Program, on: Hardware, types: Mapping[str, Type] | None = None) -> Prices:
     """The prices of a program's ops, each made once; `types` are those of all values."""
-    of = types or program.types
-    return _known(lambda op: _price(program, op, on, of))
-
-
-def prices_of_all(programs: Sequence[Program], on: Hardware) -> list[Prices]:
-    """The prices of the ops of programs that differ in sizes alone, made for all of them at once.
-
-    An op whose rules ask something of sizes, as whether one is larger, is priced for one program after the other.
-    """
-    whole, types = stacked(programs), programs[0].types
-
-    def together(op: Op) -> Price:
-        try:
-            return _price(whole, op, on, types)
-        except (TypeError, ValueError):  # numpy's, of an array taken for one number
-            return _joined([_price(program, op, on, types) for program in programs])
-
-    of_all = _known(together)
-    return [_known(lambda op, lane=lane: of_all(op).at(lane)) for lane in range(len(programs))]
-
-
-def stacked(programs: Sequence[Program]) -> Program:
-    """Programs that differ in sizes alone as one, whose sizes are arrays."""
-    import numpy as np
-
-    sizes = zip(*([dim.size for dim in it.dims] for it in programs), strict=True)
-    degrees = zip(*([axis.size for axis in it.axes] for it in programs), strict=True)
-    dims = (evolve(dim, size=np.array(size)) for dim, size in zip(programs[0].dims, sizes, strict=True))
-    axes = (evolve(axis, size=np.array(degree)) for axis, degree in zip(programs[0].axes, degrees, strict=True))
-    return evolve(programs[0], dims=tuple(dims), axes=tuple(axes))
-
-
-def _known(price: Prices) -> Prices:
-    """The same, each op once."""
-    known = dict[int, Price]()
+    known, types = dict[int, Price](), types or program.types
 
     def of(op: Op) -> Price:
         if (found := known.get(id(op))) is None:
-            found = known[id(op)] = price(op)
+            found = known[id(op)] = _price(program, op, on, types)
         return found
 
     return of
-
-
-def _joined(each: Sequence[Price]) -> Price:
-    """The prices of an op in many programs as one."""
-    import numpy as np
-
-    first = each[0]
-    sends = [np.array(seconds) for seconds in zip(*([s for _, s in it.sends] for it in each), strict=True)]
-    computes = [np.array(seconds) for seconds in zip(*([s for _, s in it.computes] for it in each), strict=True)]
-    return evolve(
-        first,
-        sends=tuple((axes, seconds) for (axes, _), seconds in zip(first.sends, sends, strict=True)),
-        computes=tuple((kind, seconds) for (kind, _), seconds in zip(first.computes, computes, strict=True)),
-        **{name: np.array([getattr(it, name) for it in each]) for name in ("kernels", "blocks", "own")},
-    )
 
 
 def _price(program: Program, op: Op, on: Hardware, types: Mapping[str, Type]) -> Price:
@@ -204,7 +138,7 @@ def sums_of(program: Program, op: Op, types: Sequence[Type]) -> Work | None:
     return Work(bytes=sum(each), kernels=len(made))
 
 
-def _seconds(program: Program, it: Message, op: Op, on: Hardware, shape: Sequence[int]) -> Size:
+def _seconds(program: Program, it: Message, op: Op, on: Hardware, shape: Sequence[int]) -> float:
     """Seconds of one hop of a message; ragged rows take as long as the larger of what goes and what comes."""
     came = program.elements(op.outputs[0].type) if it.ragged else 0
-    return of_message(program, evolve(it, hops=0), on, larger(prod(shape), came))
+    return of_message(program, evolve(it, hops=0), on, max(prod(shape), came))

@@ -10,9 +10,8 @@ from pathlib import Path
 from attrs import frozen
 
 from ...ir import Program, walk, walk_regions
+from .clocks import BUBBLE, HOST, StepTime
 from .prices import EXPOSED
-from .step import BUBBLE, StepTime
-from .timeline import HOST
 
 KINDS = ("compute", "exposed", "idle")
 """A rank computes, waits for communication, or does nothing."""

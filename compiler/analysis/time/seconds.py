@@ -1,12 +1,10 @@
 """Seconds of work on a GPU, and of a collective over its links.
 
 Formulas of data sheets: products by the peak that is held, by how many tiles fill the GPU's multiprocessors and by how
-long their sums are; attention by its length and width; the rest by bytes.  Collectives as rings send them.  Sizes may
-be numpy arrays, with one number for each of many programs of one structure.
+long their sums are; attention by its length and width; the rest by bytes.  Collectives as rings send them.
 """
 
-from functools import reduce
-from typing import cast
+from typing import Any
 
 from ...ir import ITEM_BYTES, Op, Program
 from ...ops import Message
@@ -14,8 +12,10 @@ from ...ops.attention import ATTENTION
 from ...ops.vjp import KIND as VJP
 from ...ops.work import Product, Scores, Work
 from ..hardware import Hardware
-from ..hardware.measured import Size
 from ..link_traffic import HALVES, crosses
+
+Size = Any
+"""A number, or a numpy array with one for each of many plans: so a message may have them."""
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
 """Rows and columns of a product that a multiprocessor makes at a time: the best of these."""
@@ -27,19 +27,19 @@ LENGTH, WIDTH, NARROW = 370, 128, 0.17
 """Attention of `LENGTH` positions runs at half of what long ones do; below a width of `WIDTH` by this power of it."""
 
 
-def of_work(op: str, work: Work, on: Hardware) -> dict[str, Size]:
+def of_work(op: str, work: Work, on: Hardware) -> dict[str, float]:
     """Seconds by kind: `products`, `attention`, `memory-bound`; none where nothing is done.
 
     `op` is what measured seconds of memory-bound ops go by (`measured_as`).
     """
-    found, moved = dict[str, Size](), cast(Size, work.bytes)
+    found = dict[str, float]()
     if work.products:
         found["products"] = sum(_product(each, work.dtype, on) for each in work.products)
     if work.scores:
         found["attention"] = _attention(work.scores, work.dtype, on)
-    if not isinstance(moved, int) or moved:
-        own = on.measured.seconds_of(op, moved)
-        found["memory-bound"] = larger(moved / on.memory_rate, on.kernel * work.kernels) if own is None else own
+    if work.bytes:
+        own = on.measured.seconds_of(op, work.bytes)
+        found["memory-bound"] = max(work.bytes / on.memory_rate, on.kernel * work.kernels) if own is None else own
     return found
 
 
@@ -62,27 +62,27 @@ def smaller(first: Size, second: Size) -> Size:
     return -larger(-first, -second)
 
 
-def _product(it: Product, dtype: str, on: Hardware) -> Size:
+def _product(it: Product, dtype: str, on: Hardware) -> float:
     own = on.measured.product(dtype, it.m, it.n, it.k, it.batch)
     if own is not None:
         return own
-    filled = reduce(larger, (_filled(it, *tile, on.sms) for tile in TILES))
+    filled = max(_filled(it, *tile, on.sms) for tile in TILES)
     held = on.product_rate(dtype) * filled * it.k / (it.k + SHORT)
-    return larger(it.operations / held, it.elements * ITEM_BYTES[dtype] / on.memory_rate) + on.kernel
+    return max(it.operations / held, it.elements * ITEM_BYTES[dtype] / on.memory_rate) + on.kernel
 
 
-def _filled(it: Product, rows: int, columns: int, sms: int) -> Size:
+def _filled(it: Product, rows: int, columns: int, sms: int) -> float:
     """The part of the multiprocessors' time that makes elements of the result, and not padding or nothing."""
     tiles = it.batch * -(-it.m // rows) * -(-it.n // columns)
     useful = it.batch * it.m * it.n / (rows * columns)
     return useful / (-(-tiles // sms) * sms)
 
 
-def _attention(it: Scores, dtype: str, on: Hardware) -> Size:
+def _attention(it: Scores, dtype: str, on: Hardware) -> float:
     rate = on.measured.attention_rate(ATTENTION.name, it.width, it.length, backward=it.backward)
     if rate is not None:
         return it.operations / rate
-    narrow = smaller(1.0, it.width / WIDTH) ** NARROW
+    narrow = min(1.0, it.width / WIDTH) ** NARROW
     return it.operations / (on.peak_rate(dtype) * on.attention * narrow * it.length / (it.length + LENGTH)) + on.kernel
 
 
@@ -114,7 +114,7 @@ def of_message(program: Program, message: Message, on: Hardware, elements: Size)
     return larger(across, within) + steps * hops
 
 
-def _measured(op: str, whole: Size, ranks: Size, near: Size, on: Hardware) -> Size | None:
+def _measured(op: str, whole: Size, ranks: Size, near: Size, on: Hardware) -> float | None:
     """Seconds of a collective by measured ones of groups of its size, or of a message by those of two ranks."""
     if not isinstance(ranks, int) or not isinstance(near, int):
         return None

@@ -6,12 +6,10 @@ Non-goals: which other plan would take less.
 from ...ir import Program
 from ..expert_loads import loads, with_load
 from ..hardware import Hardware
-from .breakdown import StepTime
-from .pipeline import BUBBLE, of_pipeline
+from .clocks import StepTime
+from .pipeline import of_pipeline
 from .prices import prices
 from .timeline import Walk
-
-__all__ = ["BUBBLE", "StepTime", "step_time", "times_by_load"]
 
 
 def step_time(program: Program, on: Hardware, load: float = 1.0) -> StepTime:

@@ -18,6 +18,13 @@ from .clocks import HOST, UPDATE, Clocks
 from .prices import Price, Prices, Sent
 
 
+def seconds_of(program: Program, on: Hardware, of: Prices, body: Sequence[Stmt]) -> float:
+    """Seconds of ops and repeats alone."""
+    walk = Walk(program, on, of)
+    walk.body(body)
+    return walk.clocks.gpu
+
+
 class Walk:
     """Walks the step of a program without a pipeline, or parts of one stage."""
 

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.time.test_step_time import RATES
-from helpers.timed_plans import EXPERTS, HARDWARE, PROGRAMS, compiled
+from helpers.timed_plans import HARDWARE, PROGRAMS, compiled
 from scalec.compiler.analysis.hardware import hardware
 from scalec.compiler.analysis.time.clocks import Clocks
 from scalec.compiler.analysis.time.events import events_of
-from scalec.compiler.analysis.time.prices import Price, prices, prices_of_all
+from scalec.compiler.analysis.time.prices import Price, prices
 from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.analysis.time.timeline import Walk
-from scalec.compiler.ir import Op, Program, walk
+from scalec.compiler.ir import Op, Program
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 
@@ -107,39 +107,6 @@ def test_iterations_that_are_alike_may_be_counted(
 def test_a_rank_alone_reduces_nothing() -> None:
     found = step_time(compiled("dp = 1", "batch over dp", "state { zero 2 over dp }"), HARDWARE)
     assert not any(found.sent.values())
-
-
-# ---- many programs at once
-
-
-def experts(width: int) -> Program:
-    return compile_plan(Source("tiny.scale", EXPERTS.replace("expert_ffn = 32", f"expert_ffn = {width}")))
-
-
-TOGETHER = {
-    "dense": [
-        compiled(f"dp = {dp}  tp = {tp}", "batch over dp\nvocab, heads, kv_heads, ffn over tp", layers=layers)
-        for dp, tp, layers in ((2, 2, 4), (4, 2, 7), (2, 4, 3))
-    ],
-    "zero 3": [compiled(f"dp = {dp}", "batch over dp", "state { zero 3 over dp }") for dp in (2, 4, 8)],
-    "rings": [compiled(f"cp = {cp}", "seq over cp as zigzag via ring") for cp in (2, 4, 8)],
-    "experts": [experts(width) for width in (32, 48, 96)],
-}
-
-
-@pytest.mark.parametrize("kind", TOGETHER)
-def test_prices_of_programs_together_are_those_of_each(kind: str) -> None:
-    programs, on = TOGETHER[kind], evolve(HARDWARE, link=1e9, network=1e8)
-    first = [*walk(programs[0].region.body)]
-    for program, together in zip(programs, prices_of_all(programs, on), strict=True):
-        alone = prices(program, on)
-        for op, own in zip(first, walk(program.region.body), strict=True):
-            found, wanted = together(op), alone(own)
-            for part in ("sends", "computes"):
-                assert [key for key, _ in getattr(found, part)] == [key for key, _ in getattr(wanted, part)]
-                seconds = [float(it) for _, it in getattr(found, part)]
-                assert seconds == pytest.approx([float(it) for _, it in getattr(wanted, part)], rel=1e-12)
-            assert (found.blocks, found.kernels, found.own) == (wanted.blocks, wanted.kernels, wanted.own)
 
 
 # ---- speed

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.timed_plans import HARDWARE, LAYERS, compiled
-from scalec.compiler.analysis.time.pipeline import BUBBLE, Rows
+from scalec.compiler.analysis.time.clocks import BUBBLE
+from scalec.compiler.analysis.time.pipeline import Rows
 from scalec.compiler.analysis.time.prices import EXPOSED
 from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import Program
