@@ -1,7 +1,7 @@
 """Random expressions of any shape, with every op of the language's table.
 
-Purpose: text that is right but for what only the compiler can say.  What an op needs whole on each rank is left whole
-by the rules that the model is drawn for.  Non-goals: statements (`random_models`).
+Purpose: text that is right but for what only the compiler can say.  The rules that the model is drawn for leave
+whole on each rank what an op needs so.  Non-goals: statements (`random_models`).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -61,7 +61,7 @@ class Volume:
 
 
 def volumes(program: Program, listed: Sequence[Collective]) -> tuple[Volume, ...]:
-    """The volumes of a step's collectives; buckets with layers first.  Of a pipeline, `program` is a rank's."""
+    """The volumes of a step's collectives; buckets with layers first.  `program` is a rank's of a pipeline."""
     alike: dict[tuple[str, ...], list[Bucket]] = {}
     held = (bucket for bucket in program.buckets if bucket.params)  # a rank of a pipeline may have none of one
     for bucket in sorted(held, key=lambda it: not it.layers):

@@ -1,6 +1,6 @@
 """Advice on a plan's time: which plans with one setting changed are faster, and whether they fit.
 
-Of the fastest that do not fit, also what makes them fit: state that is shared out more, smaller microbatches.
+The fastest that do not fit come with what makes them fit: state that is shared out more, smaller microbatches.
 """
 
 from collections.abc import Iterator, Sequence

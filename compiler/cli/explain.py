@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .command import PLAN, Command, count, file_path
 from .compile import Plan, load
+from .output_files import put
 from .shown import show
 from .streams import UsageError
 
@@ -128,12 +129,10 @@ def _trace(found: "Report", path: Path, folder: Path | None) -> None:
     from ..analysis.time.events import events_of
     from ..reports.time_trace import MARK, time_trace
     from .against import recorded_steps
-    from .schedule import check_replaceable, replace
 
     beside = recorded_steps(folder) if folder else ()
     text = time_trace(found.program, events_of(found.program, found.on), beside)
-    check_replaceable(path, text, "trace", MARK)
-    replace(path, text, "trace")
+    put(path, text, "trace", MARK)
     print(f"wrote {path}", file=sys.stderr)
 
 
@@ -174,11 +173,8 @@ def _critical(found: "Report", _plan: Plan, _options: Namespace) -> str:
 def _csv(found: "Report", path: Path) -> None:
     """Writes the ops of the step."""
     from ..reports.op_times import HEADER, as_csv
-    from .schedule import check_replaceable, replace
 
-    text = as_csv(found.ops)
-    check_replaceable(path, text, "csv", ",".join(HEADER))
-    replace(path, text, "csv")
+    put(path, as_csv(found.ops), "csv", ",".join(HEADER))
     print(f"wrote {path}", file=sys.stderr)
 
 

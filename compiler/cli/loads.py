@@ -4,22 +4,20 @@ from argparse import ArgumentParser, Namespace
 
 from .command import Command, file_path
 from .log import read_run
+from .output_files import put
 from .shown import show
 
 
 def loads(options: Namespace) -> None:
     """`scalec loads`."""
     from ..reports.expert_load import MARK, read, svg, text
-    from .schedule import check_replaceable, replace
 
     lacks = "loads of experts: the plan has no `route`, or no step is logged yet"
     found = read_run(options.run, read, lacks)
     if options.svg is None:
         show(text(found))
         return
-    drawn = svg(found)
-    check_replaceable(options.svg, drawn, "svg", MARK)
-    replace(options.svg, drawn, "svg")
+    put(options.svg, svg(found), "svg", MARK)
     print(f"wrote {options.svg}")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from .command import Command, file_path
+from .output_files import put
 from .shown import show
 from .streams import UsageError
 
@@ -25,7 +26,6 @@ def log(options: Namespace) -> None:
 
     from ..reports.run_log import read, text
     from ..reports.run_log_page import MARK, page
-    from .schedule import check_replaceable, replace
 
     if len(options.runs) > MOST:
         raise UsageError(f"log takes at most {MOST} runs")
@@ -35,9 +35,7 @@ def log(options: Namespace) -> None:
     if options.output is None:
         show(text(runs, get_terminal_size((100, 24)).columns))
         return
-    written = page(runs)
-    check_replaceable(options.output, written, "output", MARK)
-    replace(options.output, written, "output")
+    put(options.output, page(runs), "output", MARK)
     print(f"wrote {options.output}")
 
 

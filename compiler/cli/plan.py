@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .command import Command, count, file_path
-from .schedule import check_replaceable, replace
+from .output_files import put
 from .shown import show
 from .streams import PLAN_WRONG, UsageError
 
@@ -45,8 +45,7 @@ def plan(options: Namespace) -> int:
     else:
         show(print_plans(it))
     if options.output and it.text:
-        check_replaceable(options.output, it.text, "output", MARK)
-        replace(options.output, it.text, "output")
+        put(options.output, it.text, "output", MARK)
         print(f"wrote {options.output}", file=sys.stderr)
     return 0 if it.found.fitting else PLAN_WRONG
 
@@ -71,8 +70,7 @@ def _sweep(options: Namespace, file: "ModelFile") -> int:
         files["svg"] = options.svg, svg(points, title, f"{told}; by {goal.hardware.source}"), DRAWN
     for form, (path, text, mark) in files.items():
         if path:
-            check_replaceable(path, text, form, mark)
-            replace(path, text, form)
+            put(path, text, form, mark)
             print(f"wrote {path}", file=sys.stderr)
     print(table, end="")
     return 0 if any(it.best for it in points) else PLAN_WRONG

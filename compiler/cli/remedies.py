@@ -39,7 +39,7 @@ DEEPEST = 3
 def too_large(program: Program, model: Program, source: Source) -> Diagnostic | None:
     """The warning that a plan does not fit its GPU, with what would help; `model` is what its text was resolved to.
 
-    Of an elastic plan the least size is meant, at which a rank needs most.
+    An elastic plan is taken at its least size, at which a rank needs most.
     """
     least = smallest(program)
     now = account(least)

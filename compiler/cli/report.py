@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .command import PLAN, Command, file_path
 from .compile import load
+from .output_files import put
 from .streams import UsageError
 
 if TYPE_CHECKING:
@@ -16,14 +17,12 @@ def report(options: Namespace) -> None:
     """`scalec report`."""
     from ..reports.html import MARK
     from ..reports.html import report as page_of
-    from .schedule import check_replaceable, replace
 
     if len(options.plans) > 2:
         raise UsageError("report takes one plan, or two to compare")
     page = page_of(*(subject(path, proved=options.verify) for path in options.plans), tokens=options.tokens)
     path = options.output or Path(f"{options.plans[0].stem}.html")
-    check_replaceable(path, page, "output", MARK)
-    replace(path, page, "output")
+    put(path, page, "output", MARK)
     print(f"wrote {path}")
 
 

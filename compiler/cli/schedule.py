@@ -1,16 +1,15 @@
 """The command `schedule`: each rank's actions in a plan's pipeline over time, drawn or written to files."""
 
-import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .command import Command, file_path, plan_argument
 from .compile import load
-from .streams import UsageError, cannot_write
+from .output_files import check_replaceable, replace
+from .streams import UsageError
 
 if TYPE_CHECKING:
     from ..ir import Program
@@ -141,38 +140,6 @@ def _writers(table: str) -> "dict[str, Callable[[Picture], str]]":
         "html": lambda picture: html(picture, table),
         "trace": trace,
     }
-
-
-def check_replaceable(path: Path, text: str, form: str, mark: str) -> None:
-    """Only files with the mark are replaced.  Rows have no room for it, and are there to be edited: they never are.
-
-    Raises UsageError; `form` is the option that names the file.
-    """
-    try:
-        if not (path.exists() or path.is_symlink()):
-            return
-        if path.is_symlink() or not path.is_file():
-            raise UsageError(f"`{path}` is not a plain file: choose another with --{form}")
-        content = path.read_bytes()
-    except OSError as error:
-        raise cannot_write(path, error, f"; choose another file with --{form}") from error
-    if content != text.encode() and mark.encode() not in content[:1000]:
-        why = "has other rows" if form == "csv" else "was not written by scalec"
-        raise UsageError(f"`{path}` {why}: move it away, or choose another file with --{form}")
-
-
-def replace(path: Path, text: str, form: str) -> None:
-    """Writes a file, all of it or nothing.  Raises UsageError."""
-    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-    try:
-        with draft.open("xb") as file:
-            file.write(text.encode())
-        draft.replace(path)
-    except OSError as error:
-        raise cannot_write(path, error, f"; choose another file with --{form}") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink()
 
 
 def _arguments(parser: ArgumentParser) -> None:

@@ -3,8 +3,8 @@
 The section's entries as values, read from syntax and shown as plan text.  An expression is read from the
 inside out: `part(transposed("h.{i}.attn.c_attn.weight"), 0, 3)` is the first of three equal parts along
 the first dim, of that tensor transposed.  `interleaved("h.{i}.q.weight", 64)` has the first 64 rows of each head pair
-by pair, (0, 1), (2, 3), …, as GPT-J needs them, which turns neighbours (Wang and Komatsuzaki 2021); with `from=128` the
-64 rows from row 128 on, as DeepSeek-V3 does (DeepSeek-AI 2024).
+by pair, (0, 1), (2, 3), …, as GPT-J needs them, which rotates neighbours (Wang and Komatsuzaki 2021); with `from=128`
+the 64 rows from row 128 on, as DeepSeek-V3 does (DeepSeek-AI 2024).
 `"h.{i}.experts.{experts}.up.weight"` has a tensor for each of the `experts`.
 """
 
@@ -41,7 +41,7 @@ Numbers = Mapping[str, int | float | Fraction]
 class HFWeight:
     """A parameter is part number `part` of `parts` of a tensor, or of its transpose.
 
-    Of each of its heads as many rows as `interleaved` says, from row `skipped` on, are interleaved pairs in the file.
+    In the file, as many rows of each head as `interleaved` says, from row `skipped` on, are interleaved pairs.
     """
 
     param: str

@@ -199,7 +199,7 @@ BYTES_OR_AUTO = Value(
 
 @frozen
 class Skip:
-    """The rule `skip(10)`: a step is skipped whose loss is so many median deviations above those before it."""
+    """The rule `skip(10)`: a step is skipped whose loss is this many median deviations above those before it."""
 
     deviations: float
 

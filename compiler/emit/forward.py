@@ -151,8 +151,8 @@ class Body:
         """Lines of their own for coercions that were to be part of other lines.
 
         And for all else that was, and is no part of the coercion that comes: backward goes by the order in
-        which forward was made.  What is made of parameters alone communicates in none of the two; beside an exchange
-        it runs as the IR says.
+        which forward was made.  Values of parameters alone communicate in none of the two; beside an exchange they
+        are made as the IR says.
         """
         exprs, inside = self._lines.exprs, before.inputs if isinstance(before, Op) else ()
         waiting = [name for name, expr in exprs.items() if expr.ops and name not in inside]

@@ -132,7 +132,7 @@ def _pipeline(program: Program, pipeline: Pipeline) -> dict[str, Any]:
 def _memory(program: Program) -> dict[str, Any]:
     """The memory account of one rank, in bytes; `count` of each saved tensor is for one microbatch.
 
-    Of a pipeline, of the rank that needs most, and of a microbatch in each of its stages.
+    A pipeline's is that of the rank that needs most, and of a microbatch in each of its stages.
     """
     it = account(program)
     return {

@@ -1,8 +1,8 @@
 """Whether the logits of losses are saved for backward, or computed in chunks and never all in memory.
 
-Of a vocabulary that each rank has whole, chunks cost no time: their gradient is made with them.  Of a part of one they
-cost a fourth product of the head's size, since their gradient needs what other ranks have (`runtime.kernels`, whose
-`linear_cross_entropy` counts both).  So a part is made in chunks only where it is large.
+Chunks cost no time where each rank has the whole vocabulary: their gradient is made with them.  Where a rank has a part
+of it they cost a fourth product of the head's size, since their gradient needs what other ranks have
+(`runtime.kernels`, whose `linear_cross_entropy` counts both).  So a part is made in chunks only where it is large.
 """
 
 from math import prod

@@ -163,7 +163,7 @@ class StateAxes:
 class Pipeline:
     """Repeats that are cut into stages over a mesh axis.
 
-    What types and dims say is of all stages together; nothing but sums over stages mentions the axis.  A stage has
+    Types and dims are those of all stages together; nothing but sums over stages mentions the axis.  A stage has
     `layers` layers of the repeats over `dims`, in their order; ops before a repeat's first layer belong to the first
     stage or to that of the layer before, ops after the last one to the last stage.
     """

@@ -58,7 +58,7 @@ def product_call(it: Local) -> Call:
 def logits_work(it: Local, of_x: int = 0, of_w: int = 0, made: int = 1) -> Work:
     """The work of making logits `made` times, and of `of_x` and `of_w` products for the gradients of x and of w.
 
-    What is not a product reads the logits, and writes what takes their place.
+    All but the products reads the logits, and writes what takes their place.
     """
     x = it.types[0]
     k = prod(it.program.local_size(x, dim) for dim in it.op.names("inner"))

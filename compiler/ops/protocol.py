@@ -107,8 +107,8 @@ class Attribute:
 
     One that has its `default` is left out of the IR.  It may name `dims`: "own" are one or several of the first
     operand's, "last" the same but its last one where a plan names none, "any" is one dim of the model, "several" are
-    two or more.  A number is in its `range`; a `share` is from 0 and below 1.  What is `implied` no plan writes: the
-    compiler gives it.
+    two or more.  A number is in its `range`; a `share` is from 0 and below 1.  No plan writes one that is `implied`:
+    the compiler gives it.
     """
 
     name: str

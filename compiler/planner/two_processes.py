@@ -16,7 +16,7 @@ NUMBER = 2
 
 
 def in_two(work: Callable[[Item], Result], items: Sequence[Item], *, worth: int = WORTH) -> list[Result]:
-    """The results, in the order of items.  What `work` raises in either process is raised here."""
+    """The results, in the order of items.  An exception of `work` in either process is raised here."""
     if len(items) < worth or _cores() < 2:
         return [work(item) for item in items]
     queue, read, write = _queue(len(items)), *os.pipe()

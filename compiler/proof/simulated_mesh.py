@@ -71,7 +71,7 @@ class SimulatedMesh:
     def _order(self, dim: str, axes: Sequence[str], size: int) -> list[Array] | None:
         """The positions of `size` that each rank of a joint group holds; None where each holds one part, in order.
 
-        Of 2n chunks rank r of n holds r and 2n - 1 - r, in the order in which what is around them has them.
+        Rank r of n holds chunks r and 2n - 1 - r of 2n, in the order in which what is around them has them.
         """
         if not any((dim, axis) in self.zigzags for axis in axes):
             return None

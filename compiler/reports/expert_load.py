@@ -55,7 +55,7 @@ class Loads:
 
 
 def read(name: str, log: str) -> Loads | None:
-    """The loads of a log of JSON lines; None where no line has any.  Of a step that was repeated, the last."""
+    """The loads of a log of JSON lines; None where no line has any.  The last counts of a step that was repeated."""
     found: dict[int, tuple[Shares, float | None]] = {}
     for line in log.splitlines():
         record = json.loads(line)

@@ -36,8 +36,8 @@ class Keeps:
     """From the input part to the weight part."""
     handed: float = 0
     """Peak memory of values between stages: each from where its message begins, or from the action that makes it for a
-    stage of the same rank, to the action that takes it.  Of what a stage sends one of each kind is under way until the
-    next."""
+    stage of the same rank, to the action that takes it.  One value of each kind that a stage sends is under way until
+    the next."""
     cuts: tuple[float, ...] = ()
     """Bytes that each stage hands to the next, and gets back, where stages differ."""
 

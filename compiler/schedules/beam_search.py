@@ -4,8 +4,8 @@ A search by levels, each one cell longer than the last, that keeps the most prom
 has to drop one, no order is better than what it finds.
 
 It branches as Giffler and Thompson (1960) do: of all that could be next something ends first, on some rank, and in some
-best order what that rank does next begins before that end.  What takes memory may also be left for later, since others
-may need it more; then the same holds of the rest.
+best order what that rank does next begins before that end.  An action that takes memory may also be left for later,
+since others may need it more; then the same holds of the rest.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -43,7 +43,7 @@ class Rule:
 def rules(task: Task) -> Iterator[Rule]:
     """Rules in the order in which they tend to be good: like 1F1B with weight parts in the gaps, like GPipe last.
 
-    Of little memory the first of a rank's stages would take all: less far ahead, it leaves some to the others.
+    The first of a rank's stages would take all of little memory: less far ahead, it leaves some to the others.
     """
     times, stages = task.times, task.stages
     weight, forward = sum(times.weight) / stages, sum(times.forward) / stages

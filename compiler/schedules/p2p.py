@@ -67,8 +67,8 @@ def _ends(schedule: Schedule) -> "CellTable":
     codes = each[:, cells.like].ravel()
     there = np.flatnonzero(codes >= 0)
     of, codes = there % len(cells.like), codes[there]
-    homes = np.array(schedule.stage_to_rank)[codes // len(Work)]
-    return coded(schedule, homes, of, cells.microbatch[of], codes)
+    ranks = np.array(schedule.stage_to_rank)[codes // len(Work)]
+    return coded(schedule, ranks, of, cells.microbatch[of], codes)
 
 
 def _in_order(ends: "CellTable", found: Timed) -> Schedule:
@@ -81,11 +81,11 @@ def _in_order(ends: "CellTable", found: Timed) -> Schedule:
     from .cell_table import cell_table
     from .message_groups import message_groups
 
-    turn = np.full(len(found.start), inf)
-    turn[found.order] = np.arange(len(found.order))
-    turn[found.start != found.end] = inf
+    place = np.full(len(found.start), inf)
+    place[found.order] = np.arange(len(found.order))
+    place[found.start != found.end] = inf
     of = ends.at
-    order = np.lexsort((found.cells.rank[of], ends.are_messages, turn[of], found.start[of], ends.rank))
+    order = np.lexsort((found.cells.rank[of], ends.are_messages, place[of], found.start[of], ends.rank))
     cells = ends.where(order)
     starts = np.searchsorted(cells.rank, range(ends.schedule.ranks + 1))
     actions = [*map(ends.actions.__getitem__, order)]

@@ -136,8 +136,8 @@ class Progress:
     def when(self) -> tuple[float, ...]:
         """When each rank can go on, and with what; of two orders that are as far, a better one has all this earlier."""
         when = [*self.free]
-        for stage, home in enumerate(self.task.stage_to_rank):
-            free = self.free[home]
+        for stage, rank in enumerate(self.task.stage_to_rank):
+            free = self.free[rank]
             when += (max(free, time) for time in self.arrived[stage][self.filling.forwards[stage] :])
             when += (max(free, time) for time in self.returned[stage][self.filling.backwards[stage] :])
         return tuple(when)

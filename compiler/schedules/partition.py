@@ -16,7 +16,7 @@ def balanced(costs: tuple[int, ...], first: int, last: int, count: int) -> tuple
     """How many of the items, in order, each of `count` stages has: the dearest stage as cheap as can be.
 
     The first and the last stage cost so much more, and alone may have no item: of items there are `count` - 2 at least.
-    Of several such divisions it is the one whose costs have the least sum of squares.
+    Among several such divisions it is the one whose costs have the least sum of squares.
     """
     extra = [0] * count
     extra[0] += first

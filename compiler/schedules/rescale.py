@@ -1,8 +1,8 @@
 """A schedule's rows for other numbers of ranks and microbatches: what `check` finds right stays so.
 
-What is left out of an order leaves an order: a stage waits for the one before, and so for all before that.  What is
-added is done at once by the one that it waits for: a further stage right after the last one, a further microbatch when
-all others are done.
+An order without some stages or microbatches is an order still: a stage waits for the one before, and so for all before
+that.  An added action is done at once by the one that it waits for: a further stage right after the last one, a further
+microbatch when all others are done.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def _chosen_ranks(schedule: Schedule, count: int) -> list[int]:
 
 def _with_ranks(schedule: Schedule, ranks: list[int]) -> Schedule:
     """The schedule of these ranks alone, with their stages, renumbered."""
-    own = [stage for stage, home in enumerate(schedule.stage_to_rank) if home in ranks]
+    own = [stage for stage, rank in enumerate(schedule.stage_to_rank) if rank in ranks]
     numbers = {stage: number for number, stage in enumerate(own)}
     rows = (tuple(evolve(each, stage=numbers[each.stage]) for each in schedule.rows[rank]) for rank in ranks)
     stage_to_rank = tuple(ranks.index(schedule.stage_to_rank[stage]) for stage in own)

@@ -16,10 +16,10 @@ EITHER = {"files": "set", "set": "files"}
 def merge(base: Section, over: Section) -> Section:
     """`base` with the entries of `over` in the place of those of the same key, and the others of `over` after them.
 
-    Sections in sections merge likewise, if they have the same name or `over` gives none.  Of a kind of which there is
-    one, that of another name is replaced.  Rules of `over` replace all rules of `base`, since their order is their
-    priority; sets of data replace its files.  Axes of a mesh are in an order too.  Raises PlanError where `over` leaves
-    that open.
+    Sections in sections merge likewise, if they have the same name or `over` gives none.  A section of a kind that
+    there is one of replaces that of another name.  Rules of `over` replace all rules of `base`, since their order is
+    their priority; sets of data replace its files.  Axes of a mesh are in an order too.  Raises PlanError where `over`
+    leaves that open.
     """
     if base.kind.name == MESH and _gives_order(base, over):
         return evolve(base, entries=over.entries)

@@ -90,8 +90,8 @@ class _Call:
     def _seconds(self, wrt: Sequence[int]) -> tuple[float, float]:
         """The medians of forward, and of backward for these operands.
 
-        What a step has made long before lies in no cache: weights, and in backward what forward has saved.  A first
-        round, in which memory is new to the process, is left out.
+        Tensors that a step has made long before lie in no cache: weights, and in backward what forward has saved.  A
+        first round, in which memory is new to the process, is left out.
         """
         forward, backward = list[float](), list[float]()
         while len(forward) < self._at_once + REPEATS:

@@ -174,7 +174,7 @@ _NEEDED = (
 def untried(version: str) -> str:
     """A line for a version of torch that is newer than those that were tried; "" for others.  RunError if it cannot be.
 
-    What is called here may change in any.
+    Functions that are called here may change in any.
     """
     if lacking := [name for holder, name in _NEEDED if not hasattr(holder, name)]:
         tried = ".".join(map(str, NEWEST))

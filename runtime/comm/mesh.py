@@ -173,7 +173,7 @@ class Mesh:
     def _make_all(self) -> None:
         """All groups of axes.
 
-        What is compared over which axes follows from what a rank holds, and that differs from stage to stage; but all
+        A rank compares its state over axes that follow from what it holds, which differs from stage to stage; but all
         ranks make groups in one order.
         """
         for count in range(1, len(self.axes) + 1):

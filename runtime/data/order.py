@@ -70,7 +70,7 @@ def _rounded(weights: Sequence[int]) -> list[int]:
 def spread(weights: Sequence[int]) -> list[int]:
     """Which set each of sum(weights) samples is of: of the first n of them, a share within 1 of n times a set's weight.
 
-    Of the sets that may come, the one that must come soonest (Tijdeman, The chairman assignment problem, 1980).
+    Among the sets that may come it is the one that must come soonest (Tijdeman, The chairman assignment problem, 1980).
     """
     total, parts = sum(weights), max(1, 2 * len(weights) - 2)
     counts, cycle = [0] * len(weights), list[int]()

@@ -1,6 +1,6 @@
 """A router's choice of experts for each token, their gates, and its losses.
 
-Scores are softmax(logits) over all experts, or sigmoid(logits).  Of equal ones the lower index is chosen.  All is in
+Scores are softmax(logits) over all experts, or sigmoid(logits).  Ties go to the lower index.  All is in
 float32 at least.  Choices are decisions: a call that backward does again gets those of its first run (`decided`).
 """
 

@@ -1,6 +1,6 @@
 """An elastic run on the ranks that are left: the largest mesh that they make, and spare ranks that stand by.
 
-torchrun starts WORLD_SIZE ranks, as many as its nodes have.  Those for which the mesh has no place wait until the run
+torchrun starts WORLD_SIZE ranks, as many as its nodes have.  Ranks for which the mesh has no place wait until the run
 ends, or until their launcher, which notices that nodes go or come, starts all ranks anew.
 """
 

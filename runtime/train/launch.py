@@ -41,7 +41,7 @@ def settle_streams() -> None:
 def end_with_launcher() -> None:
     """Has Linux kill this rank when the torchrun that has started it ends in any way: nobody would end it, or see it.
 
-    What was saved is whole at any moment.
+    Saved files are whole at any moment.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
         return

@@ -117,7 +117,7 @@ class Account:
 def account(program: Program) -> Account:
     """The account of a program after the last pass, on the device that its cluster names: a GPU, or else the CPU.
 
-    Of a pipeline, that of the rank that needs most; of ranks with experts, that of one with the load of `with_room`.
+    A pipeline's is that of the rank that needs most; with experts, that of a rank with the load of `with_room`.
     """
     return max(accounts(program), key=lambda it: it.total)
 

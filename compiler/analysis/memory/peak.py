@@ -283,7 +283,7 @@ def update(storages: Storages) -> PeakSnapshot:
 def _sent(storages: Storages) -> int:
     """Bytes of the largest gradient that is cast for its reduction; they go one after the other.
 
-    Those of layers have gone by then; those of stages are counted in the row.
+    Casts of layers' gradients have gone by then; stages' are counted in the row.
     """
     pipeline = storages.program.pipeline
     stacked = {bucket.dim for bucket in storages.program.buckets if bucket.layers or pipeline}

@@ -1,8 +1,8 @@
 """Memory of a pipeline's rank over its row: what its stages keep of microbatches, and what crosses the cuts.
 
 Purpose: the row action by action; while one runs, what it does is in memory as `peak` has it of the stage alone.
-Of what is sent one value of each kind is under way, as the runtime has it, and of what is received the memory is there
-from where its message begins.
+One value of each kind that is sent is under way, as the runtime has it; a value that is received has its memory from
+where its message begins.
 Non-goals: what an allocator loses.
 """
 
@@ -159,7 +159,7 @@ def _at(it: Beside, cell: int, of: Sequence[Stage], own: "Chunks") -> PeakSnapsh
 class Chunks:
     """Memory of a rank's chunks for a while: weights that are freed, gradients that are sent as another type.
 
-    Of each bucket one such gradient is under way at most, and the last to the end of the row.
+    Each bucket has at most one such gradient under way, and the last to the end of the row.
     """
 
     def __init__(self, program: Program, pipeline: Pipeline, rank: int) -> None:

@@ -1,7 +1,7 @@
 """The critical path of a step: the chain of ops and collectives that makes it as long as it is; the slack of others.
 
-The critical path method (Kelley and Walker 1959) on the graph of what waits for what, networkx's.  Of a pipeline its
-nodes are actions, whose ops count by the time that they take of them.
+The critical path method (Kelley and Walker 1959) on the graph of what waits for what, networkx's.  The nodes of
+a pipeline are actions, whose ops count by the time that they take of them.
 """
 
 from bisect import bisect_right, insort

@@ -114,7 +114,7 @@ class Report:
     def held(self, kind: str) -> float | None:
         """The part of the GPU's rate that ops of a kind hold, of operations or of bytes; None where none are known.
 
-        Of memory-bound ops it is that of those which do nothing else.
+        The memory-bound ops that count are those which do nothing else.
         """
         rows, is_counted = [row for row in self.ops if kind in row.computes], kind in ("products", "attention")
         rows = rows if is_counted else [row for row in rows if len(row.computes) == 1]

@@ -1,7 +1,7 @@
 """From the configuration of a Hugging Face model (`config.json`) to a plan that trains the same model.
 
 A plan with the model in it, one file to read and change: the text of a model of `plans/models` with the
-configuration's sizes.  What a plan cannot express is an error at its field, never left out in silence."""
+configuration's sizes.  A field that no plan can express is an error at its place, never left out in silence."""
 
 from collections.abc import Callable
 

@@ -44,7 +44,7 @@ class Used:
 class BucketGroup:
     """A bucket to be: its parameters in the order of the optimizer's groups, and the axes that share it out.
 
-    `turns` are the dims of repeats whose turns have a buffer each.  Each of these is gathered where it is used if
+    `layers` are the dims of repeats whose layers have a buffer each.  Each of these is gathered where it is used if
     `reshard_after_forward`, and reduced in each microbatch if `shard_gradients`.
     """
 

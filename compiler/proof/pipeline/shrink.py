@@ -1,8 +1,8 @@
 """A pipeline at small sizes: its stages with few layers each, its rows for few microbatches.
 
 On few ranks the same kinds of stages: a first and a last one that have layers if the plan's have, one that has
-more layers than the others, and cuts where as different values cross as at the plan's.  What the step says of ranks by
-their numbers is said of the small pipeline's.
+more layers than the others, and cuts where as different values cross as at the plan's.  Ranks that the step
+names by their numbers are the small pipeline's.
 """
 
 from collections.abc import Mapping

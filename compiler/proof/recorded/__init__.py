@@ -4,8 +4,8 @@ Order is exact in backward too.  autograd runs, of the nodes that are ready, the
 in the order of the program, so backward is the program's exact reverse, and the IR's backward is that of the IR.  A
 collective that is awaited later is recorded, and is in the plan, where it begins.
 
-A record cannot show that two calls of one kind, group, shape and dtype changed places.  Of rows of experts the plan
-does not know how many a rank sends: `rows` compares their numbers with each other.
+A record cannot show that two calls of one kind, group, shape and dtype changed places.  The plan does not know how many
+rows of experts a rank sends: `rows` compares their numbers with each other.
 """
 
 from collections import Counter

@@ -67,7 +67,7 @@ def _meeting(calls: Sequence[Sequence[tuple[Stretch, Call]]], at: Sequence[int],
 def _alike(calls: Sequence[Call]) -> bool:
     """Whether the ranks of a group, in its order, make one call; with torch's other ops only the root may send.
 
-    Of parts that are not equal each rank has from another one as much as that sends it.
+    Where parts are not equal, each rank has from another one as much as that sends it.
     """
     if any("::" in call.op for call in calls):
         return len({call.op for call in calls}) == 1

@@ -17,7 +17,7 @@ from .files import Call
 class Expected:
     """A call of the plan: the value it makes, and the plan's line that asks for it.
 
-    Of rows of experts, ranks send `rows` on average, or, if `drops`, that at most.
+    Where rows of experts are sent, each rank sends `rows` on average, or, if `drops`, at most.
     """
 
     call: Call
