@@ -36,7 +36,7 @@ APART = {
     "library": ("entry",),
     "time": ("compiler/analysis/time", "compiler/reports/time.py"),
     "calibration": ("runtime/calibrate",),
-    "search of plans": ("compiler/planner",),
+    "search of plans": ("compiler/cli/planner",),
     "memory account": ("compiler/analysis/memory", "compiler/schedules/activation_memory.py"),
     "reports": ("compiler/reports",),
     "read-back": ("compiler/emit/readback", "compiler/emit/dtensor/readback"),

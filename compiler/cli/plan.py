@@ -14,8 +14,8 @@ from .streams import PLAN_WRONG, UsageError
 
 if TYPE_CHECKING:
     from ..analysis.hardware import Hardware
-    from ..planner import Goal, ModelFile
-    from ..planner.search import Found
+    from .planner import Goal, ModelFile
+    from .planner.search import Found
 
 MARK = "Found by `scalec plan`"
 """Begins the plans that the command writes, which it overwrites."""
@@ -26,9 +26,9 @@ EXAMPLES = {"gpus": "--gpus 64", "cluster": "--cluster h100_sxm, or a file of fi
 
 def plan(options: Namespace) -> int:
     """`scalec plan`; returns the exit status."""
-    from ..planner import ModelFile, planned
-    from ..planner.report import as_json, print_plans
     from ..syntax.limits import load
+    from .planner import ModelFile, planned
+    from .planner.report import as_json, print_plans
 
     file = ModelFile(load(options.model))
     if options.sweep:
@@ -52,9 +52,9 @@ def plan(options: Namespace) -> int:
 
 def _sweep(options: Namespace, file: "ModelFile") -> int:
     """The best plans at many points: a table, or files."""
-    from ..planner.curves import MARK as DRAWN
-    from ..planner.curves import svg
-    from ..planner.sweep import GOALS, csv, swept
+    from .planner.curves import MARK as DRAWN
+    from .planner.curves import svg
+    from .planner.sweep import GOALS, csv, swept
 
     axes = swept_axes(options.sweep)
     for name in axes:
@@ -77,8 +77,8 @@ def _sweep(options: Namespace, file: "ModelFile") -> int:
 
 
 def _no_axis(name: str, file: "ModelFile") -> str:
-    from ..planner.sweep import GOALS
     from ..syntax.diagnostics import did_you_mean, listing
+    from .planner.sweep import GOALS
 
     known = (*GOALS, *file.sizes)
     dims = "" if file.sizes else ", and of a file with a model alone the sizes of its dims"
@@ -109,7 +109,7 @@ def swept_axes(text: str) -> dict[str, list[int | str]]:
 
 
 def _goal(options: Namespace, file: "ModelFile") -> "Goal":
-    from ..planner import Goal
+    from .planner import Goal
 
     for name in EXAMPLES:
         if not getattr(options, name):
@@ -143,9 +143,9 @@ def _hardware(cluster: str, path: Path | None, per_node: int | None) -> "Hardwar
 
 def keeps(text: str) -> dict[str, object]:
     """The values that `--keep tp=8,zero=3` fixes, by fields of a choice.  Raises UsageError."""
-    from ..planner.choice import RECOMPUTE
-    from ..planner.space import FLAGS, SCHEDULES, VIA
     from ..syntax.diagnostics import listing
+    from .planner.choice import RECOMPUTE
+    from .planner.space import FLAGS, SCHEDULES, VIA
 
     words = {"recompute": RECOMPUTE, "schedule": SCHEDULES[1:], "via": VIA[1:], **dict.fromkeys(FLAGS, ("on", "off"))}
     numbers = ("pp", "dp", "cp", "ep", "tp", "zero", "microbatch", "chunks", "prefetch")

@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import evolve, fields, frozen
 
+from ...analysis.context_parallel import STRATEGIES
 from .choice import CHUNKED, RECOMPUTE, REGATHER, SELECTIVE, Choice
 from .facts import Facts
 from .goal import Goal
@@ -17,7 +18,7 @@ from .goal import Goal
 Column = Any
 """A numpy array with a number for each choice."""
 
-VIA = ("", "gather", "ring", "ulysses")
+VIA = ("", *STRATEGIES)
 SCHEDULES = ("", "1f1b", "interleaved_1f1b", "zb_h1", "interleaved_zero_bubble", "zbv", "dualpipev")
 WORDS: Mapping[str, Sequence[str]] = {"recompute": RECOMPUTE, "via": VIA, "schedule": SCHEDULES}
 """Settings that are words; a column has their place."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..syntax.source import Source
+from ...syntax.source import Source
 from .choice import CHUNKED, FULL, HALF, NONE, REGATHER, SELECTIVE, Choice
 from .facts import Facts
 from .goal import Goal

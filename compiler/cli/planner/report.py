@@ -6,10 +6,10 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from ..config.gpus import GIB
-from ..config.units import counted
-from ..reports.summary import parameters, table
-from ..reports.time import expected, seconds
+from ...config.gpus import GIB
+from ...config.units import counted
+from ...reports.summary import parameters, table
+from ...reports.time import expected, seconds
 from .choice import Choice
 from .exact import Priced
 from .goal import Goal

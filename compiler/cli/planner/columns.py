@@ -5,7 +5,7 @@ from functools import partial
 
 from attrs import astuple, fields
 
-from ..syntax.diagnostics import PlanError
+from ...syntax.diagnostics import PlanError
 from .cells import OWN, Cell, cell
 from .choice import FULL, HALF, NONE, RECOMPUTE, Choice
 from .facts import Facts

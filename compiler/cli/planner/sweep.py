@@ -5,8 +5,8 @@ from itertools import product
 
 from attrs import evolve, frozen
 
-from ..frontend import resolve
-from ..syntax.diagnostics import PlanError
+from ...frontend import resolve
+from ...syntax.diagnostics import PlanError
 from .choice import FULL, NONE
 from .columns import Cells
 from .exact import Priced

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from ..config.gpus import GIB
-from ..frontend import resolve
-from ..reports.time import seconds
-from ..syntax.formatter import format_plan
+from ...config.gpus import GIB
+from ...frontend import resolve
+from ...reports.time import seconds
+from ...syntax.formatter import format_plan
 from .exact import Priced, price
 from .facts import Facts
 from .goal import Goal

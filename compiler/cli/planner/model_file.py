@@ -7,11 +7,11 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ..frontend.load_plan import SHIPPED
-from ..syntax import tree
-from ..syntax.package_data import folder
-from ..syntax.parser import parse_plan
-from ..syntax.source import Source, Span
+from ...frontend.load_plan import SHIPPED
+from ...syntax import tree
+from ...syntax.package_data import folder
+from ...syntax.parser import parse_plan
+from ...syntax.source import Source, Span
 
 NAMES, TRAIN, WATCH = "names", "train", "watch"
 

@@ -4,9 +4,9 @@ from functools import cached_property
 
 from attrs import frozen
 
-from ..analysis.recompute import cheap
-from ..ir import DATA_DIMS, Program, Region, regions_in, walk_regions
-from ..ops import roles
+from ...analysis.recompute import cheap
+from ...ir import DATA_DIMS, Program, Region, regions_in, walk_regions
+from ...ops import roles
 
 
 @frozen

@@ -7,9 +7,9 @@ from math import inf, prod
 
 from attrs import frozen
 
-from ..analysis.communication import active_count
-from ..analysis.time.report import FULL as NEARLY
-from ..ir import PRECISIONS
+from ...analysis.communication import active_count
+from ...analysis.time.report import FULL as NEARLY
+from ...ir import PRECISIONS
 from .choice import AXES, FULL, HALF, RECOMPUTE, Choice
 from .columns import Cells, cell_columns
 from .estimate import Estimate, estimate, fill

@@ -6,8 +6,8 @@ from math import prod
 
 from attrs import frozen
 
-from ..analysis.time.seconds import larger, smaller
-from ..ir import ITEM_BYTES, PRECISIONS, Param
+from ...analysis.time.seconds import larger, smaller
+from ...ir import ITEM_BYTES, PRECISIONS, Param
 from .facts import Facts
 from .space import SCHEDULES, Column, where
 

@@ -8,8 +8,9 @@ from math import inf
 
 from attrs import evolve, field, frozen
 
-from ..config.gpus import GIB
-from ..reports.time import seconds
+from ...analysis.context_parallel import STRATEGIES
+from ...config.gpus import GIB
+from ...reports.time import seconds
 from .choice import CHUNKED, NONE, RECOMPUTE, Choice
 from .exact import Priced, Unpriced
 from .two_processes import in_two
@@ -146,7 +147,7 @@ def _orders(of: Choice) -> Iterator[Choice]:
     if of.pp == 1 and 0 < of.zero < 3:
         yield of.on(zero=of.zero + 1)
     if of.cp > 1:
-        yield from (of.on(via=via) for via in ("gather", "ring", "ulysses") if via != of.via)
+        yield from (of.on(via=via) for via in STRATEGIES if via != of.via)
 
 
 def _tidy(of: Choice) -> Choice:

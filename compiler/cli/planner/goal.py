@@ -4,8 +4,8 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ..analysis.hardware import Hardware
-from ..config.gpus import GIB, GPUS
+from ...analysis.hardware import Hardware
+from ...config.gpus import GIB, GPUS
 
 
 @frozen

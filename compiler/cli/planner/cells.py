@@ -9,14 +9,14 @@ from functools import partial
 
 from attrs import evolve, frozen
 
-from ..analysis.memory import account
-from ..analysis.memory.aliasing import Storages
-from ..analysis.memory.liveness import is_put_off, put_off
-from ..analysis.time.prices import Prices, prices
-from ..analysis.time.timeline import seconds_of
-from ..frontend import resolve
-from ..ir import ITEM_BYTES, Enter, Op, Program, Region, Stmt, walk
-from ..passes import passed
+from ...analysis.memory import account
+from ...analysis.memory.aliasing import Storages
+from ...analysis.memory.liveness import is_put_off, put_off
+from ...analysis.time.prices import Prices, prices
+from ...analysis.time.timeline import seconds_of
+from ...frontend import resolve
+from ...ir import ITEM_BYTES, Enter, Op, Program, Region, Stmt, walk
+from ...passes import passed
 from .choice import Choice
 from .facts import Facts
 from .goal import Goal

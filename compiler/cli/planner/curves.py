@@ -5,7 +5,7 @@ from itertools import pairwise
 from math import log2
 from typing import Any
 
-from ..syntax.package_data import filled
+from ...syntax.package_data import filled
 from .sweep import Point
 
 MARK = "Drawn by scalec plan"

@@ -10,24 +10,24 @@ import pytest
 from attrs import evolve
 
 from scalec.compiler.analysis.hardware import named
+from scalec.compiler.cli.planner import planned
+from scalec.compiler.cli.planner.choice import Choice
+from scalec.compiler.cli.planner.columns import cell_columns
+from scalec.compiler.cli.planner.estimate import estimate
+from scalec.compiler.cli.planner.exact import Priced, Unpriced, price
+from scalec.compiler.cli.planner.facts import Facts
+from scalec.compiler.cli.planner.goal import Goal
+from scalec.compiler.cli.planner.model_file import ModelFile
+from scalec.compiler.cli.planner.plan_text import bare_plan, plan
+from scalec.compiler.cli.planner.search import Found, search
+from scalec.compiler.cli.planner.space import Space, divisors, space
+from scalec.compiler.cli.planner.two_processes import in_two
 from scalec.compiler.frontend import resolve
 from scalec.compiler.passes import compile_plan
-from scalec.compiler.planner import planned
-from scalec.compiler.planner.choice import Choice
-from scalec.compiler.planner.columns import cell_columns
-from scalec.compiler.planner.estimate import estimate
-from scalec.compiler.planner.exact import Priced, Unpriced, price
-from scalec.compiler.planner.facts import Facts
-from scalec.compiler.planner.goal import Goal
-from scalec.compiler.planner.model_file import ModelFile
-from scalec.compiler.planner.plan_text import bare_plan, plan
-from scalec.compiler.planner.search import Found, search
-from scalec.compiler.planner.space import Space, divisors, space
-from scalec.compiler.planner.two_processes import in_two
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
 
-PLANS = Path(__file__).parents[2] / "plans"
+PLANS = Path(__file__).parents[3] / "plans"
 
 CELLS = {
     "8B on 64": ("llama3_8b.scale", 64, 256, 8192),

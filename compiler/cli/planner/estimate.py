@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from ..analysis.time.seconds import larger, of_message, smaller
-from ..ir import Axis
-from ..ops import Message
+from ...analysis.time.seconds import larger, of_message, smaller
+from ...ir import Axis
+from ...ops import Message
 from .choice import AXES
 from .facts import Facts
 from .goal import Goal

@@ -5,17 +5,17 @@ from math import inf
 
 from attrs import evolve, field, frozen
 
-from ..analysis.memory import account, capacity
-from ..analysis.time import operations
-from ..analysis.time.clocks import BUBBLE
-from ..analysis.time.prices import EXPOSED
-from ..analysis.time.report import FULL
-from ..analysis.time.step import step_time
-from ..frontend import resolve
-from ..ir import PRECISIONS, Program
-from ..passes import lower, passed
-from ..proof import Case, verify_alike
-from ..syntax.diagnostics import PlanError
+from ...analysis.memory import account, capacity
+from ...analysis.time import operations
+from ...analysis.time.clocks import BUBBLE
+from ...analysis.time.prices import EXPOSED
+from ...analysis.time.report import FULL
+from ...analysis.time.step import step_time
+from ...frontend import resolve
+from ...ir import PRECISIONS, Program
+from ...passes import lower, passed
+from ...proof import Case, verify_alike
+from ...syntax.diagnostics import PlanError
 from .choice import Choice
 from .facts import Facts
 from .goal import Goal
