@@ -1,6 +1,6 @@
 """`.venv/bin/python benchmarks/fit_profiles.py ROWS.csv [--left-out COLUMN…] [--write]`: frameworks' profiles, fitted.
 
-Fits the profiles of `compiler/analysis/hardware/frameworks` and the shared constants of `predicting` to published
+Fits the profiles of `predicting/frameworks` and the shared constants of `predicting` to published
 steps: least squares of the logarithm of predicted over measured, robust, each source weighted by the root of its rows,
 with priors that hold where rows say nothing.  Deterministic.  Prints the errors of what is fitted, and those of rows
 that were left out of the fit: one value of `source`, `model`, `framework` or `gpu` at a time.  `--write` writes files.
@@ -19,12 +19,10 @@ from attrs import frozen
 from measure import table
 from predicting.batch import Array, Batch
 from predicting.errors import by_group
+from predicting.frameworks import DEFAULT, FOLDER, NUMBERS, profile, profile_of, profiles
 from predicting.rows import read
 from predicting.steps import steps
 from predicting.training import read_work
-
-from scalec.compiler.analysis.hardware.files import FOLDER
-from scalec.compiler.analysis.hardware.frameworks import DEFAULT, NUMBERS, profile, profile_of, profiles
 
 SPREAD = {
     "host": 0.25, "host_tp": 0.25, "collective": 0.7, "step": 1.0, "traffic": 0.4, "rate": 0.04, "beside": 0.4,
@@ -186,7 +184,7 @@ def write(values: Mapping[Name, float]) -> None:
         numbers = {name: values.get((it, name), getattr(profile(it), name)) for name in NUMBERS}
         if it != DEFAULT:
             text = "Fitted to published steps by benchmarks/fit_profiles.py."
-            (FOLDER / "frameworks" / f"{it}.toml").write_text(_toml(text, numbers))
+            (FOLDER / f"{it}.toml").write_text(_toml(text, numbers))
 
 
 def _toml(comment: str, numbers: Mapping[str, float]) -> str:

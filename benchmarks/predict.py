@@ -18,11 +18,10 @@ from time import perf_counter
 
 from predicting import figures, memory, pipeline
 from predicting.errors import by_group, print_choices, print_worst
+from predicting.frameworks import read_profile
 from predicting.reserved import print_errors
 from predicting.rows import Row, read
 from predicting.training import predicted, read_work
-
-from scalec.compiler.analysis.hardware.frameworks import read_profile
 
 
 def main() -> None:

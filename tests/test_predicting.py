@@ -12,9 +12,8 @@ import attrs
 import numpy
 import pytest
 
-from scalec.compiler.analysis.hardware import known_clusters, load
+from scalec.compiler.analysis.hardware import load
 from scalec.compiler.analysis.hardware.files import FOLDER
-from scalec.compiler.analysis.hardware.frameworks import DEFAULT, NUMBERS, profile, profile_of, profiles
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -22,6 +21,13 @@ Predict = Callable[..., Mapping[str, Mapping[str, Any]]]
 
 PIPELINE = "id,layers,hidden,heads,seq,gpu,pp,schedule,micro_batch,microbatches,samples_s_gpu,bubble_rate,\
 T_F_ms,T_B_ms,T_W_ms,T_comm_ms"
+
+
+@pytest.fixture
+def frameworks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of frameworks' profiles."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("predicting.frameworks")
 
 
 @pytest.fixture
@@ -201,10 +207,11 @@ def test_a_congested_network_is_as_slow_as_the_jobs_all_reduce(predict: Predict)
     assert 1.5 * slow < slower < 2 * slow
 
 
-def test_a_given_profile_serves_for_all_frameworks(predict: Predict, tmp_path: Path) -> None:
+def test_a_given_profile_serves_for_all_frameworks(predict: Predict, frameworks: Any, tmp_path: Path) -> None:
     """Its seconds of a step besides are added to each; without it, those of each row's own."""
     own = tmp_path / "own.toml"
-    numbers = attrs.asdict(attrs.evolve(profile(DEFAULT), step=profile(DEFAULT).step + 2))
+    default = frameworks.profile(frameworks.DEFAULT)
+    numbers = attrs.asdict(attrs.evolve(default, step=default.step + 2))
     own.write_text("\n".join(f"{name} = {value}" for name, value in numbers.items()))
     rows = text(here={}, there={"framework": "nanotron"})
     plain, given = predict(rows), predict(rows, "--profile", str(own))
@@ -251,19 +258,19 @@ def test_rows_without_a_time_or_a_cluster_are_predicted_as_those_with_one(predic
     assert found["timed"] == found["open"] == found["failed"]
 
 
-def test_profiles_are_numbers_that_a_frameworks_name_finds() -> None:
+def test_profiles_are_numbers_that_a_frameworks_name_finds(frameworks: Any) -> None:
+    profile_of = frameworks.profile_of
     assert {profile_of(name) for name in ("megatron-2021", "Megatron-LM", "megatron")} == {"megatron"}
     assert profile_of("megatron-deepspeed-2022") == "megatron_deepspeed"
-    assert profile_of("another") == DEFAULT
-    assert len(NUMBERS) <= 12
-    for name in profiles():
-        assert 0 < profile(name).host < 1
+    assert profile_of("another") == frameworks.DEFAULT
+    assert len(frameworks.NUMBERS) <= 12
+    for name in frameworks.profiles():
+        assert 0 < frameworks.profile(name).host < 1
 
 
 def test_shipped_clusters_describe_hardware() -> None:
-    for name in known_clusters():
-        on = load(FOLDER / "clusters" / f"{name}.toml")
-        assert name.startswith(on.name), name
+    for path in (FOLDER / "clusters").glob("*.toml"):
+        assert path.stem.startswith(load(path).name), path
 
 
 def test_no_row_source_or_model_of_published_files_is_named_in_code_or_profiles() -> None:

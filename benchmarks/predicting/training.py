@@ -11,10 +11,10 @@ from attrs import evolve, frozen
 
 from scalec.compiler.analysis.hardware import Hardware, load, named
 from scalec.compiler.analysis.hardware.files import FOLDER
-from scalec.compiler.analysis.hardware.frameworks import NUMBERS, Framework, profile, profile_of
 from scalec.compiler.syntax.diagnostics import PlanError
 
 from .batch import Array, Batch, batch
+from .frameworks import NUMBERS, Framework, profile, profile_of
 from .plans import compiled, degree, plan
 from .reserved import reserved
 from .rows import Row, Unsaid, why

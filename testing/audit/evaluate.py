@@ -14,7 +14,6 @@ from itertools import chain
 from attrs import evolve, frozen
 
 from ...compiler.ir import Program
-from ...compiler.proof.float64 import Reals
 from ...compiler.proof.interpreter import Outcome, Rows, ShapeError, Watch, Where, differing, nothing
 from ...compiler.proof.pipeline.rows import LossError, RowsError, run_rows
 from ...compiler.proof.pipeline.shrink import renumbered
@@ -27,6 +26,7 @@ from ...compiler.proof.small_sizes import Sizes, meshes
 from ...compiler.proof.tensors import Numbers, Tensor
 from ...compiler.schedules.check import problems
 from ...compiler.schedules.rendezvous import rendezvous
+from ..float64 import Reals
 from .mutants import Mutant, chunk_mutants, mutants, row_mutants
 from .mutants.faults import FAULTS
 from .replay import Memory, Replay, forward

@@ -6,8 +6,8 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from scalec.compiler.proof.float64 import Reals
 from scalec.runtime import Mesh, rope_frequencies
+from scalec.testing.float64 import Reals
 
 CASES = [(64, 1e4, 40.0, 32.0, 1.0, 4096.0), (64, 1e6, 4.0, 32.0, 1.0, 32768.0), (8, 1e4, 8.0, 32.0, 1.0, 64.0)]
 PLACE = 1000

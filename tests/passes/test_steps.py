@@ -12,7 +12,6 @@ from helpers.plan_table import DP_TP, NO_DP, PLANS
 from helpers.small_plans import ALL_OVER_TP, ATTENTION, DIMS, HEAD, MLP, PARALLEL_BLOCK, START, WITH_SEQ, Plan
 from scalec.compiler.ir import Leave, Region, Type, Value, base, walk
 from scalec.compiler.ir.placements import dual_type
-from scalec.compiler.proof.float64 import Reals
 from scalec.compiler.proof.inputs import Inputs, scene
 from scalec.compiler.proof.interpreter import Outcome
 from scalec.compiler.proof.prime_field import Field
@@ -21,6 +20,7 @@ from scalec.compiler.proof.reference import Reference
 from scalec.compiler.proof.small_sizes import meshes
 from scalec.compiler.proof.tensors import Tensor
 from scalec.testing import assert_equal_step, compiles
+from scalec.testing.float64 import Reals
 
 # ---- the single-device step, which all others are held against
 

@@ -10,10 +10,10 @@ from attrs import evolve
 
 from helpers.empty_programs import frame
 from scalec.compiler.ir import Op, Type, Value
-from scalec.compiler.proof.float64 import Reals
 from scalec.compiler.proof.semantics import MEANINGS, Call
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.tensors import Tensor
+from scalec.testing.float64 import Reals
 
 SIZES = {"batch": 2, "seq": 5, "hidden": 3, "ffn": 4, "experts": 6, "scored": 6, "chosen": 2}
 LOGITS, IDS = ("batch", "seq", "scored"), ("batch", "seq", "chosen")

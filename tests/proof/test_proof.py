@@ -19,7 +19,6 @@ from scalec.compiler.analysis.certificate import Proof
 from scalec.compiler.ir import Op, Program, Region, Stmt
 from scalec.compiler.ir.placements import coercion_of
 from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
-from scalec.compiler.proof.float64 import Reals
 from scalec.compiler.proof.interpreter import Interpreter
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import BOUND, Case, UnequalError, anew, case_of, prove, unequal
@@ -29,6 +28,7 @@ from scalec.compiler.proof.tensors import Tensor
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
+from scalec.testing.float64 import Reals
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {name: Source("tiny.scale", plan.text()) for name, plan in PLANS.items()}

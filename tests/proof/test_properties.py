@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan, lower
-from scalec.compiler.proof.float64 import Reals
 from scalec.compiler.proof.interpreter import Interpreter, ShapeError
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import Case, case_of, differences
@@ -22,6 +21,7 @@ from scalec.compiler.syntax.source import Source
 from scalec.testing import plans
 from scalec.testing.audit.mutants import mutants
 from scalec.testing.audit.mutants.faults import FAULTS
+from scalec.testing.float64 import Reals
 
 
 @settings(max_examples=5)

@@ -16,12 +16,12 @@ from scalec.compiler.ir import REPLICATED, Program, sharded
 from scalec.compiler.ops import messages
 from scalec.compiler.ops.ring_attention import hops
 from scalec.compiler.passes import compile_plan
-from scalec.compiler.proof.float64 import Reals
 from scalec.compiler.proof.semantics import MEANINGS
 from scalec.compiler.proof.semantics.call import Call
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.tensors import Array, Tensor
 from scalec.compiler.syntax.source import Source
+from scalec.testing.float64 import Reals
 
 PRIME, BASE, CHUNK = 2**31 - 1, 7, 3
 """Weights are powers of the base; a chunk has so many positions."""

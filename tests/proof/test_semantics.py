@@ -21,12 +21,12 @@ from scalec.compiler.config.settings import Optimizer, ParamGroup, Schedule
 from scalec.compiler.ir import Attr, Bucket, Op, Program, Type, Value
 from scalec.compiler.ops import OPS
 from scalec.compiler.ops import gradients as written
-from scalec.compiler.proof.float64 import FUNCTIONS, Reals
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.semantics import MEANINGS, Call
 from scalec.compiler.proof.semantics.step import updated
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.tensors import RANDOM, Tensor
+from scalec.testing.float64 import FUNCTIONS, Reals
 
 NAMES = "batch seq hidden ffn vocab heads kv_heads head_dim layers share".split()
 DIMS = dict(zip("bshfvnkdlo", NAMES, strict=True))

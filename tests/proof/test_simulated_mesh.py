@@ -12,10 +12,10 @@ import pytest
 
 from scalec.compiler.ir import INVARIANT, MAXIMUM, PARTIAL, REPLICATED, Kind, Placement, sharded
 from scalec.compiler.ir.placements import COERCIONS, conjugate, dual
-from scalec.compiler.proof.float64 import Reals
 from scalec.compiler.proof.prime_field import Field, P
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.tensors import Array, Tensor
+from scalec.testing.float64 import Reals
 
 EXAMPLES = {Kind.INVARIANT: INVARIANT, Kind.REPLICATED: REPLICATED, Kind.PARTIAL: PARTIAL, Kind.MAXIMUM: MAXIMUM}
 ENTRIES = [(EXAMPLES.get(a, sharded("d")), EXAMPLES.get(b, sharded("e" if a is b else "d"))) for a, b in COERCIONS]

@@ -4,7 +4,7 @@ Non-goals: seconds of an op (`time.seconds`), memory (`config.gpus`).
 """
 
 from .description import DATA_SHEETS, Hardware
-from .files import check_hardware, hardware, known_clusters, load, named, own_file
+from .files import check_hardware, hardware, load, named, own_file
 from .measured import Attention, Collective, Measured, Moved, Product
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "Product",
     "check_hardware",
     "hardware",
-    "known_clusters",
     "load",
     "named",
     "own_file",

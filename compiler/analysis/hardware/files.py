@@ -60,11 +60,6 @@ def named(gpu: str) -> Hardware | None:
     return _shipped(path) if gpu and "/" not in gpu and path.is_file() else None
 
 
-def known_clusters() -> list[str]:
-    """The names of shipped clusters."""
-    return sorted(path.stem for path in (FOLDER / "clusters").glob("*.toml"))
-
-
 def load(path: Path, at: Span | None = None) -> Hardware:
     """The hardware that a file describes; `at` is the place that names it.  Raises PlanError."""
     place = at or Source(str(path), "").whole()

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from ..ops.pointwise import FUNCTIONS as POINTWISE
-from ..ops.pointwise import Formula
-from .tensors import Array, Dims, Tensor, subscripts
+from ..compiler.ops.pointwise import FUNCTIONS as POINTWISE
+from ..compiler.ops.pointwise import Formula
+from ..compiler.proof.tensors import Array, Dims, Tensor, subscripts
 
 TOLERANCE = 1e-9
 """How far apart two numbers may be, relative to their size, and count as equal."""

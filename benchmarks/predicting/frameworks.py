@@ -10,7 +10,8 @@ from pathlib import Path
 
 from attrs import fields, frozen
 
-from .files import FOLDER
+FOLDER = Path(__file__).with_suffix("")
+"""A file for each profile."""
 
 DEFAULT = "default"
 """The profile of a framework that has none."""
@@ -53,13 +54,13 @@ NUMBERS = tuple(it.name for it in fields(Framework))
 
 def profiles() -> list[str]:
     """The names of all profiles."""
-    return sorted(path.stem for path in (FOLDER / "frameworks").glob("*.toml"))
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 @cache
 def profile(name: str) -> Framework:
     """The profile of this name."""
-    return read_profile(FOLDER / "frameworks" / f"{name}.toml")
+    return read_profile(FOLDER / f"{name}.toml")
 
 
 def read_profile(path: Path) -> Framework:
