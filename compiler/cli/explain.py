@@ -165,7 +165,7 @@ def _lines(found: "Report", _plan: Plan, _options: Namespace) -> str:
 def _critical(found: "Report", _plan: Plan, _options: Namespace) -> str:
     """A table of the critical path."""
     from ..analysis.time.critical_path import critical_path
-    from ..reports.critical_path import critical
+    from ..reports.op_times import critical
 
     return critical(critical_path(found.program, found.on))
 

@@ -10,11 +10,12 @@ Non-goals: where these ops are used (`passes.fuse_ops`).
 from collections.abc import Sequence
 from functools import partial
 
-from ..ir import BATCH, MAXIMUM, PARTIAL, Op, Placement, Program, Type, sharded
+from ..ir import BATCH, MAXIMUM, PARTIAL, REPLICATED, Kind, Op, Placement, Program, Type, sharded
 from .algebra import ADD, CONTRACT
+from .call import Call, over_classes
 from .chunked_logits import INNER, PRODUCT, check, chunk, logits_work, product_call, product_roles
 from .loss import CAP, SMOOTHING, in_pass, of_own_classes, wide
-from .protocol import Attribute, OpDef, TypingError, Vjp, is_pending, takes
+from .protocol import KERNELS, Attribute, OpDef, TypingError, Vjp, is_pending, takes
 from .roles import last_is_classes
 from .saved_tensors import Local, Saved
 from .work import Work
@@ -34,12 +35,12 @@ def _parts(program: Program, logits: Type, labels: Type, op: Op) -> list[Type]:
         raise TypingError(f"{op.kind} gives one share for each rank over which {classes} lies")
 
     def placed(dims: Sequence[str], of_classes: Placement) -> Type:
-        return Type(wide(logits.dtype), tuple(dims), moved(program, logits, axes, of_classes))
+        return Type(wide(logits.dtype), tuple(dims), _moved(program, logits, axes, of_classes))
 
     return [placed(tokens, MAXIMUM), placed([*tokens, shares], sharded(shares)), placed(tokens, PARTIAL)]
 
 
-def moved(program: Program, type: Type, axes: Sequence[str], to: Placement) -> tuple[tuple[str, Placement], ...]:
+def _moved(program: Program, type: Type, axes: Sequence[str], to: Placement) -> tuple[tuple[str, Placement], ...]:
     """The placements of a type, but on these axes."""
     return program.places(dict(type.places) | dict.fromkeys(axes, to))
 
@@ -129,4 +130,43 @@ LINEAR_PARTS = OpDef(
     saves=_saves,
     workspace=_chunk,
     work=logits_work,
+)
+
+# ---- rescaled to the largest logit of all ranks
+
+CLASSES = Attribute("classes", kinds=(str,))
+
+
+def _rescaled(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    m, z, t, peak, labels = types
+    axes = m.axes_in(Kind.MAXIMUM)
+    summed, largest = (Type(m.dtype, m.dims, _moved(program, m, axes, to)) for to in (PARTIAL, REPLICATED))
+    shared = z.dims[:-1] == m.dims and z.axes_of(z.dims[-1]) == axes
+    if not axes or is_pending(m) or not shared or (t, peak) != (summed, largest) or labels.dims != m.dims:
+        raise TypingError(f"{op.kind} takes a share of each rank, and the largest of all")
+    return [Type(m.dtype, m.dims, _moved(program, m, axes, PARTIAL))] * 2
+
+
+def _rescaled_saves(it: Local) -> Saved:
+    return Saved(others=(("exp(m - peak)", it.bytes(0)),))
+
+
+def _rescaled_call(it: Local) -> Call:
+    """How many of the classes each rank has."""
+    classes, axes = str(it.op.get("classes")), it.types[0].axes_in(Kind.MAXIMUM)
+    return over_classes(it, classes, axes, columns=it.program.size(classes) // it.program.degree(axes))
+
+
+REJOINED = OpDef(
+    "rescale_to_global_max",
+    "The results of linear_softmax_stats or logit_softmax_stats as local_softmax_stats gives them: z · exp(m − peak),"
+    " and t less the peak times what the labels have of this rank's part of `classes`.",
+    operands=takes("m", "z", "t", "peak", "labels"),
+    attributes=(SMOOTHING, CLASSES),
+    typing=_rescaled,
+    vjp=Vjp(wrt=(1, 2), unread=(1, 2)),
+    function="rescale_to_global_max",
+    call=_rescaled_call,
+    module=KERNELS,
+    saves=_rescaled_saves,
 )

@@ -1,13 +1,14 @@
-"""The ops of a step with their time: the table of `explain time --lines`, and its CSV."""
+"""The ops of a step: the table of `explain time --lines` and its CSV; the critical path, of `--critical`."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import StringIO
 
+from ..analysis.time.critical_path import CriticalPath
 from ..analysis.time.op_rows import OpRow
 from ..config.units import amount
 from .summary import table
-from .time import seconds
+from .time import LEAST, seconds
 
 KINDS = ("products", "attention", "memory-bound", "update")
 
@@ -51,3 +52,22 @@ def _computes(row: OpRow) -> float:
 
 def _links(row: OpRow) -> float:
     return sum(row.sends.values())
+
+
+ABOUT = "slack: by how much longer an op of that line may take before the step does; the least of all its ops"
+
+
+def critical(it: CriticalPath) -> str:
+    """A table by kind and plan line: first those on the path, the longest first, then others, the least slack first."""
+    rows = [("critical path", "seconds", "share", "slack", ""), *_path_rows(it)]
+    return "\n".join((*table(rows, "lrrrl"), "", ABOUT))
+
+
+def _path_rows(it: CriticalPath) -> Iterator[tuple[str, str, str, str, str]]:
+    keys = sorted(it.slack, key=lambda key: (-it.on_path.get(key, 0.0), it.slack[key]))
+    for kind, line in keys:
+        on_path, slack = it.on_path.get((kind, line), 0.0), it.slack[kind, line]
+        if on_path >= LEAST * it.seconds:
+            yield kind, seconds(on_path), f"{on_path / it.seconds:.0%}", seconds(slack), line
+        elif slack >= LEAST * it.seconds:
+            yield kind, "", "", seconds(slack), line

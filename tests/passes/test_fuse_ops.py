@@ -13,8 +13,7 @@ from scalec.compiler.ir import Op, Program, walk
 from scalec.compiler.ops.attention import ROPE_PAIR
 from scalec.compiler.ops.fused import CONTRACTS, GATES, NORMS
 from scalec.compiler.ops.fused_loss import LINEAR_CROSS_ENTROPY
-from scalec.compiler.ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
-from scalec.compiler.ops.rescaled_loss import REJOINED
+from scalec.compiler.ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS, REJOINED
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source

@@ -14,12 +14,10 @@ from attrs import evolve
 from ...config.settings import TRITON
 from ...ir import Program, Region, Stmt
 from .context import Known
+from .elementwise import gates, norms, ropes
 from .fused_linear import products
-from .gates import gates
 from .joint_coercions import joint_coercions
 from .loss import heads
-from .norms import norms
-from .ropes import ropes
 
 Pattern = Callable[[tuple[Stmt, ...], Known], tuple[Stmt, ...]]
 

@@ -12,9 +12,8 @@ from ...config.settings import CHUNK
 from ...ir import Attr, Op, Stmt, Value
 from ...ops import OPS
 from ...ops.fused_loss import LINEAR_CROSS_ENTROPY
-from ...ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
+from ...ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS, REJOINED
 from ...ops.loss import CAP, CROSS_ENTROPY, SMOOTHING
-from ...ops.rescaled_loss import REJOINED
 from .context import Known, replaced
 
 Attrs = tuple[tuple[str, Attr], ...]
