@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from scalec.compiler.cli.arguments import COMMANDS
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.passes import PASS_NAMES, compile_plan
 from scalec.compiler.syntax.diagnostics import CODES
@@ -37,11 +38,26 @@ def test_named_files_exist(document: Path) -> None:
     assert not missing
 
 
+def test_every_module_of_the_product_has_a_row() -> None:
+    """By its path, by its name, or by that of its folder."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = {*re.findall(r"`([\w./]+)`", text)}
+    modules = [path.relative_to(ROOT) for path in SOURCES if path.name != "__init__.py"]
+    product = [path for path in modules if path.parts[0] in ("compiler", "entry", "runtime")]
+    known = {path: {str(path), path.name, *(f"{folder}/" for folder in path.parents)} for path in product}
+    assert [str(path) for path, names in known.items() if not names & rows] == []
+
+
 def test_the_readme_shows_the_plan_and_the_program_as_they_are() -> None:
     blocks = re.findall(r"```(?:python)?\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     sources = ["plans/tiny_llama.scale", "plans/models/llama.scale", "tests/golden/tiny_llama/train.py"]
     quoted = [block for block, source in zip(blocks, sources, strict=False) if block in (ROOT / source).read_text()]
     assert len(quoted) == len(sources)
+
+
+def test_the_readme_has_every_command() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What you can do")[2]
+    assert {command.name for command in COMMANDS} == {*re.findall(r"^\.venv/bin/scalec (\w+) ", text, re.MULTILINE)}
 
 
 def test_the_ranges_of_codes_are_those_of_the_table() -> None:

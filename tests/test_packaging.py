@@ -24,6 +24,13 @@ PYTHON_FILES = [
 ]
 
 
+def test_the_tree_is_as_wide_as_a_reader_can_see_at_once() -> None:
+    """Twelve folders of the compiler, fourteen entries of the runtime."""
+    entries = {name: {it.name for it in (ROOT / name).iterdir()} - {"__pycache__"} for name in ("compiler", "runtime")}
+    assert len(entries["compiler"] - {"__init__.py"}) <= 12
+    assert len(entries["runtime"]) <= 14
+
+
 def absolute_imports(path: Path) -> Iterator[str]:
     """The modules that the file imports by absolute name."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
