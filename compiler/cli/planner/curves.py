@@ -1,22 +1,21 @@
-"""Pictures of a sweep as SVG: curves over one axis, a heat map over two."""
+"""Pictures of a sweep: curves over one axis, a heat map over two."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 from math import log2
-from typing import Any
 
-from ...syntax.package_data import filled
+from ...reports.drawing import Canvas, ticks, wide
 from .sweep import Point
 
 MARK = "Drawn by scalec plan"
 
-LEFT, TOP, PANEL, GAP, STEP = 90, 70, 180, 60, 96
-"""Pixels: left of the panels, above them, their height, between them, at least from one point to the next."""
+LEFT, TOP, PANEL, GAP, STEP, LINE = 90, 70, 180, 60, 96, 20
+"""Pixels: left of the panels, above them, their height, between them, from one point to the next at least, a line."""
 
-CELL = "; in a cell MFU, tokens/s/GPU, the mesh of the best plan"
+CELL, WIDE, HIGH = "; in a cell MFU, tokens/s/GPU, the mesh of the best plan", 150, 64
 
-COLD, HOT = (247, 251, 255), (8, 81, 156)
-"""The colours of no MFU and of the highest."""
+COLD, HOT, LEVELS = (247, 251, 255), (8, 81, 156), 20
+"""The colours of no MFU and of the highest, and how many there are between them."""
 
 
 def svg(points: Sequence[Point], title: str, source: str) -> str:
@@ -25,106 +24,89 @@ def svg(points: Sequence[Point], title: str, source: str) -> str:
     return _curves(points, axes[0], title, source) if len(axes) == 1 else _heat(points, axes, title, source)
 
 
+def _canvas(width: float, title: str, source: str) -> Canvas:
+    canvas = Canvas(max(width, 24 + max(wide(title), wide(source))))
+    canvas.words(12, 20, title, "head")
+    canvas.words(12, 38, source)
+    return canvas
+
+
 def _curves(points: Sequence[Point], axis: str, title: str, source: str) -> str:
-    numbers = [it.values[axis] for it in points]
-    at = [log2(it) for it in numbers if isinstance(it, int)] if all(isinstance(it, int) for it in numbers) else []
-    at = at if len(at) == len(points) else [float(place) for place in range(len(points))]
+    """Throughput and MFU, each in a panel, then the plans, then why throughput falls where it does."""
+    xs, values = _places([it.values[axis] for it in points]), [_shown(it.values[axis]) for it in points]
+    plans = [str(it.best.choice) if it.best else "nothing fits" for it in points]
+    canvas = _canvas(max(xs[-1] + 60, LEFT + 20 + max(map(wide, plans))), title, source)
+    bottom = TOP + 2 * PANEL + GAP
+    _panel(canvas, TOP, xs, "tokens/s/GPU", [it.best.tokens if it.best else None for it in points], ",.0f")
+    _panel(canvas, TOP + PANEL + GAP, xs, "MFU, %", [it.best.mfu * 100 if it.best else None for it in points], ".1f")
+    canvas.words(12, bottom + 18, axis)
+    y = bottom + GAP + 10
+    for x, value, plan in zip(xs, values, plans, strict=True):
+        canvas.words(x, bottom + 18, value, "mid")
+        canvas.words(LEFT - 6, y, value, "end")
+        canvas.words(LEFT + 6, y, plan)
+        y += LINE
+    for number, place in enumerate((place for place, it in enumerate(points) if it.cliff), 1):
+        x = (xs[place] + xs[place - 1]) / 2
+        canvas.line(x, TOP, x, bottom, "cap")
+        canvas.words(x, TOP - 6, f"({number})", "mid alarm")
+        canvas.words(12, y, f"({number}) at {values[place]}: {points[place].cliff}", "alarm")
+        y += LINE
+    return canvas.file(title, MARK)
+
+
+def _places(values: Sequence[int | str]) -> list[float]:
+    """Where points lie: numbers by their logarithms, words as far from each other."""
+    numbers = [log2(it) for it in values if isinstance(it, int)]
+    at = numbers if len(numbers) == len(values) else [*map(float, range(len(values)))]
     closest = min((b - a for a, b in pairwise(at)), default=1.0) or 1.0
-    xs = [LEFT + 30 + (it - at[0]) / closest * STEP for it in at]
-    measures: list[tuple[str, list[float | None], str]] = [
-        ("tokens/s/GPU", [it.best.tokens if it.best else None for it in points], ",.0f"),
-        ("MFU, %", [it.best.mfu * 100 if it.best else None for it in points], ".1f"),
-    ]
-    panels = [_panel(TOP + place * (PANEL + GAP), xs, *measure) for place, measure in enumerate(measures)]
-    foot = TOP + 2 * (PANEL + GAP) + 10
-    rows = [
-        {
-            "y": foot + 20 * place,
-            "value": _shown(it.values[axis]),
-            "plan": str(it.best.choice) if it.best else "nothing fits",
-        }
-        for place, it in enumerate(points)
-    ]
-    cliffs = [
-        {"x": (xs[place] + xs[place - 1]) / 2, "number": number, "why": it.cliff, "value": _shown(it.values[axis])}
-        for number, (place, it) in enumerate(((p, it) for p, it in enumerate(points) if it.cliff), 1)
-    ]
-    words = [title, *(f"{row['value']} {row['plan']}" for row in rows)]
-    return filled(
-        "curves.svg.j2",
-        escaped=True,
-        mark=MARK,
-        title=title,
-        source=source,
-        axis=axis,
-        width=max(round(xs[-1]) + 60, 60 + 8 * max(map(len, words))),
-        height=foot + 20 * (len(rows) + len(cliffs)) + 20,
-        left=LEFT,
-        right=round(xs[-1]) + 30,
-        top=TOP,
-        bottom=TOP + 2 * PANEL + GAP,
-        ticks=[(x, _shown(it.values[axis])) for x, it in zip(xs, points, strict=True)],
-        panels=panels,
-        rows=rows,
-        cliffs=cliffs,
-        notes=foot + 20 * len(rows),
-    )
+    return [LEFT + 30 + (it - at[0]) / closest * STEP for it in at]
 
 
-def _panel(top: int, xs: Sequence[float], name: str, values: Sequence[float | None], form: str) -> dict[str, Any]:
+def _panel(
+    canvas: Canvas, top: float, xs: Sequence[float], name: str, values: Sequence[float | None], form: str
+) -> None:
     """A curve, its points labelled, over lines at round numbers."""
-    most = max((it for it in values if it is not None), default=1.0)
-    step = _round(most / 5)
-    high = step * (int(most / step) + 1)
-    places = [
-        (x, top + PANEL * (1 - it / high), format(it, form)) for x, it in zip(xs, values, strict=True) if it is not None
-    ]
-    lines = [(top + PANEL * (1 - step * i / high), format(step * i, ",.0f")) for i in range(int(high / step) + 1)]
-    return {
-        "name": name,
-        "top": top,
-        "points": places,
-        "lines": lines,
-        "path": " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in places),
-    }
-
-
-def _round(number: float) -> float:
-    """The next of 1, 2, 5 times a power of ten."""
-    power = 10.0 ** int(f"{number:e}".split("e")[1])
-    return next(each * power for each in (1, 2, 5, 10) if each * power >= number)
+    high = 1.1 * max((it for it in values if it is not None), default=1.0)
+    canvas.words(12, top - 10, name)
+    for tick in ticks(high):
+        y = top + PANEL * (1 - tick / high)
+        canvas.line(LEFT, y, xs[-1] + 30, y)
+        canvas.words(LEFT - 6, y + 4, f"{tick:,.10g}", "end muted")
+    places = [(x, top + PANEL * (1 - it / high), it) for x, it in zip(xs, values, strict=True) if it is not None]
+    if places:
+        canvas.path([(x, y) for x, y, _ in places], "trace l0")
+    for x, y, value in places:
+        canvas.dot(x, y, 3, "s0")
+        canvas.words(x, y - 8, format(value, form), "mid")
 
 
 def _heat(points: Sequence[Point], axes: Sequence[str], title: str, source: str) -> str:
     rows, columns = ([*dict.fromkeys(it.values[axis] for it in points)] for axis in axes)
     most = max((it.best.mfu for it in points if it.best), default=1.0)
-    cells: list[dict[str, Any]] = []
+    foot, fills = TOP + HIGH * len(rows), {"light": "#ffffff"}
+    canvas = _canvas(LEFT + WIDE * len(columns) + 20, title, f"{source}{CELL}")
     for it in points:
-        x, y = LEFT + 150 * columns.index(it.values[axes[1]]), TOP + 64 * rows.index(it.values[axes[0]])
-        share = it.best.mfu / most if it.best else 0.0
-        fill = "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(COLD, HOT, strict=True))
-        said = (
-            (f"{it.best.mfu:.1%}", f"{it.best.tokens:,.0f}", it.best.choice.mesh)
-            if it.best
-            else ("does not fit", "", "")
-        )
-        cells.append({"x": x, "y": y, "fill": fill if it.best else "#eeeeee", "light": share > 0.6, "said": said})
-    return filled(
-        "heat.svg.j2",
-        escaped=True,
-        mark=MARK,
-        title=title,
-        source=f"{source}{CELL}",
-        axes=axes,
-        left=LEFT,
-        top=TOP,
-        width=max(LEFT + 150 * len(columns) + 20, 40 + 8 * (len(source) + len(CELL))),
-        height=TOP + 64 * len(rows) + 60,
-        rows=[(TOP + 64 * place, _shown(it)) for place, it in enumerate(rows)],
-        columns=[(LEFT + 150 * place, _shown(it)) for place, it in enumerate(columns)],
-        foot=TOP + 64 * len(rows),
-        cells=cells,
-    )
+        x, y = LEFT + WIDE * columns.index(it.values[axes[1]]), TOP + HIGH * rows.index(it.values[axes[0]])
+        level, said, style = 0, ["does not fit"], "blank"
+        if best := it.best:
+            level, said = round(LEVELS * best.mfu / most), [f"{best.mfu:.1%}", f"{best.tokens:,.0f}", best.choice.mesh]
+            fills[style := f"m{level}"] = _colour(level / LEVELS)
+        canvas.box(x, y, WIDE - 1, HIGH - 1, style, round=0)
+        ink = "" if style == "blank" else " light" if level > 0.6 * LEVELS else " on"
+        for at, word in enumerate(said, 1):
+            canvas.words(x + WIDE / 2, y + 5 + 17 * at, word, f"mid{ink}{' small' * (at == 3)}")
+    canvas.words(12, TOP - 8, axes[0])
+    for place, value in enumerate(rows):
+        canvas.words(LEFT - 8, TOP + HIGH * place + 36, _shown(value), "end")
+    for place, value in enumerate(columns):
+        canvas.words(LEFT + WIDE * (place + 0.5), foot + 20, _shown(value), "mid")
+    canvas.words(12, foot + 20, axes[1])
+    return canvas.file(title, MARK, fills)
+
+
+def _colour(share: float) -> str:
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(COLD, HOT, strict=True))
 
 
 def _shown(value: int | str) -> str:
