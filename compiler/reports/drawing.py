@@ -86,6 +86,11 @@ class Canvas:
         drawn = "".join(f"M{pixels(x)} {pixels(y)}H{pixels(to)}" for x, to in bars)
         self._add(f'<path class="{style}" stroke-width="{pixels(height)}" d="{drawn}"/>', y + height / 2)
 
+    def cells(self, cells: Iterable[tuple[float, float, float]], height: float, style: str) -> None:
+        """Boxes of one height as one shape, each by its left, its top and its right."""
+        drawn = "".join(f"M{pixels(x)} {pixels(y)}H{pixels(to)}v{pixels(height)}H{pixels(x)}z" for x, y, to in cells)
+        self._add(f'<path class="{style}" d="{drawn}"/>')
+
     def dot(self, x: float, y: float, radius: float, style: str) -> None:
         """A filled circle."""
         self._add(f'<circle class="{style}" cx="{pixels(x)}" cy="{pixels(y)}" r="{pixels(radius)}"/>')

@@ -6,14 +6,14 @@ Non-goals: what a load costs (`analysis.expert_loads`).
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from html import escape
+from collections.abc import Sequence
 from itertools import groupby
 from math import ceil, floor, log2
 from statistics import fmean
 
 from attrs import frozen
 
+from .drawing import Canvas, wide
 from .summary import table
 
 MARK = "Written by scalec loads"
@@ -90,10 +90,9 @@ def text(loads: Loads) -> str:
 
 # ---- the picture
 
-_LETTER = 7  # the width of one, in pixels, as are all of these
 _LEFT, _RIGHT, _TOP = 64, 190, 56
 _WIDTH, _CHART, _APART = 720, 128, 40
-_ROW, _PANEL = (2, 16), 160  # the least and the most height of an expert's row, and the usual one of a heat map
+_ROW, _PANEL = (2, 16), 160  # pixels: the least and the most height of an expert's row, the usual one of a heat map
 _CELLS = 200_000
 """The most cells of a picture: where a run has more steps than there is room for, a column is the mean of several."""
 
@@ -101,49 +100,37 @@ BOUNDS = (0.125, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0, 8.0)
 COLOURS: tuple[str, ...] = ("053061", "2166ac", "67a9cf", "d1e5f0", "f7f7f7", "fddbc7", "ef8a62", "b2182b", "67001f")
 """Colours of loads below the first bound, from each to the next, and from the last on: ColorBrewer's RdBu, reversed."""
 
-LINES = {"most": COLOURS[-2], "least": COLOURS[1], "dropped, of choices": "606060"}
+LINES = {"most": COLOURS[-2], "least": COLOURS[1], "dropped, of choices": "808080"}
 
 
 def svg(loads: Loads) -> str:
     """The text of the file."""
-    return "\n".join(_Svg(loads).lines()) + "\n"
+    picture = _Picture(loads)
+    picture.draw()
+    fills = {f"c{colour}": f"#{colour}" for colour in (*COLOURS, *LINES.values())}
+    return picture.canvas.file(loads.title, MARK, fills)
 
 
-class _Svg:
+class _Picture:
     def __init__(self, loads: Loads) -> None:
+        self.canvas = Canvas(max(_LEFT + _WIDTH + _RIGHT, 24 + wide(loads.title)))
         self._loads = loads
         count = max(1, min(len(loads.steps), _WIDTH // 2, _CELLS // (loads.layers * loads.experts)))
         ends = [len(loads.steps) * i // count for i in range(count + 1)]
         self._columns = [*map(range, ends, ends[1:])]
         self._row = min(max(_PANEL // loads.experts, _ROW[0]), _ROW[1])
-        self._panel = self._row * loads.experts
 
-    def lines(self) -> Iterator[str]:
+    def draw(self) -> None:
+        self.canvas.words(12, 20, self._loads.title, "head")
+        self.canvas.words(12, 40, "least and most load of an expert of any layer; 1 is an equal share")
+        self._chart(_TOP)
         first = _TOP + _CHART + _APART
-        height = first + self._loads.layers * (self._panel + _APART)
-        width = max(_LEFT + _WIDTH + _RIGHT, 24 + len(self._loads.title) * _LETTER)
-        size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-        yield f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
-        yield f"<!-- {MARK} -->"
-        yield from self._styles()
-        yield '<rect width="100%" height="100%" fill="white"/>'
-        yield f'<text class="title" x="12" y="20">{escape(self._loads.title)}</text>'
-        yield '<text x="12" y="40">least and most load of an expert of any layer; 1 is an equal share</text>'
-        yield from self._chart(_TOP)
         for i, colour in enumerate(reversed(COLOURS)):
-            yield from _entry(colour, _meaning(len(BOUNDS) - i), first + 18 * i)
+            self._entry(colour, _meaning(len(BOUNDS) - i), first + 18 * i)
         for layer in range(self._loads.layers):
-            yield from self._heat_map(layer, first + layer * (self._panel + _APART))
-        yield "</svg>"
+            self._heat_map(layer, first + layer * (self._row * self._loads.experts + _APART))
 
-    def _styles(self) -> Iterator[str]:
-        yield "<style>"
-        yield f"text {{ font: {_LETTER * 5 / 3:.1f}px monospace; fill: #222222 }}"
-        yield ".title { font-weight: bold } .middle { text-anchor: middle } .end { text-anchor: end }"
-        yield ".axis { fill: none; stroke: #b0b0b0 } path { shape-rendering: crispEdges } polyline { fill: none }"
-        yield "</style>"
-
-    def _chart(self, top: int) -> Iterator[str]:
+    def _chart(self, top: int) -> None:
         """The least and the most load of all layers, and what was dropped, on a scale of powers of two."""
         shares = [[load for at in column for own in self._loads.shares[at] for load in own] for column in self._columns]
         found = [[*map(max, shares)], [*map(min, shares)]]
@@ -158,41 +145,45 @@ class _Svg:
 
         for power in range(low, high + 1):
             at, label = y(2.0**power), f"{2**power}" if power >= 0 else f"1/{2**-power}"
-            yield f'<line class="axis" x1="{_LEFT}" y1="{at:.2f}" x2="{_LEFT + _WIDTH}" y2="{at:.2f}"/>'
-            yield f'<text class="end" x="{_LEFT - 6}" y="{at + 4:.2f}">{label}</text>'
+            self.canvas.line(_LEFT, at, _LEFT + _WIDTH, at)
+            self.canvas.words(_LEFT - 6, at + 4, label, "end")
         for i, (name, loads) in enumerate(lines.items()):
-            points = " ".join(f"{self._x(at + 0.5):.2f},{y(load):.2f}" for at, load in enumerate(loads))
-            yield f'<polyline stroke="#{LINES[name]}" stroke-width="1.5" points="{points}"/>'
-            yield from _entry(LINES[name], name, top + 18 * i)
-        yield from self._steps(top + _CHART)
+            self.canvas.path([(self._x(at + 0.5), y(load)) for at, load in enumerate(loads)], f"trace kc{LINES[name]}")
+            self._entry(LINES[name], name, top + 18 * i)
+        self._steps(top + _CHART)
 
-    def _heat_map(self, layer: int, top: int) -> Iterator[str]:
+    def _heat_map(self, layer: int, top: int) -> None:
         """A row for each expert, a column for each step or for several; neighbours of one colour are one box."""
-        yield f'<text x="{_LEFT}" y="{top - 6}">layer {layer}, a row for each expert</text>'
-        boxes: dict[str, list[str]] = {}
+        self.canvas.words(_LEFT, top - 6, f"layer {layer}, a row for each expert")
+        boxes: dict[str, list[tuple[float, float, float]]] = {}
         experts = len(self._loads.shares[0][layer])
         for expert in range(experts):
             loads = (fmean(self._loads.shares[at][layer][expert] for at in column) for column in self._columns)
             at = 0
             for colour, run in groupby(map(_colour, loads)):
-                length = len([*run])
-                box = f"M{self._x(at):.2f} {top + expert * self._row}H{self._x(at + length):.2f}v{self._row}"
-                boxes.setdefault(colour, []).append(f"{box}H{self._x(at):.2f}z")
-                at += length
-        yield from (f'<path fill="#{colour}" d="{"".join(each)}"/>' for colour, each in sorted(boxes.items()))
+                end = at + len([*run])
+                boxes.setdefault(colour, []).append((self._x(at), top + expert * self._row, self._x(end)))
+                at = end
+        for colour, each in sorted(boxes.items()):
+            self.canvas.cells(each, self._row, f"c{colour}")
         height = experts * self._row
-        yield f'<rect class="axis" x="{_LEFT}" y="{top}" width="{_WIDTH}" height="{height}"/>'
+        self.canvas.box(_LEFT, top, _WIDTH, height, "edge", round=0)
         for expert, y in {0: top + 11, experts - 1: top + height - 1}.items():
-            yield f'<text class="end" x="{_LEFT - 6}" y="{y}">{expert}</text>'
-        yield from self._steps(top + height)
+            self.canvas.words(_LEFT - 6, y, str(expert), "end")
+        self._steps(top + height)
 
-    def _steps(self, top: int) -> Iterator[str]:
+    def _steps(self, top: int) -> None:
         """The steps of some columns, under an axis."""
         last = len(self._columns) - 1
         for at in dict.fromkeys(round(last * part / (TIMES - 1)) for part in range(TIMES)):
-            step = self._loads.steps[self._columns[at][0]]
-            yield f'<text class="middle" x="{self._x(at + 0.5):.2f}" y="{top + 16}">{step:,}</text>'
-        yield f'<text class="end" x="{_LEFT - 6}" y="{top + 16}">step</text>'
+            self.canvas.words(self._x(at + 0.5), top + 16, f"{self._loads.steps[self._columns[at][0]]:,}", "mid")
+        self.canvas.words(_LEFT - 6, top + 16, "step", "end")
+
+    def _entry(self, colour: str, words: str, top: int) -> None:
+        """An entry of a legend, at the right."""
+        x = _LEFT + _WIDTH + 16
+        self.canvas.box(x, top, 14, 14, f"c{colour}", round=0)
+        self.canvas.words(x + 20, top + 11, words)
 
     def _x(self, column: float) -> float:
         return _LEFT + _WIDTH * column / len(self._columns)
@@ -207,10 +198,3 @@ def _meaning(place: int) -> str:
     if place == 0:
         return f"below {BOUNDS[0]:g}"
     return f"{BOUNDS[place - 1]:g} to {BOUNDS[place]:g}" if place < len(BOUNDS) else f"{BOUNDS[-1]:g} and more"
-
-
-def _entry(colour: str, words: str, top: int) -> Iterator[str]:
-    """An entry of a legend, at the right."""
-    x = _LEFT + _WIDTH + 16
-    yield f'<rect class="axis" style="fill: #{colour}" x="{x}" y="{top}" width="14" height="14"/>'
-    yield f'<text x="{x + 20}" y="{top + 11}">{words}</text>'

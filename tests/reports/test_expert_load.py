@@ -68,7 +68,7 @@ def boxes(path: Path) -> list[tuple[float, float, float, float, str]]:
     """Left, top, width, height and colour of each."""
     pattern = re.compile(r"M([\d.]+) ([\d.]+)H([\d.]+)v([\d.]+)H([\d.]+)z")
     return [
-        (float(x), float(y), float(end) - float(x), float(height), each.attrib["fill"].removeprefix("#"))
+        (float(x), float(y), float(end) - float(x), float(height), each.attrib["class"].removeprefix("c"))
         for each in ET.parse(path).getroot().iter(f"{SVG}path")
         for x, y, end, height, _ in pattern.findall(each.attrib["d"])
     ]
@@ -79,9 +79,8 @@ def test_the_lines_are_the_extremes_of_all_layers(run: Path, tmp_path: Path) -> 
     assert main(["loads", str(run), "--svg", str(tmp_path / "a.svg")]) == 0
     root = ET.parse(tmp_path / "a.svg").getroot()
     ticks = {text.text: float(text.attrib["y"]) - 4 for text in reversed([*root.iter(f"{SVG}text")])}
-    most, least = (
-        [float(pair.split(",")[1]) for pair in line.attrib["points"].split()] for line in root.iter(f"{SVG}polyline")
-    )
+    lines = [path.attrib["d"] for path in root.iter(f"{SVG}path") if path.attrib["class"].startswith("trace")]
+    most, least = ([float(y) for y in line.removeprefix("M").split()[1::2]] for line in lines)
     assert most[:2] == [ticks["4"], ticks["2"]]
     assert least[0] == ticks["1/16"]
     assert ticks["1"] > most[2] > ticks["2"]
@@ -126,8 +125,8 @@ def test_what_a_capacity_dropped_is_in_the_table_and_the_picture() -> None:
     found = read("tiny", "\n".join(map(json.dumps, lines)))
     assert found
     assert "dropped   1.0%   25.0%" in re.sub(" {3,}", "   ", text(found))
-    assert svg(found).count("<polyline") == 3
+    assert svg(found).count('class="trace') == 3
     lines[0].pop("dropped")  # a log that began without
     found = read("tiny", "\n".join(map(json.dumps, lines)))
     assert found
-    assert svg(found).count("<polyline") == 2
+    assert svg(found).count('class="trace') == 2
