@@ -76,6 +76,9 @@ def express(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
 def as_call(op: Op, operands: Sequence[Expr], context: Context) -> Expr:
     """The same as a call of a function, whose result may be viewed (`split_view`): a block recomputes that."""
     found = express(op, operands, context)
+    if op.kind == "coerce" and not context.target.local:
+        to = placements(op.outputs[0].type, context.program)
+        return evolve(found, text=f"DTensor.redistribute({operands[0].text}, placements={to})")
     if function := FUNCTIONS.get(op.kind):
         texts = (_aligned(op, i, SUM, operand, context) for i, operand in enumerate(operands))
         return evolve(found, text=f"{function}({', '.join(texts)})", binds=ATOM)

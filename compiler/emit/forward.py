@@ -172,7 +172,8 @@ class Body:
             alone = expr.text if op.kind == "coerce" else f"recomputed({function}, {arguments}"
             self._lines.append(f"{target} = {alone}", self._lines.comment(expr))
             return
-        called = f"regather({arguments}" if op.kind == "coerce" else f"recompute({function}, {arguments}"
+        regathers = op.kind == "coerce" and self._frame.target.local
+        called = f"regather({arguments}" if regathers else f"recompute({function}, {arguments}"
         self._lines.append(f"with {called} as {f'({target})' if values[1:] else target}:", self._lines.comment(expr))
         self._lines.open_block(values)
         if view:

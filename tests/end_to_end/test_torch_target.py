@@ -61,6 +61,14 @@ MANY = (
     Case(cp=2, tp=2, sp=True, how="as zigzag", microbatches=2, optimizer="adamw"),
     Case(dp=2, cp=2, how="as zigzag", gathered="save", recompute="full"),
     Case(cp=2, how="via ring", gathered="save"),
+    Case(tp=2, sp=True, gathered="regather", recompute="selective(attention, silu, rmsnorm, rope)"),
+    Case(
+        dp=2, tp=2, sp=True, gathered="regather", microbatches=2, optimizer="adamw", clip=0.05, state="zero 3 over dp"
+    ),
+    Case(dp=2, recompute="selective(attention, embedding, silu)", state="zero 2 over dp", microbatches=2),
+    Case(cp=2, tp=2, sp=True, how="via ring", gathered="regather", recompute="selective(attention, rope)"),
+    Case(dp=2, cp=2, gathered="regather", recompute="selective(silu, rmsnorm)", model="latent"),
+    Case(pp=2, tp=2, sp=True, layers=4, microbatches=4, gathered="regather", recompute="selective(attention, silu)"),
     Case(cp=4, how="as zigzag via ring", kv=1, microbatches=2, recompute="full", optimizer="adamw"),
     Case(cp=2, tp=2, sp=True, how="via ring", model="latent"),
     Case(dp=2, cp=2, tp=2, sp=True, state="zero 3 over dp, cp", optimizer="adamw", clip=0.05),

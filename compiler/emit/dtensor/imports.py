@@ -13,7 +13,8 @@ MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("import os", ("os",)),
     ("import re", ("re",)),
     ("import sys", ("sys",)),
-    ("collections.abc", ("Callable", "Iterable", "Iterator", "Mapping", "Sequence")),
+    ("collections.abc", ("Callable", "Generator", "Iterable", "Iterator", "Mapping", "Sequence")),
+    ("contextlib", ("contextmanager",)),
     ("functools", ("partial", "reduce")),
     ("pathlib", ("Path",)),
     ("typing", ("Any", "NamedTuple", "cast")),
@@ -22,6 +23,7 @@ MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("import torch.distributed as dist", ("dist",)),
     ("import torch.distributed.checkpoint as dcp", ("dcp",)),
     ("torch", ("Tensor", "nn")),
+    ("torch.autograd.graph", ("saved_tensors_hooks",)),
     ("torch.distributed.checkpoint", ("HuggingFaceStorageReader", "HuggingFaceStorageWriter")),
     ("torch.distributed.device_mesh", ("DeviceMesh", "init_device_mesh")),
     ("torch.distributed.fsdp", ("DataParallelMeshDims", "FSDPModule", "MixedPrecisionPolicy", "fully_shard")),
@@ -36,7 +38,14 @@ MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Modules and the names that a program may import from them, in the order of their lines."""
 
-FILES = ("torch_ops.py", "torch_attention.py", "torch_ring.py", "torch_step.py", "torch_pipeline.py")
+FILES = (
+    "torch_ops.py",
+    "torch_attention.py",
+    "torch_ring.py",
+    "torch_recompute.py",
+    "torch_step.py",
+    "torch_pipeline.py",
+)
 """The files of `codegen_templates` whose functions and classes programs hold."""
 
 

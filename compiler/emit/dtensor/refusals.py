@@ -10,7 +10,6 @@ from importlib.metadata import version
 from attrs import frozen
 
 from ...analysis.elastic import elastic_axis
-from ...analysis.recompute import is_recomputed
 from ...ir import SEQUENCE, Kind, Op, Program, Region, walk
 from ...ir.placements import ends
 from ...ops import OPS
@@ -77,11 +76,6 @@ def _others(program: Program) -> Iterator[Span]:
         entry = OPS[op.kind]
         if entry.function and entry.module == RUNTIME and not entry.torch and op.span not in named:
             yield op.span
-
-
-def _recomputed(program: Program) -> Iterator[Span]:
-    if any(is_recomputed(program, op) for op in _forward(program)):
-        yield program.train.spans.get("recompute", program.train.spans.get("gathered", program.region.span))
 
 
 def _loss_scale(program: Program) -> Iterator[Span]:
@@ -166,11 +160,6 @@ REFUSALS = (
         "this op",
         _others,
         "`DTensor` has a rule for each of torch's own functions, and for no other",
-    ),
-    Refusal(
-        "values that backward recomputes one by one",
-        _recomputed,
-        "`torch.utils.checkpoint.checkpoint` frees what a function saves, and never the function's result",
     ),
     Refusal(
         "the loss scale of fp16",

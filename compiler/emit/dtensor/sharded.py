@@ -1,12 +1,13 @@
 """The lines of `build` and of a step's microbatches that shard state by FSDP2, and the optimizer's groups."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 
 from attrs import frozen
 
 from ...config.settings import ParamGroup
 from ...ir import PRECISIONS, Bucket, Param, Program
-from ..naming import DTYPES, call, literal
+from ..naming import DTYPES, WIDTH, call, literal
 from ..target import mesh_axes
 
 
@@ -69,7 +70,8 @@ def _fully_shard(it: Sharded, program: Program) -> Iterator[str]:
         arguments.append("mp_policy=policy")
     if own := [name for name in program.stored if it.repeats and _elsewhere(program, name, it)]:
         words = ", ".join(param.name for param in own)
-        yield f"# {words} too, which the plan gathers by themselves: fully_shard takes all of a module"
+        said = f"{words} too, which the plan gathers by themselves: fully_shard takes all of a module"
+        yield from (f"# {line}" for line in wrap(said, WIDTH - 6))
     yield f"for module in {'stages' if program.pipeline else it.modules}:"
     yield from (f"    {line}" for line in call("fully_shard", arguments, 0, after=4).split("\n"))
     yield "    sum_gradients(module)"
