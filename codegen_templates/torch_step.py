@@ -7,6 +7,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+)
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
@@ -70,6 +75,14 @@ def by_file_names(model: nn.Module, names: Mapping[str, str]) -> dict[str, Any]:
         tensor = names[re.sub(r"\.\d+\.", ".*.", name)]
         found[tensor.format(i=layer[1]) if layer else tensor] = value
     return found
+
+
+def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Parameters by name, and the tensors of the optimizer's state, which is made if there is none: to save or fill."""
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    kept = get_optimizer_state_dict(model, optimizer, options=options)
+    state = {f"optimizer.{key}": value for key, value in kept.items() if isinstance(value, Tensor)}
+    return {**get_model_state_dict(model), **state}
 
 
 def update(optimizer: torch.optim.Optimizer, lr: float) -> None:

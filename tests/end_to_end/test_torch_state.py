@@ -1,5 +1,6 @@
 """The state as DTensors: torch.distributed.checkpoint saves it on one mesh and loads it on another, bit for bit."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,11 +10,17 @@ import torch
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
+from helpers import torch_target
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
 from helpers.oracle.harness import Part
-from helpers.oracle.plans import Case
+from helpers.oracle.plans import Case, plan_text
+from scalec.compiler.emit.checkpoint_names import checkpoint_names
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.syntax.source import Source
 from scalec.runtime import Mesh
+from scalec.runtime.checkpoint import convert, saver
+from scalec.runtime.checkpoint.reader import Saved
 
 dcp: Any = checkpoint  # its types are partial
 PIPELINE: dict[str, Any] = {
@@ -82,6 +89,71 @@ def _load(program: ModuleType, folder: Path, safetensors: bool) -> dict[str, Par
     reader = HuggingFaceStorageReader(str(folder)) if safetensors else None
     dcp.load({"state": state}, checkpoint_id=None if safetensors else folder, storage_reader=reader)
     return _parts(state)
+
+
+TORCH = Case(tp=2, sp=True, optimizer="adamw", clip=0.05, model="tied", padded=True)
+LR = 0.01
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(dp=2, optimizer="adamw", clip=0.05, state="zero 3 over dp"),
+        pytest.param(replace(TORCH, optimizer="momentum"), marks=pytest.mark.long),
+        pytest.param(replace(TORCH, optimizer="groups"), marks=pytest.mark.long),
+        pytest.param(Case(pp=2, microbatches=2, optimizer="adamw"), marks=pytest.mark.long),
+        pytest.param(Case(dp=2, tp=2, optimizer="adamw", state="zero 1 over dp"), marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_a_program_of_torch_alone_goes_on_from_a_checkpoint_and_a_run_after_it(case: Case, tmp_path: Path) -> None:
+    """What it loads and saves is the checkpoint's to the last bit; its next step is that of the runtime's program."""
+    sharded = replace(case, dp=1, tp=2, pp=1, microbatches=case.rows // 2, state="")
+    ours, plan = harness.compiled(sharded, tmp_path / "ours"), compile_plan(Source("tiny.scale", plan_text(sharded)))
+    theirs = torch_target.compiled(plan_text(case), tmp_path / "theirs")
+    contents = convert.contents(checkpoint_names(plan, None))
+    _, second = harness.batches(case, 2)
+    parts = run_ranks(2, _step_and_save, ours, [*harness.batches(case, 2)], tmp_path / "run")
+    convert.to_torch(Saved(tmp_path / "run" / "step-000001"), tmp_path / "torch", contents)
+    run_ranks(case.ranks, _go_on, theirs, second, tmp_path, functional=True)
+    back = {}
+    for name, step in (("same", 1), ("next", 2)):
+        convert.from_torch(convert.TorchFolder(tmp_path / name), tmp_path / f"step-{step:06d}", contents)
+        back[name] = _values(tmp_path / f"step-{step:06d}")
+    before = _values(tmp_path / "run" / "step-000001")
+    before = {key: value for key, value in before.items() if key not in saver.ADAPTED}
+    assert back["same"].keys() == before.keys()
+    assert all(torch.equal(value, before[key]) for key, value in back["same"].items())
+    for key, value in harness.joined(parts).items():
+        if key not in saver.ADAPTED:
+            torch.testing.assert_close(back["next"][key], value, rtol=1e-9, atol=1e-11)
+
+
+def _step_and_save(program: ModuleType, batches: Any, folder: Path) -> dict[str, Part]:
+    """A step, which is saved, and one more, whose state is returned."""
+    model, state = program.build(Mesh(program.PLAN.mesh))
+    state.initialise(3)
+    for step, batch in enumerate(batches, start=1):
+        program.train_step(model, state, harness.local_batch(program.PLAN, *batch), LR)
+        if step == 1:
+            saver.save(folder, step, state)
+    return _parts(state)
+
+
+def _go_on(program: ModuleType, batch: Any, folder: Path) -> None:
+    """Loads and saves; and saves after one more step."""
+    torch.set_deterministic_debug_mode("default")
+    mesh = torch_target.mesh_of(program)
+    model, optimizer = program.build(mesh)
+    program.load_checkpoint(model, optimizer, str(folder / "torch"))
+    program.save_checkpoint(model, optimizer, str(folder / "same"))
+    program.train_step(model, optimizer, program.microbatches(mesh, *batch), LR)
+    program.save_checkpoint(model, optimizer, str(folder / "next"))
+
+
+def _values(path: Path) -> dict[str, torch.Tensor]:
+    saved = Saved(path)
+    return saved.whole([*saved.tensors()])
 
 
 def _built(program: ModuleType) -> Any:

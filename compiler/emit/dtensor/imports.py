@@ -25,6 +25,10 @@ MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("torch", ("Tensor", "nn")),
     ("torch.autograd.graph", ("saved_tensors_hooks",)),
     ("torch.distributed.checkpoint", ("HuggingFaceStorageReader", "HuggingFaceStorageWriter")),
+    (
+        "torch.distributed.checkpoint.state_dict",
+        ("StateDictOptions", "get_model_state_dict", "get_optimizer_state_dict"),
+    ),
     ("torch.distributed.device_mesh", ("DeviceMesh", "init_device_mesh")),
     ("torch.distributed.fsdp", ("DataParallelMeshDims", "FSDPModule", "MixedPrecisionPolicy", "fully_shard")),
     ("torch.distributed.pipelining", ("PipelineStage",)),

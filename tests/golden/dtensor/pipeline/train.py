@@ -27,7 +27,10 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import DataParallelMeshDims, FSDPModule, fully_shard
 from torch.distributed.pipelining import PipelineStage
@@ -231,6 +234,16 @@ def eval_step(model: "Pipeline", batch: Mapping[str, Tensor]) -> Metrics:
     num_tokens = count_valid([batch["labels"]])
     loss = model.run(batch, num_tokens, backward=False)
     return Metrics(loss, torch.zeros_like(loss), num_tokens)
+
+
+def save_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
+    """Writes parameters and optimizer state as safetensors, each rank its own part; `scalec convert` reads these."""
+    dcp.save(training_state(model, optimizer), storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True))
+
+
+def load_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str) -> None:
+    """Reads them, on any mesh: those that `save_checkpoint` or `scalec convert` has written."""
+    dcp.load(training_state(model, optimizer), storage_reader=HuggingFaceStorageReader(folder))
 
 
 # ---- ops
@@ -533,6 +546,14 @@ def total_norm(gradients: Sequence[DTensor]) -> Tensor:
     for each in gradients:
         alike.setdefault(tuple(each.placements), []).append(each.to(wide(each)).square().sum())
     return torch.stack([whole_sum(each) for each in alike.values()]).sum().sqrt()
+
+
+def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Parameters by name, and the tensors of the optimizer's state, which is made if there is none: to save or fill."""
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    kept = get_optimizer_state_dict(model, optimizer, options=options)
+    state = {f"optimizer.{key}": value for key, value in kept.items() if isinstance(value, Tensor)}
+    return {**get_model_state_dict(model), **state}
 
 
 def update(optimizer: torch.optim.Optimizer, lr: float) -> None:
