@@ -24,6 +24,11 @@ class Span:
         return f"{PurePath(self.path).name}:{self.line}"
 
     @property
+    def start(self) -> tuple[int, int]:
+        """Line and column where it begins."""
+        return self.line, self.column
+
+    @property
     def words(self) -> str:
         """The part of the text that it covers, of its first line alone."""
         line = self.text.split("\n")[self.line - 1] if self.line else ""

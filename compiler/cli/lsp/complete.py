@@ -129,7 +129,7 @@ class _Here:
         sizes |= {axis.name: f"{axis.size:,}" for axis in program.axes} if program else {}
         for it in self._document.syntax.mentions if self._document.syntax else ():
             if it.kind in kinds:
-                yield Item(it.name, it.kind, sizes.get(it.name, it.kind.value))
+                yield Item(it.name, it.kind, sizes.get(it.name, it.kind.said))
 
     def _in_expression(self) -> Iterator[Item]:
         yield from self._named(Kind.VALUE, Kind.PARAM, Kind.CONST)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from .document import Document
-from .mentions import Kind, Mention
+from .mentions import Mention
 from .moved import Moved
 from .sent import Sent, sent
 
@@ -34,29 +34,11 @@ def _short(it: Sent) -> str:
     return f"{BACKWARD.get(it.where, '')}{it.op} {'×'.join(it.axes)} {it}"
 
 
-TYPES = {
-    Kind.DIM: "typeParameter",
-    Kind.AXIS: "enum",
-    Kind.CONST: "enumMember",
-    Kind.VALUE: "variable",
-    Kind.PARAM: "parameter",
-    Kind.INDEX: "variable",
-    Kind.OP: "function",
-    Kind.ARGUMENT: "property",
-    Kind.SECTION: "namespace",
-    Kind.SETTING: "property",
-    Kind.WORD: "enumMember",
-    Kind.MODEL: "class",
-    Kind.FILE: "string",
-}
-"""The protocol's types of tokens."""
-
-
 def colours(document: Document) -> Iterator[Mention]:
     """The names of the text as it is now, each with its place there, in order."""
     path, end = document.source.path, (0, 0)
     for it in document.syntax.mentions if document.syntax else ():
         span = document.here(it.span) if it.span.path == path else None
-        if span and (span.line, span.column) >= end:
+        if span and span.start >= end:
             end = (span.end_line, span.end_column)
             yield Mention(it.kind, it.name, span, it.binds)

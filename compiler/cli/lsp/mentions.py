@@ -22,21 +22,24 @@ SECTIONS: dict[str, type[Settings]] = {of.SECTION: of for of in json_schema.SECT
 
 
 class Kind(Enum):
-    """The kinds of things that have names."""
+    """The kinds of things that have names: in words, and the protocol's kinds of tokens, and of items and symbols."""
 
-    DIM = "dim"
-    AXIS = "axis"
-    CONST = "constant"
-    VALUE = "value"
-    PARAM = "parameter"
-    INDEX = "index"
-    OP = "op"
-    ARGUMENT = "argument"
-    SECTION = "section"
-    SETTING = "setting"
-    WORD = "word"
-    MODEL = "model"
-    FILE = "file"
+    DIM = "dim", "typeParameter", "TypeParameter"
+    AXIS = "axis", "enum", "Enum"
+    CONST = "constant", "enumMember", "Constant"
+    VALUE = "value", "variable", "Variable"
+    PARAM = "parameter", "parameter", "Field"
+    INDEX = "index", "variable", "Variable"
+    OP = "op", "function", "Function"
+    ARGUMENT = "argument", "property", "Property"
+    SECTION = "section", "namespace", "Module"
+    SETTING = "setting", "property", "Property"
+    WORD = "word", "enumMember", "EnumMember"
+    MODEL = "model", "class", "Class"
+    FILE = "file", "string", "File"
+
+    def __init__(self, said: str, token: str, item: str) -> None:
+        self.said, self.token, self.item = said, token, item
 
 
 RENAMED = (Kind.DIM, Kind.AXIS, Kind.CONST, Kind.VALUE, Kind.PARAM, Kind.INDEX)
@@ -70,7 +73,7 @@ def mentions(plans: Sequence[tree.Plan]) -> tuple[Mention, ...]:
     known = dict.fromkeys(("batch", "seq", "microbatches"), Kind.DIM)
     known |= {it.name: it.kind for it in found if it.binds and it.kind is not Kind.AXIS and it.kind in RENAMED}
     found = [evolve(it, kind=_kind(it, known)) if it.kind is Kind.WORD else it for it in found]
-    return tuple(sorted(found, key=lambda it: (it.span.path != plans[0].span.path, it.span.line, it.span.column)))
+    return tuple(sorted(found, key=lambda it: (it.span.path != plans[0].span.path, it.span.start)))
 
 
 def _kind(word: Mention, known: Mapping[str, Kind]) -> Kind:

@@ -25,7 +25,7 @@ def definition(document: Document, line: int, column: int) -> Span | None:
         return Span(paths[0], 1, 1, 1, 1) if paths else None
     bound = [it for it in document.syntax.mentions if it.binds and _same(it, mention)]
     if mention.kind is Kind.VALUE:
-        before = [it for it in bound if it.span.path == mention.span.path and _place(it.span) <= _place(mention.span)]
+        before = [it for it in bound if it.span.path == mention.span.path and it.span.start <= mention.span.start]
         bound = before[-1:] or bound
     if not bound and mention.kind is Kind.DIM:
         key = FROM_SETTINGS.get(mention.name)
@@ -42,10 +42,6 @@ def _used(document: Document) -> Iterator[tuple[str, tree.Use]]:
                     yield str(used_path(use, source_of(plan))), use
 
 
-def _place(span: Span) -> tuple[int, int]:
-    return span.line, span.column
-
-
 def _same(one: Mention, other: Mention) -> bool:
     return (one.kind, one.name) == (other.kind, other.name)
 
@@ -56,7 +52,7 @@ def references(documents: Iterable[Document], mention: Mention, *, binding: bool
     for document in documents:
         for it in document.syntax.mentions if document.syntax else ():
             if _same(it, mention) and (binding or not it.binds) and (span := document.here(it.span)):
-                found.setdefault((realpath(span.path), span.line, span.column), span)
+                found.setdefault((realpath(span.path), *span.start), span)
     return [*found.values()]
 
 
@@ -90,7 +86,7 @@ def renamed(documents: Sequence[Document], mention: Mention, name: str) -> list[
         raise wrong("E0215", f"`{name}` cannot be a name", mention.span)
     taken = {it.name: it.kind for document in documents if document.syntax for it in document.syntax.mentions}
     if (kind := taken.get(name)) in RENAMED:
-        raise wrong("E0207", f"`{name}` is the name of another {kind.value}", mention.span)
+        raise wrong("E0207", f"`{name}` is the name of another {kind.said}", mention.span)
     return found
 
 

@@ -15,11 +15,12 @@ Ranks = tuple[tuple[Collective, ...], ...]
 
 @frozen
 class Sent:
-    """Collectives of one kind: how many there are in a step, and the bytes that a rank puts into all of them."""
+    """Collectives of one kind: their results, how many there are in a step, the bytes that a rank puts into all."""
 
     op: str
     axes: tuple[str, ...]
     where: str
+    values: frozenset[str]
     sizes: frozenset[int]
     count: int
     bytes: int
@@ -43,7 +44,8 @@ def sent(ranks: Ranks, wanted: Callable[[Collective], bool]) -> list[Sent]:
 def _together(found: Sequence[Collective]) -> Iterator[Sent]:
     for kind in dict.fromkeys((it.op, it.axes, it.where) for it in found):
         alike = [it for it in found if (it.op, it.axes, it.where) == kind]
-        yield Sent(*kind, frozenset(it.bytes for it in alike), sum(it.count for it in alike), _bytes(alike))
+        values, sizes = frozenset(it.value for it in alike), frozenset(it.bytes for it in alike)
+        yield Sent(*kind, values, sizes, sum(it.count for it in alike), _bytes(alike))
 
 
 def _bytes(found: Sequence[Collective]) -> int:

@@ -27,7 +27,7 @@ from . import navigate
 from .complete import call_at, complete
 from .diagnose import Action, actions, told
 from .document import Document, Overtaken, compiled, same_file, syntax_of, typed
-from .hints import TYPES, colours, hints
+from .hints import colours, hints
 from .hover import hover
 from .mentions import Kind, Mention
 from .outline import Part, outline
@@ -269,21 +269,19 @@ def on_semantic_tokens(document: Document, _: lsp.SemanticTokensParams, ls: Serv
     for each in colours(document):
         at = ls.wire.range_of(each.span)
         column = at.start.character - (column if at.start.line == line else 0)
-        length, kind = at.end.character - at.start.character, TOKEN_TYPES.index(TYPES[each.kind])
+        length, kind = at.end.character - at.start.character, TOKEN_TYPES.index(each.kind.token)
         data += [at.start.line - line, column, length, kind, int(each.binds)]
         line, column = at.start.line, at.start.character
     return lsp.SemanticTokens(data)
 
 
-TOKEN_TYPES = sorted(set(TYPES.values()))
+TOKEN_TYPES = sorted({kind.token for kind in Kind})
 
 
 def on_completion(document: Document, it: lsp.CompletionParams, ls: Server) -> list[lsp.CompletionItem]:
     found = complete(document, *ls.wire.place_of(document.source, it.position))
-    return [
-        lsp.CompletionItem(each.label, kind=ITEM_KINDS[each.kind], detail=each.detail, documentation=each.doc)
-        for each in found
-    ]
+    kinds = lsp.CompletionItemKind
+    return [lsp.CompletionItem(it.label, None, kinds[it.kind.item], None, it.detail, it.doc) for it in found]
 
 
 def on_signature_help(document: Document, it: lsp.SignatureHelpParams, ls: Server) -> lsp.SignatureHelp | None:
@@ -299,7 +297,7 @@ def on_document_symbol(document: Document, _: lsp.DocumentSymbolParams, ls: Serv
 
 
 def _symbol(it: Part, wire: Wire) -> lsp.DocumentSymbol:
-    inside, kind = [_symbol(part, wire) for part in it.parts], lsp.SymbolKind[ITEM_KINDS[it.kind].name]
+    inside, kind = [_symbol(part, wire) for part in it.parts], lsp.SymbolKind[it.kind.item]
     return lsp.DocumentSymbol(it.name, kind, wire.range_of(it.span), wire.range_of(it.head), children=inside)
 
 
@@ -312,23 +310,6 @@ def _folds(parts: Iterable[Part]) -> Iterator[lsp.FoldingRange]:
         if part.span.end_line > part.span.line:
             yield lsp.FoldingRange(part.span.line - 1, part.span.end_line - 1)
         yield from _folds(part.parts)
-
-
-ITEM_KINDS = {
-    Kind.DIM: lsp.CompletionItemKind.TypeParameter,
-    Kind.AXIS: lsp.CompletionItemKind.Enum,
-    Kind.CONST: lsp.CompletionItemKind.Constant,
-    Kind.VALUE: lsp.CompletionItemKind.Variable,
-    Kind.PARAM: lsp.CompletionItemKind.Field,
-    Kind.OP: lsp.CompletionItemKind.Function,
-    Kind.ARGUMENT: lsp.CompletionItemKind.Property,
-    Kind.SECTION: lsp.CompletionItemKind.Module,
-    Kind.SETTING: lsp.CompletionItemKind.Property,
-    Kind.WORD: lsp.CompletionItemKind.EnumMember,
-    Kind.MODEL: lsp.CompletionItemKind.Class,
-    Kind.FILE: lsp.CompletionItemKind.File,
-}
-"""The protocol's kinds of words, which parts of a plan have too."""
 
 
 ANSWERS: dict[str, tuple[Answer, object]] = {

@@ -18,6 +18,7 @@ from scalec.compiler.cli.lsp.mentions import Kind
 from scalec.compiler.cli.lsp.moved import Moved, offset
 from scalec.compiler.cli.lsp.outline import Part, outline
 from scalec.compiler.cli.lsp.wire import UNITS, Wire
+from scalec.compiler.reports.time import seconds
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
@@ -57,9 +58,18 @@ def test_hovers_of_each_name_of_a_model(full: Document, golden: Golden) -> None:
     assert model
     assert model.syntax
     own = [it for it in model.syntax.mentions if it.span.path == model.source.path]
-    shown = {f"{it.span.line}: {it.kind.value} {it.name}": hover(model, it.span.line, it.span.column) for it in own}
+    shown = {f"{it.span.line}: {it.kind.said} {it.name}": hover(model, it.span.line, it.span.column) for it in own}
     first = {each.text: title for title, each in reversed(shown.items()) if each}
     golden("lsp/hovers.md", "\n".join(f"# line {title}\n\n{text}\n" for text, title in reversed(first.items())))
+
+
+def test_the_seconds_of_an_axis_are_those_of_the_step(full: Document) -> None:
+    shown = hover(full, *at(full, "dp = "))
+    assert shown
+    assert full.facts
+    assert full.facts.step
+    waited = full.facts.step.kinds["exposed: dp"] + full.facts.step.kinds.get("exposed: dp × tp", 0.0)
+    assert f"for {seconds(waited)} the GPU waits" in shown.text
 
 
 def test_hints_of_a_model(full: Document, golden: Golden) -> None:
@@ -206,7 +216,7 @@ def test_colours_cover_each_name_once(mlp: Document) -> None:
 
 def shown(parts: Iterable[Part], depth: int = 0) -> Iterator[str]:
     for part in parts:
-        yield f"{'  ' * depth}{part.span.line}–{part.span.end_line} {part.kind.value} {part.name}\n"
+        yield f"{'  ' * depth}{part.span.line}–{part.span.end_line} {part.kind.said} {part.name}\n"
         yield from shown(part.parts, depth + 1)
 
 
