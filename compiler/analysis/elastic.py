@@ -1,7 +1,8 @@
 """The sizes of an elastic axis, `mesh { dp = 4..8 }`, and a program at each of them.
 
 Purpose: nothing but `batch` is sharded over such an axis, and each rank has the same rows of a microbatch at any size.
-On fewer ranks a step has more microbatches, so that its ops are the same, and its global batch too.
+On fewer ranks a step has more microbatches, so that its ops are the same, and its global batch too; a pipeline's rows
+are made for each number of them.
 Non-goals: which ranges are legal (`frontend.elastic`).
 """
 
@@ -15,6 +16,7 @@ from ..config.settings import Cluster
 from ..config.units import counted
 from ..ir import BATCH, MICROBATCHES, Axis, Program, once
 from .bucket_layout import flat_size
+from .stage_schedule import scheduled
 
 
 def elastic_axis(program: Program) -> Axis | None:
@@ -52,7 +54,9 @@ def at_size(program: Program, size: int) -> Program:
     axes = tuple(evolve(each, size=size) if each is axis else each for each in program.axes)
     cluster = _machines(program.cluster, *(prod(each.size for each in its) for its in (program.axes, axes)))
     made = evolve(program.sized(numbers), axes=axes, cluster=cluster)
-    return made.sized({bucket.dim: flat_size(made, bucket) for bucket in program.buckets})
+    made = made.sized({bucket.dim: flat_size(made, bucket) for bucket in program.buckets})
+    pipeline = program.pipeline
+    return evolve(made, pipeline=scheduled(made, pipeline)) if pipeline and pipeline.schedule else made
 
 
 @once

@@ -1,17 +1,18 @@
 """Where the stages of a pipeline lie, in which order they do their work, and how long that takes.
 
 Purpose: `stage_to_rank` and rows of `Pipeline.settings`, for the plan's sizes and for others.  Non-goals: rows made for
-what stages cost (`passes.place_stages`), messages (`schedules.p2p`), whether rows are right (`schedules.check`).
+what stages cost (`passes.place_stages`), whether rows are right (`schedules.check`).
 """
 
 from functools import lru_cache
 
-from attrs import astuple
+from attrs import astuple, evolve
 
 from ..config.settings import AUTO
-from ..ir import Pipeline, Program
+from ..ir import MICROBATCHES, Pipeline, Program
 from ..ir.stages import groups, stages
 from ..schedules.actions import Schedule, ScheduleError
+from ..schedules.p2p import with_messages
 from ..schedules.registry import SCHEDULES, folded, looped
 from ..schedules.timeline import Times
 from .flops import Cost, cost
@@ -34,6 +35,12 @@ def placements(pipeline: Pipeline, ranks: int) -> tuple[tuple[int, ...], ...]:
 def stage_to_rank(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
     """The first of them.  Raises ScheduleError."""
     return placements(pipeline, ranks)[0]
+
+
+def scheduled(program: Program, pipeline: Pipeline) -> Pipeline:
+    """The pipeline with the rows and messages of a step of `program`.  Raises ScheduleError."""
+    made = rows(pipeline, program.axis(pipeline.axis).size, program.size(MICROBATCHES))
+    return evolve(pipeline, schedule=with_messages(made, estimated(program, pipeline)))
 
 
 def rows(pipeline: Pipeline, ranks: int, microbatches: int) -> Schedule:

@@ -3,13 +3,13 @@
 Non-goals: which kernels a program has (`analysis.kernel_tiles`), what a stage does (`staged_forward`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
+from ..analysis.elastic import every_size
 from ..analysis.kernel_tiles import Used, chip, kernels_of, tiles_file
-from ..ir import Pipeline, Program, Value, base
+from ..ir import MICROBATCHES, Pipeline, Program, Value, base
 from ..ir.stages import crossing, stages
-from ..schedules.actions import Schedule
 from ..schedules.csv_file import csv, groups_csv
 from .naming import DTYPES, TAKEN, WIDTH, call, class_name, exploded, filled, literal, read_beside, singular
 from .user_ops import modules
@@ -76,12 +76,13 @@ def pipeline_line(program: Program, sizes: Mapping[str, str]) -> str:
     """The pipeline: which rank has each stage, what crosses, and the file of each rank's row."""
     pipeline = program.pipeline
     assert pipeline, "emit: no pipeline"
-    assert pipeline.schedule, "emit: no schedule"
+    largest, *others = _files_of_sizes(program)
     arguments = [
         literal(pipeline.axis),
         filled("stage_to_rank=", [*map(str, pipeline.stage_to_rank)], 4),
         _carried(program, pipeline, sizes),
-        *(f"{key}={read_beside('read_schedule', file)}" for key, file in _row_files(pipeline.schedule).items()),
+        *(f"{key}={read_beside('read_schedule', file)}" for key, file in largest.items()),
+        *_smaller(program, others),
     ]
     return exploded("PIPELINE = Pipeline", arguments, 0) + _as_it_is(arguments[1:2])
 
@@ -93,15 +94,37 @@ def _as_it_is(tuples: Iterable[str]) -> str:
 
 def schedule_files(program: Program) -> dict[str, str]:
     """The files that a program with a pipeline reads its rows from, name → text."""
-    pipeline = program.pipeline
-    files = _row_files(pipeline.schedule) if pipeline and pipeline.schedule else {}
-    return {name: text for file in files.values() for name, text in file.items()}
+    files = [file for files in _files_of_sizes(program) for file in files.values()] if program.pipeline else []
+    return {name: text for file in files for name, text in file.items()}
 
 
-def _row_files(schedule: Schedule) -> dict[str, dict[str, str]]:
-    """The argument that is read from each."""
-    groups = {"message_groups.csv": groups_csv(schedule)}
-    return {"schedule": {"schedule.csv": csv(schedule)}, "message_groups": groups}
+def _files_of_sizes(program: Program) -> list[dict[str, dict[str, str]]]:
+    """At each size of an elastic axis the arguments that are read from files, and these, name → text."""
+    return [_row_files(it, f"_{it.size(MICROBATCHES)}" * (i > 0)) for i, it in enumerate(every_size(program))]
+
+
+def _row_files(program: Program, number: str) -> dict[str, dict[str, str]]:
+    assert program.pipeline, "emit: no pipeline"
+    schedule = program.pipeline.schedule
+    assert schedule, "emit: no schedule"
+    groups = {f"message_groups{number}.csv": groups_csv(schedule)}
+    return {"schedule": {f"schedule{number}.csv": csv(schedule)}, "message_groups": groups}
+
+
+def _smaller(program: Program, files: Sequence[dict[str, dict[str, str]]]) -> Iterator[str]:
+    """The argument with the rows of smaller sizes, by their numbers of microbatches."""
+    entries = (
+        exploded(f"{it.size(MICROBATCHES)}: ", [read_beside("read_schedule", file, 12) for file in each.values()], 8)
+        for it, each in zip(every_size(program)[1:], files, strict=True)
+    )
+    if files:
+        yield "\n".join(
+            [
+                "smaller={  # by their microbatches, where nodes are lost",
+                *(f"        {entry}," for entry in entries),
+                "    }",
+            ]
+        )
 
 
 def _range(layers: range) -> str:

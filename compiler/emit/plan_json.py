@@ -66,7 +66,6 @@ def plan_json(
             **({"state": _plain(program.flow)} if model.flow.bucket == AUTO else {}),
             **({"watch": _plain(program.watch)} if program.watch != Watch() else {}),
         },
-        **({"pipeline": _pipeline(program, program.pipeline)} if program.pipeline else {}),
         **_accounts(program),
         **({"smaller": [_sized(it) | _accounts(it) for it in smaller]} if (smaller := every_size(program)[1:]) else {}),
         "certificate": certificate(proof, matched, program, bool(torch_alone)),
@@ -86,8 +85,9 @@ def _sized(program: Program) -> dict[str, Any]:
 
 
 def _accounts(program: Program) -> dict[str, Any]:
-    """A step: its communication, memory and, where it is known, time."""
+    """A step: its stages, communication, memory and, where it is known, time."""
     return {
+        **({"pipeline": _pipeline(program, program.pipeline)} if program.pipeline else {}),
         "collectives": [_collective(each) for rank in places(program) for each in collectives(program, rank)],
         "evaluation": [_collective(each) for rank in places(program) for each in evaluation(program, rank)],
         "memory": _memory(program),

@@ -9,10 +9,12 @@ from math import prod
 from attrs import evolve
 
 from ..analysis.elastic import elastic_axis, sizes
-from ..config.settings import Train
+from ..analysis.stage_schedule import rows
+from ..config.settings import AUTO, Train
 from ..config.units import counted
 from ..config.values import spelled
 from ..ir import BATCH, MICROBATCHES, Axis, Program
+from ..schedules.actions import ScheduleError
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note
 
@@ -78,16 +80,25 @@ def _begun_at(axis: Axis, others: int, train: Train, found: Diagnostics) -> Axis
 
 
 def check_rows(program: Program, found: Diagnostics) -> None:
-    """A pipeline's rows are of one number of microbatches."""
+    """A pipeline's schedule has rows for the microbatches of each size."""
     axis, pipeline = elastic_axis(program), program.pipeline
     if not axis or not pipeline or len(sizes(program)) < 2:
         return
     largest, *_, least = sizes(program)
-    count = program.size(MICROBATCHES)
-    found.error(
-        "E0520",
-        f"a pipeline over `{pipeline.axis}` does not go with a range of `{axis.name}`",
-        axis.span,
-        f"{counted(count, 'microbatch')} with {largest}, {count * largest // least} with {least}",
-        help="the rows of a schedule are of one number of microbatches: write one size, or leave the pipeline out",
-    )
+    count, kind = program.size(MICROBATCHES), pipeline.settings.schedule.kind
+    each = f"{counted(count, 'microbatch')} with {largest}, {count * largest // least} with {least}"
+    if pipeline.given or kind == AUTO:
+        of = "a file" if pipeline.given else f"`schedule = {AUTO}`"
+        message = f"rows of {of} are for one number of microbatches, and `{axis.name}` has a range"
+        help = "take a schedule that has a name, such as `1f1b`, or write one size"
+        found.error("E0520", message, axis.span, each, help=help)
+        return
+    ranks = program.axis(pipeline.axis).size
+    for size in sizes(program):
+        try:
+            rows(pipeline, ranks, count * largest // size)
+        except ScheduleError as error:
+            found.error(
+                "E0520", f"`{kind}` has no rows for `{axis.name}` = {size}", axis.span, error.why, help=error.help
+            )
+            return

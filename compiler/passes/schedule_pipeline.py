@@ -6,7 +6,7 @@ sums over the axis.  Before: `fuse_buckets`.  Non-goals: which stages there are 
 
 from attrs import evolve
 
-from ..analysis.stage_schedule import estimated, rows
+from ..analysis.stage_schedule import scheduled
 from ..config.settings import ON
 from ..config.units import counted
 from ..ir import (
@@ -23,8 +23,7 @@ from ..ir import (
     rename,
 )
 from ..ops.builder import OpBuilder
-from ..schedules.actions import Schedule, ScheduleError
-from ..schedules.p2p import with_messages
+from ..schedules.actions import ScheduleError
 from ..syntax.diagnostics import Diagnostic, Note, PlanError, wrong
 from ..syntax.source import Span
 
@@ -35,7 +34,10 @@ def schedule_pipeline(program: Program) -> Program:
     if not pipeline:
         return program
     program = summed(program, pipeline)
-    pipeline = evolve(pipeline, schedule=_schedule(program, pipeline))
+    try:
+        pipeline = scheduled(program, pipeline)
+    except ScheduleError as error:
+        raise PlanError([impossible(error, program, pipeline)]) from None
     _demand_whole(program, pipeline)
     return evolve(program, pipeline=pipeline)
 
@@ -53,16 +55,6 @@ def _demand_whole(program: Program, pipeline: Pipeline) -> None:
         help = "choose a schedule that does not split backward, `1f1b` or `interleaved_1f1b`, or leave `compile` out"
         span = pipeline.settings.spans["schedule"]
         raise wrong("E0412", message, span, help=help, notes=notes)
-
-
-def _schedule(program: Program, pipeline: Pipeline) -> Schedule:
-    """Rows with messages."""
-    ranks, microbatches = program.axis(pipeline.axis).size, program.size(MICROBATCHES)
-    try:
-        made = rows(pipeline, ranks, microbatches)
-    except ScheduleError as error:
-        raise PlanError([impossible(error, program, pipeline)]) from None
-    return with_messages(made, estimated(program, pipeline))
 
 
 def impossible(error: ScheduleError, program: Program, pipeline: Pipeline) -> Diagnostic:

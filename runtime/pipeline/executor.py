@@ -12,8 +12,9 @@ gradients of a stage (`stage_buckets`).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class Pipeline:
     stage_inputs   what a stage makes for the next, in this order at every cut that it crosses
     schedule       each rank's row of actions, between commas
     message_groups of each rank those messages that begin as one: groups between commas, messages between spaces
+    smaller        rows and groups where a mesh with fewer ranks has more microbatches, by their number
 
     The model is called with a stage's number, what the stage before has made (nothing for the first; several values in
     a tuple), and a microbatch's inputs.  The last stage makes a part of the loss.
@@ -51,9 +53,10 @@ class Pipeline:
         stage_inputs: Sequence[StageInput],
         schedule: Sequence[str],
         message_groups: Sequence[str] = (),
+        smaller: Mapping[int, tuple[Sequence[str], Sequence[str]]] = MappingProxyType({}),
     ) -> None:
         self._axis, self._stage_to_rank, self._stage_inputs = axis, stage_to_rank, stage_inputs
-        self._schedule, self._message_groups = schedule, message_groups or [""] * len(schedule)
+        self._rows, self._smaller = (schedule, message_groups or [""] * len(schedule)), smaller
         # A part of the loss is float32 at least: what a rank without any cannot tell otherwise.
         self._wide = reduce(torch.promote_types, (each.dtype for each in stage_inputs), torch.float32)
         self._bound: tuple[Mesh, _Row] | None = None
@@ -93,7 +96,7 @@ class Pipeline:
         zeros = tuple(map(torch.zeros_like, (share, *routers)))
         sums = (*zeros, *loads)
         now = Pass(model, inputs, (share, *routers), sums, Chunks(flat_params, trains=True))
-        row = self._row(mesh)
+        row = self._row(mesh, len(inputs))
         row.go(row.all, now)
         return sums if sums[1:] else sums[0]
 
@@ -101,14 +104,15 @@ class Pipeline:
     def evaluate(self, model: nn.Module, batch: Batch, mesh: Mesh, flat_params: FlatParams = NOTHING) -> Tensor:
         """The sum of losses, without any gradients; nothing is dropped."""
         zero = torch.zeros((), dtype=self._wide, device=mesh.device)
-        row = self._row(mesh)
-        row.go(row.forwards, Pass(model, _undropped(batch), (), (zero,), Chunks(flat_params)))
+        inputs = _undropped(batch)
+        row = self._row(mesh, len(inputs))
+        row.go(row.forwards, Pass(model, inputs, (), (zero,), Chunks(flat_params)))
         return zero
 
-    def _row(self, mesh: Mesh) -> "_Row":
+    def _row(self, mesh: Mesh, microbatches: int) -> "_Row":
         if self._bound is None or self._bound[0] is not mesh:
             axis = mesh.messages(self._axis)
-            row, groups = self._schedule[axis.rank], self._message_groups[axis.rank]
+            row, groups = (each[axis.rank] for each in self._smaller.get(microbatches, self._rows))
             self._bound = mesh, _Row(row, groups, self._stage_to_rank, self._stage_inputs, axis, mesh.device)
         return self._bound[1]
 

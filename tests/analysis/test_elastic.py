@@ -2,13 +2,14 @@
 
 import re
 from itertools import product
+from pathlib import Path
 
 import pytest
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.small_plans import LLAMA, WITH_SEQ, Plan
+from helpers.small_plans import DIMS, LLAMA, WITH_SEQ, Plan
 from scalec.compiler.analysis.elastic import at_size, every_size, left_out, sizes, smallest
 from scalec.compiler.analysis.memory import account
 from scalec.compiler.emit import emit
@@ -19,11 +20,14 @@ from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
+from scalec.compiler.schedules.csv_file import csv
+from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
 from scalec.testing import plans
 
 SEEN = LLAMA.replace("attention(q, k, v, mask=causal)", "attention(q, k, v, mask=causal, documents=documents)")
+FOUR_LAYERS = DIMS.replace("layers = 2", "layers = 4")
 PLANS = {
     "plain": Plan(mesh="dp = DP", shard="batch over dp"),
     "zero_1": Plan(mesh="dp = DP  tp = 2", shard=WITH_SEQ, state="zero 1 over dp", clip=1.0),
@@ -32,14 +36,21 @@ PLANS = {
     "fp16": Plan(mesh="dp = DP", shard="batch over dp", state="zero 1 over dp", train="precision = fp16"),
     "hybrid": Plan(mesh="dp = DP  cp = 2", shard="batch over dp  seq over cp", state="zero 3 over cp"),
     "context": Plan(mesh="dp = DP  cp = 2", shard="batch over dp  seq over cp via ring", state="zero 1 over dp, cp"),
+    "1f1b": Plan(mesh="dp = DP  pp = 2", shard="batch over dp  layers over pp", state="zero 1 over dp"),
+    "interleaved_1f1b": Plan(
+        mesh="pp = 2  dp = DP", shard="batch over dp  layers over pp", state="zero 3 over dp", dims=FOUR_LAYERS
+    ),
+    "zbv": Plan(mesh="pp = 2  dp = DP", shard="batch over dp  layers over pp", dims=FOUR_LAYERS),
     "documents": Plan(SEEN, mesh="dp = DP", shard="batch over dp", inputs=", documents[batch, seq]"),
 }
+PIPELINES = {"1f1b": "", "interleaved_1f1b": "pipeline { schedule = interleaved_1f1b(chunks=2) }"}
+PIPELINES |= {"zbv": "pipeline { schedule = zbv }"}
 FOUR, TWO = 4, 2
 
 
 def _source(name: str, dp: str) -> Source:
     plan = evolve(PLANS[name], ranks=FOUR, microbatch=FOUR, data="separator = 10" if name == "documents" else "")
-    return Source("plan.scale", plan.text().replace("DP", dp))
+    return Source("plan.scale", plan.text().replace("DP", dp) + PIPELINES.get(name, ""))
 
 
 def _without_range(program: Program) -> Program:
@@ -79,6 +90,7 @@ def test_one_text_is_the_step_at_each_size(name: str) -> None:
 
 def _steps(text: str) -> list[str]:
     """Classes and functions, without comments, which have one size's numbers."""
+    text = re.sub(r"^PIPELINE = .*?^\)", "", text, flags=re.DOTALL | re.MULTILINE)
     lines = [line.split("  #")[0] for line in text.split("\n")]
     return [
         line for line in lines[lines.index("import torch") : lines.index("PLAN = Plan(")] if "SmallerMesh" not in line
@@ -137,16 +149,15 @@ def test_memory_is_enough_at_the_least_size() -> None:
     assert found.recomputed
 
 
-def test_a_pipeline_has_no_range() -> None:
-    text = (
-        _source("plain", "2..4")
-        .text.replace("dp = 2..4", "dp = 2..4  pp = 2")
-        .replace("over dp", "over dp  layers over pp")
-    )
-    with pytest.raises(PlanError) as caught:
-        compile_plan(Source("plan.scale", text))
-    (found,) = caught.value.diagnostics
-    assert (found.code, found.label) == ("E0520", "2 microbatches with 4, 4 with 2")
+def test_rows_that_are_made_for_one_number_of_microbatches_have_no_range(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(csv(SCHEDULES["1f1b"](2, 2, None)))
+    text = _source("1f1b", "2..4").text
+    for schedule, of in (("auto", "`schedule = auto`"), ('file("rows.csv")', "a file")):
+        with pytest.raises(PlanError) as caught:
+            compile_plan(Source(str(tmp_path / "p.scale"), f"{text}\npipeline {{ schedule = {schedule} }}"))
+        (found,) = caught.value.diagnostics
+        assert (found.code, found.label) == ("E0520", "2 microbatches with 4, 4 with 2")
+        assert f"rows of {of} are for one number" in found.message
 
 
 @settings(max_examples=4, suppress_health_check=[HealthCheck.too_slow])

@@ -30,6 +30,7 @@ CASES = {
     "zero_3": (Case(dp=2, tp=2, sp=True, microbatches=2, clip=1.0, state="zero 3 over dp"), {3: 2}),
     "zero_2": (Case(dp=2, cp=2, optimizer="adamw", recompute="full", state="zero 2 over dp, cp"), {2: 2}),
     "hybrid": (Case(dp=2, cp=2, optimizer="momentum", state="zero 3 over cp"), {3: 2}),
+    "pipeline": (Case(dp=2, pp=2, schedule="zb_h1", optimizer="adamw", clip=1.0, state="zero 1 over dp"), {3: 2}),
     "fp16": (Case(dp=4, optimizer="adamw", state="zero 1 over dp", precision="fp16"), {3: 2}),
 }
 """Plans on four ranks, whose axis dp may have any size; how many ranks are left, and for how many there is a place."""
@@ -139,7 +140,7 @@ def _run(folder: Path, world: int, places: int, more: str = "", record: str = ""
     ended = run_file(folder, world, f"{options} {more}", record)
     assert [status for status, _ in ended] == [0] * world, ended
     said = ended[0][1]
-    assert ("a step, in place of dp" in said) == (places < 4), said
+    assert ("a step, in place of " in said) == (places < 4), said
     assert (f"rank {places} stands by" in said) == (places < world), said
 
 

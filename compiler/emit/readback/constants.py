@@ -7,7 +7,8 @@ import ast
 import re
 from collections.abc import Mapping
 
-from ...ir import Pipeline, Program, Value, base
+from ...analysis.elastic import every_size
+from ...ir import MICROBATCHES, Pipeline, Program, Value, base
 from ...ir.stages import crossing, stages
 from ..naming import DTYPES
 from ..plan_json import digest
@@ -35,15 +36,27 @@ def _layers(program: Program, pipeline: Pipeline) -> str:
 
 
 def _pipeline(program: Program, pipeline: Pipeline) -> str:
-    assert pipeline.schedule, "emit: no schedule"
     carried = _carried(program, crossing(program, pipeline))
-    rows = "".join(f"{','.join(row)}\n" for row in pipeline.schedule.words)
-    begun = "".join(f"{','.join(re.findall(_GROUP, ' '.join(row)))}\n" for row in pipeline.schedule.grouped)
-    file = read_beside("read_schedule", "schedule.csv", rows)
-    groups = read_beside("read_schedule", "message_groups.csv", begun)
+    largest, *smaller = every_size(program)
+    file, groups = _rows(largest, "")
     made = f"stage_to_rank={pipeline.stage_to_rank!r}, stage_inputs=({', '.join(carried)},)"
     settings = f"{made}, schedule={file}, message_groups={groups}"
+    counts = [it.size(MICROBATCHES) for it in smaller]
+    others = (f"{count}: ({', '.join(_rows(it, f'_{count}'))})" for it, count in zip(smaller, counts, strict=True))
+    settings += f", smaller={{{', '.join(others)}}}" if smaller else ""
     return f"Pipeline({pipeline.axis!r}, {settings})"
+
+
+def _rows(program: Program, number: str) -> tuple[str, str]:
+    """The calls that read the rows of a size, and the messages that begin as one."""
+    assert program.pipeline, "emit: no pipeline"
+    schedule = program.pipeline.schedule
+    assert schedule, "emit: no schedule"
+    rows = "".join(f"{','.join(row)}\n" for row in schedule.words)
+    begun = "".join(f"{','.join(re.findall(_GROUP, ' '.join(row)))}\n" for row in schedule.grouped)
+    files = {f"schedule{number}.csv": rows, f"message_groups{number}.csv": begun}
+    file, groups = (read_beside("read_schedule", name, text) for name, text in files.items())
+    return file, groups
 
 
 def _carried(program: Program, cuts: list[list[Value]]) -> list[str]:
