@@ -97,7 +97,10 @@ class Saver:
             self._lines.append(f"training waits for each save, since it cannot be copied: {fault}")
             return {}
         self._lines.append(f"saves keep a copy of this rank's state in host memory, {size / 2**20:,.2f} MiB")
-        return host_memory(own)
+        memory, fault = host_memory(own)
+        if fault:
+            self._lines.append(f"this copy takes longer, since CUDA does not pin its memory: {fault}")
+        return memory
 
     def wait(self) -> None:
         """Waits until the save under way is done, or has failed."""

@@ -1,6 +1,7 @@
 """The copy of a rank's state in host memory, from which a save is written beside training."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -55,20 +56,27 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:,.1f} GiB"
 
 
-def host_memory(own: Mapping[str, Box]) -> dict[str, Tensor]:
-    """Host memory for each box's tensor, by name: one stretch, pinned for tensors of a GPU."""
+def host_memory(own: Mapping[str, Box]) -> tuple[dict[str, Tensor], str]:
+    """Host memory for each box's tensor, by name: one stretch, pinned for tensors of a GPU; why it is not, or ""."""
     tensors = {name: box.tensor for name, box in own.items()}
     ends = [*accumulate(-(-tensor.nbytes // _ALIGNED) * _ALIGNED for tensor in tensors.values())]
     memory = torch.empty(ends[-1] if ends else 0, dtype=torch.uint8)
-    if any(tensor.is_cuda for tensor in tensors.values()):
-        cuda: Any = cast(
-            Any, torch.cuda
-        ).cudart()  # as it is: torch's own pinned memory is rounded up to a power of two
-        cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+    fault = pin(memory) if any(tensor.is_cuda for tensor in tensors.values()) else ""
     return {
         name: memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         for start, (name, tensor) in zip((0, *ends), tensors.items(), strict=False)
-    }
+    }, fault
+
+
+def pin(memory: Tensor) -> str:
+    """Has CUDA pin memory as it is: torch's own is rounded up to a power of two.  Why it does not, or ""."""
+    cuda: Any = cast(Any, torch.cuda).cudart()
+    error = cuda.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+    if error == cuda.cudaError.success:
+        return ""
+    with suppress(RuntimeError):
+        torch.zeros(1, device="cuda")  # raises that error, which CUDA would else give to the next kernel
+    return cuda.cudaGetErrorString(error)
 
 
 def copied(own: Mapping[str, Box], memory: Mapping[str, Tensor]) -> dict[str, Box]:

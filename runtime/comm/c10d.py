@@ -1,4 +1,4 @@
-"""Methods of torch.distributed that its documentation does not promise: they are called here alone.
+"""Methods of torch.distributed, and of what records it, that torch's documentation does not promise: called here alone.
 
 Non-goals: autograd, shapes (`collectives`).  A collective is waited for, or one that begins gives the work to wait for.
 """
@@ -9,6 +9,7 @@ Non-goals: autograd, shapes (`collectives`).  A collective is waited for, or one
 import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp, distributed_c10d
+from torch.utils import _python_dispatch
 
 from ..errors import RunError
 
@@ -147,6 +149,11 @@ def ranks_of(arguments: Mapping[str, Any]) -> list[int]:
     return dist.get_process_group_ranks(group)
 
 
+def unrecorded() -> AbstractContextManager[object]:
+    """Leaves calls out of a recorder's sight, and of any other torch dispatch mode's: they are none of the plan's."""
+    return cast(Any, _python_dispatch)._disable_current_modes()
+
+
 def reduction(op: Any) -> str:
     """The name of a reduction that a call of a torch op has: `sum`, `max`, …"""
     return _C10D.ReduceOp.RedOpType(op.op()).name.lower()
@@ -167,6 +174,7 @@ NEWEST = 2, 14
 _NEEDED = (
     *((dist.ProcessGroup, name) for name in ("_allgather_base", "_reduce_scatter_base", "alltoall_base")),
     *((dist.ProcessGroup, name) for name in ("_start_coalescing", "_end_coalescing", "_get_backend")),
+    (_python_dispatch, "_disable_current_modes"),
     *((distributed_c10d, name) for name in ("_get_default_store", "_set_pg_timeout", "split_group", "AllToAllOptions")),
 )
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
 from . import c10d
 from .mesh import Axis, Crossing, Watch
@@ -152,7 +151,7 @@ class _Watched(Message):
     def begin(self, memory: Values) -> tuple[Any, ...]:
         works = super().begin(memory[:-1])
         self.axis.asides += 1
-        with _disable_current_modes():  # a recorder's: this message is none of the plan's
+        with c10d.unrecorded():
             return (*works, self.call(memory[-1], self.axis.group, self.peer))
 
 

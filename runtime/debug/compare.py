@@ -20,7 +20,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
 from ..comm import c10d
 from ..comm.mesh import Axis
@@ -91,7 +90,7 @@ class Comparison:
         """The first difference, or None; the same on all ranks of the axis, which call it alike."""
         if axis.size == 1 or not values:
             return None
-        with _disable_current_modes():  # a recorder's: these collectives are none of the plan's
+        with c10d.unrecorded():
             rows = _gathered(self.hashes(values), axis)
             differing = (rows != rows[0]).any(0).any(-1)
             if not differing.any():
@@ -102,7 +101,7 @@ class Comparison:
     @torch.no_grad()
     def first_exchange(self, to: Sequence[int], of: Sequence[int], axis: Axis) -> str:
         """The first pair of ranks of which one sends other rows than the other takes; empty if none does."""
-        with _disable_current_modes():
+        with c10d.unrecorded():
             own = torch.tensor([to, of], device=self._device)
             sent, taken = _gathered(own, axis).unbind(1)
         differing = (sent != taken.mT).nonzero()
@@ -115,7 +114,7 @@ class Comparison:
     @torch.no_grad()
     def hashes(self, values: Sequence[Tensor]) -> Tensor:
         """[values, 3] int64, as `Fingerprints.of` has them."""
-        with _disable_current_modes():
+        with c10d.unrecorded():
             return torch.stack([self._fingerprints.of(x) for x in values])
 
     def _located(self, number: int, x: Tensor, rows: Tensor, axis: Axis) -> Difference:

@@ -5,7 +5,8 @@ collectives twice.  Only where hashes differ do ranks exchange values, to find t
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from hashlib import blake2b
 from socket import gethostname
@@ -13,7 +14,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
 from ..comm import c10d
 from ..comm.mesh import Axis, Copies
@@ -116,7 +116,7 @@ class Replay:
         """Step `number` by `run`, after the same without an update.  RunError on all ranks where a bit differs."""
         self._state.held.paused = True
         try:
-            with _disable_current_modes():  # a recorder's: the step is recorded once
+            with c10d.unrecorded():  # the step is recorded once
                 first, _ = self._seen(self._train_step, model, batch, lr)
         finally:
             self._state.held.paused = False
@@ -151,7 +151,7 @@ class Replay:
         """Hashes by name, in the order in which they are made, and the step's metrics."""
         seen, calls = dict[str, Tensor](), Counter[str]()
 
-        def result(name: str, module: nn.Module, given: object, made: Any) -> None:
+        def result(name: str, made: Any) -> None:
             calls[name] += 1
             several = isinstance(made, tuple)
             values = [
@@ -165,17 +165,44 @@ class Replay:
                 flats = cast("list[Tensor]", flat) if isinstance(flat, list) else [flat]
                 seen[f"gradient of bucket `{name}`"] = self._comparison.hashes(flats)
 
-        modules = [*cast(Any, model).named_modules()][1:]
-        hooks = [module.register_forward_hook(partial(result, name)) for name, module in modules]
         self._state.looks.append(look)
         try:
-            metrics = run(model, self._state, batch, lr)
+            with telling(model, result):
+                metrics = run(model, self._state, batch, lr)
         finally:
             self._state.looks.remove(look)
-            for hook in hooks:
-                hook.remove()
         values = {"loss": metrics.loss, "gradient norm": metrics.norm}
         return seen | {k: self._comparison.hashes([v]) for k, v in values.items() if v is not None}, metrics
+
+
+@contextmanager
+def telling(model: nn.Module, result: Callable[[str, Any], None]) -> Generator[None]:
+    """Tells the results of modules; of those that torch.compile has made graphs of, the graphs', and none within them.
+
+    A hook on these has torch make the graph anew, with the hook in it, for each such step.
+    """
+    modules: dict[str, Any] = dict([*cast(Any, model).named_modules()][1:])
+    graphs = {name: module for name, module in modules.items() if module._compiled_call_impl is not None}
+    within = tuple(f"{name}." for name in graphs)
+    plain = {name: module for name, module in modules.items() if name not in graphs and not name.startswith(within)}
+    with ExitStack() as ends:
+        for name, module in plain.items():
+            ends.callback(module.register_forward_hook(partial(_hooked, result, name)).remove)
+        for name, module in graphs.items():
+            graph = module._compiled_call_impl
+            ends.callback(setattr, module, "_compiled_call_impl", graph)
+            module._compiled_call_impl = partial(_run, graph, result, name)
+        yield
+
+
+def _hooked(result: Callable[[str, Any], None], name: str, module: nn.Module, given: object, made: Any) -> None:
+    result(name, made)
+
+
+def _run(graph: Callable[..., Any], result: Callable[[str, Any], None], name: str, *given: Any, **named: Any) -> Any:
+    made = graph(*given, **named)
+    result(name, made)
+    return made
 
 
 def _end(when: str, found: Sequence[str], place: int = 0) -> None:

@@ -27,6 +27,7 @@ from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
 from scalec.runtime import Axis, Mesh, compile_each
+from scalec.runtime.debug import twice
 
 LR, STEPS = 0.01, 2
 COMPILED = partial(Case, compile="on", optimizer="adamw", clip=0.05)
@@ -130,6 +131,32 @@ def test_where_layers_are_looked_into_none_is_compiled(
     compile_each(model, torch.nn.Linear)
     assert model[0]._compiled_call_impl is None
     assert capsys.readouterr().err == f"note: {observer}=1 looks into each layer, so none is compiled\n"
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def test_graphs_tell_their_results_to_a_step_that_is_run_twice() -> None:
+    """Whether they are made under its eyes or before, and to nobody afterwards; they are not made anew for that."""
+    counters.clear()
+    model = torch.nn.Sequential(_Layer(), torch.nn.ReLU())
+    compile_each(model, _Layer, backend="eager")
+    told, x = list[tuple[str, Tensor]](), torch.ones(1, 2)
+    for _ in range(2):
+        with twice.telling(model, lambda name, made: told.append((name, made))):
+            model(x)
+        assert [name for name, _ in told] == ["0", "1"]
+        assert torch.equal(told[0][1], model[0](x))
+        told.clear()
+    model(x)
+    assert not told
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize(

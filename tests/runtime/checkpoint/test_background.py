@@ -2,9 +2,10 @@
 
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import pytest
@@ -23,6 +24,7 @@ from scalec.runtime.checkpoint.files import Disk
 from scalec.runtime.checkpoint.saver import Keep
 from scalec.runtime.checkpoint.tensor_file import Stamp
 from scalec.runtime.errors import RunError
+from scalec.runtime.state.shards import Box
 
 TP = {"tp": 2}
 TRIES = len(background.PAUSES) + 1
@@ -85,6 +87,46 @@ def test_without_memory_for_the_copies_of_a_node_training_waits(tmp_path: Path) 
     node = socket.gethostname()
     line = "training waits for each save, since it cannot be copied: {} has 0.0 GiB of memory left, copies take 0.0 GiB"
     assert [(lines, waited) for lines, _, waited in found] == [([line.format(node)], True)] * 2
+
+
+class _Cuda:
+    """Pins nothing, and gives the error to what is called next, as CUDA does."""
+
+    cudaError = SimpleNamespace(success=0)
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def cudaHostRegister(self, *_: int) -> int:
+        self.left = 2
+        return self.left
+
+    def cudaGetErrorString(self, error: int) -> str:
+        return {2: "out of memory"}[error]
+
+    def next(self, *_: object, **__: object) -> None:
+        error, self.left = self.left, 0
+        if error:
+            raise RuntimeError(error)
+
+
+def test_memory_that_cuda_does_not_pin_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the error reaches no later kernel."""
+    cuda = _Cuda()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "cudart", lambda: cuda)
+        patched.setattr(torch, "zeros", cuda.next)
+        fault = host_copy.pin(torch.empty(4))
+    assert (fault, cuda.left) == ("out of memory", 0)
+
+    def host_memory(own: Mapping[str, Box]) -> tuple[dict[str, torch.Tensor], str]:
+        return host_copy.host_memory(own)[0], fault
+
+    monkeypatch.setattr(background, "host_memory", host_memory)
+    beside = Saver(tmp_path, made({}, seed=1), {}, Keep())
+    beside.begin(1)
+    beside.wait()
+    assert beside.news()[1:] == ["this copy takes longer, since CUDA does not pin its memory: out of memory"]
 
 
 class _Full(Disk):
