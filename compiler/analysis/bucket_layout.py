@@ -14,9 +14,10 @@ from ..ir import Bucket, Param, Program
 
 @frozen
 class Layout:
-    """Where each parameter of a bucket begins, and the size of the whole, on a rank; in elements."""
+    """Where each parameter of a bucket begins, where the last one ends, and the size of all; in elements of a rank."""
 
     starts: tuple[int, ...]
+    end: int
     size: int
 
 
@@ -30,9 +31,9 @@ def layout(program: Program, params: tuple[str, ...], shards: int, layers: int =
         starts.append(-(-end // row) * row)
         end = starts[-1] + program.elements(param.type) // prod(map(program.size, param.type.dims[:layers]))
     if shards == 1:
-        return Layout(tuple(starts), end)
+        return Layout(tuple(starts), end, end)
     unit = lcm(*(row_length(program, of[name]) for name in params))
-    return Layout(tuple(starts), -(-end // (shards * unit)) * shards * unit)
+    return Layout(tuple(starts), end, -(-end // (shards * unit)) * shards * unit)
 
 
 def layout_of(program: Program, bucket: Bucket) -> Layout:

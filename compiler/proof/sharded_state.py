@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 from attrs import evolve
 
-from ..analysis.bucket_layout import layout_of
+from ..analysis.bucket_layout import Layout, layout_of
 from ..ir import INVARIANT, PARTIAL, Bucket, Param, Pipeline, Program, Type, sharded
 from ..ir.stages import layers_of_rank
 from .simulated_mesh import SimulatedMesh
@@ -57,11 +57,17 @@ def settled(program: Program, world: SimulatedMesh, name: str, x: Tensor) -> Ten
 
 def packed(program: Program, bucket: Bucket, tensors: Sequence[Tensor]) -> Tensor:
     """The flat buffer of a layer's tensors, or the stack of all layers' of stacks; zero where no tensor lies."""
+    layout = layout_of(program, bucket)
+    return _laid_out(bucket, tensors, layout, layout.size)
+
+
+def _laid_out(bucket: Bucket, tensors: Sequence[Tensor], layout: Layout, size: int) -> Tensor:
+    """The first elements of the flat buffer, as many as `size`; `packed` has them all."""
     count = len(bucket.layers)
     layers = bucket.layers if tensors[0].dims[:count] == bucket.layers else ()
     lead = np.broadcast_shapes(*(x.array.shape[: x.lead + len(layers)] for x in tensors))
-    flat = np.zeros((*lead, layout_of(program, bucket).size), tensors[0].array.dtype)
-    for x, start in zip(tensors, layout_of(program, bucket).starts, strict=True):
+    flat = np.zeros((*lead, size), tensors[0].array.dtype)
+    for x, start in zip(tensors, layout.starts, strict=True):
         own = x.array.reshape(*x.array.shape[: x.lead + len(layers)], -1)
         flat[..., start : start + own.shape[-1]] = own
     return Tensor((*layers, bucket.dim), flat, degree_of(tensors))
@@ -69,9 +75,14 @@ def packed(program: Program, bucket: Bucket, tensors: Sequence[Tensor]) -> Tenso
 
 def parts(program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor) -> list[Tensor]:
     """The parameters' parts of a layer's buffer, or of the stack of all.  Raises ValueError at other sizes."""
-    layout, layers = layout_of(program, bucket), flat.dims[:-1]
-    if flat.array.shape[-1] != layout.size:
+    if flat.array.shape[-1] != (layout := layout_of(program, bucket)).size:
         raise ValueError(f"{flat.array.shape[-1]} elements are not a whole bucket")
+    return _taken_out(program, world, bucket, flat, layout)
+
+
+def _taken_out(program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor, layout: Layout) -> list[Tensor]:
+    """The parameters' parts of a buffer, which may lack the padding at its end."""
+    layers = flat.dims[:-1]
     of = {param.name: _within(param.type, bucket, layers) for param in program.params}
     found: list[Tensor] = []
     for name, start in zip(bucket.params, layout.starts, strict=True):
@@ -97,9 +108,13 @@ def own(program: Program, world: SimulatedMesh, bucket: Bucket, tensors: Sequenc
     axes = bucket.shard_axes
     if not axes:
         return list(tensors)
-    whole = packed(program, bucket, tensors)
-    ones = _part(world, bucket, axes, Tensor(whole.dims, np.ones_like(whole.array)), n)
-    return parts(program, world, bucket, stale(whole, padded(program, world, bucket, ones, n)))
+    layout = layout_of(program, bucket)
+    whole = _laid_out(bucket, tensors, layout, layout.end)
+    shape = (1,) * whole.lead + whole.array.shape[whole.lead : -1]
+    ones = Tensor(whole.dims, np.ones((*shape, layout.size), whole.array.dtype))  # alike in all trials
+    mask = padded(program, world, bucket, _part(world, bucket, axes, ones, n), n)
+    here = Tensor(mask.dims, mask.array[..., : layout.end])
+    return _taken_out(program, world, bucket, stale(whole, here), layout)
 
 
 def counted(program: Program, world: SimulatedMesh, bucket: Bucket, once: Sequence[int], n: Numbers) -> Tensor:
@@ -115,7 +130,10 @@ def counted(program: Program, world: SimulatedMesh, bucket: Bucket, once: Sequen
 
 def stale(whole: Tensor, own: Tensor) -> Tensor:
     """A flat buffer where `own` is not 0; elsewhere each element is its neighbour's, and whoever uses it is wrong."""
-    return Tensor(whole.dims, np.where(own.array > 0, whole.array, np.roll(whole.array, 1, axis=-1)), whole.degree)
+    array = np.empty(np.broadcast_shapes(whole.array.shape, own.array.shape), whole.array.dtype)
+    array[..., 1:], array[..., :1] = whole.array[..., :-1], whole.array[..., -1:]
+    np.copyto(array, whole.array, where=own.array > 0)
+    return Tensor(whole.dims, array, whole.degree)
 
 
 def together(

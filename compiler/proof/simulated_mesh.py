@@ -85,18 +85,32 @@ class SimulatedMesh:
                 rows = [part for row in rows for part in np.split(row, ranks)]
         return rows
 
-    def _cut(self, whole: Array, dim: str, axes: Sequence[str], at: int) -> Array:
-        """Each rank's part of `dim` of what is whole, [ranks, …]."""
+    def _parts(self, whole: Array, dim: str, axes: Sequence[str], at: int) -> list[Array]:
+        """Each rank's part of `dim` of what is whole."""
         order = self._order(dim, axes, whole.shape[at])
         if order is None:
-            return np.stack(np.split(whole, prod(self.axes[axis] for axis in axes), axis=at))
-        return np.stack([np.take(whole, row, axis=at) for row in order])
+            return np.split(whole, prod(self.axes[axis] for axis in axes), axis=at)
+        return [np.take(whole, row, axis=at) for row in order]
+
+    def _cut(self, whole: Array, dim: str, axes: Sequence[str], at: int) -> Array:
+        """The parts as one array, [ranks, …]."""
+        return np.stack(self._parts(whole, dim, axes, at))
 
     def _joined(self, parts: Sequence[Array], dim: str, axes: Sequence[str], at: int) -> Array:
         """The whole of which ranks hold these parts."""
         whole = np.concatenate([*parts], axis=at)
         order = self._order(dim, axes, whole.shape[at])
         return whole if order is None else np.take(whole, np.argsort(np.concatenate(order)), axis=at)
+
+    def _among_zeros(self, parts: Array, dim: str, axes: Sequence[str], at: int) -> Array:
+        """Each rank's part in its place of the whole, which is 0 elsewhere: [ranks, …]."""
+        shape, size = list(parts[0].shape), parts.shape[at]
+        shape[at] *= len(parts)
+        found = np.zeros((len(parts), *shape), parts.dtype)
+        rows = self._order(dim, axes, shape[at]) or [slice(i * size, (i + 1) * size) for i in range(len(parts))]
+        for whole, part, row in zip(found, parts, rows, strict=True):
+            np.moveaxis(whole, at, 0)[row] = np.moveaxis(part, at, 0)
+        return found
 
     def coerced(
         self,
@@ -140,11 +154,9 @@ class SimulatedMesh:
                 whole = self._joined([*parts], dim, axes, at)
                 return self._cut(whole, target.dim, axes, _from_end(x.dims, target))
             case (Kind.INVARIANT | Kind.REPLICATED, Kind.SHARDED):
-                return np.stack([self._cut(part, dim, axes, at)[i] for i, part in enumerate(parts)])
+                return np.stack([self._parts(part, dim, axes, at)[i] for i, part in enumerate(parts)])
             case (Kind.SHARDED, Kind.PARTIAL):
-                zero = np.zeros_like(parts[0])
-                rows = ([part if i == rank else zero for i in range(ranks)] for rank, part in enumerate(parts))
-                return np.stack([self._joined(row, dim, axes, at) for row in rows])
+                return self._among_zeros(parts, dim, axes, at)
             case (Kind.INVARIANT | Kind.REPLICATED, Kind.PARTIAL):
                 return np.concatenate([parts[:1], np.zeros_like(parts[1:])])
             case (Kind.MAXIMUM, _):

@@ -15,7 +15,7 @@ from ..ir import BATCH, MICROBATCHES, SEQUENCE, Claim, Dim, Op, Program, map_ops
 from ..ops import OPS, roles
 from ..ops.attention import window_of
 from ..ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
-from ..ops.routers import with_padding
+from ..ops.routers import TOP, with_padding
 from .pipeline.shrink import covers, few_layers, few_microbatches, recut, shared
 
 Sizes = dict[str, int]
@@ -120,7 +120,8 @@ class _Sizes:
         few = sorted((_turned(op), own.rotated) for op, own in each if own.rotated)
         self._turned = {dim: most for most, dim in few}
         self._chosen = {*self._program.choices.values()}
-        self._grouped = any("groups" in dict(op.attrs) for op in ops if op.kind == "top")
+        tops = (OPS[op.kind].get(op, "groups") for op in ops if op.kind == TOP.name)
+        self._of_experts = lcm(*(int(str(groups)) for groups in tops))
         self._even = {*self._turned, *(part for dim in self._turned for part in self._parts.get(dim, ()))}
         self._shares = _shares(ops)
         self._sizes: Sizes = {}
@@ -176,11 +177,13 @@ class _Sizes:
         if few := self._groups.get(dim.name):
             return lcm(unit, *(self._sizes[each] * (2 if dim.size > self._program.size(each) else 1) for each in few))
         unit = lcm(unit, 2) if dim.name in self._even else unit
-        unit = lcm(unit, 4) if dim.chosen and self._grouped else unit  # two groups, of two experts at least
+        groups = self._of_experts if dim.chosen else 1
+        unit = lcm(unit, groups)
         unit = 2 * unit if dim.valid < dim.size else unit  # so that no rank holds padding alone
         taken = {size for name, size in self._sizes.items() if name not in self._loops}
         alone = dim.name == SEQUENCE and self._sizes[BATCH] == 1
         least = 3 if alone else 2 + self._turned.get(dim.name, 0)  # two of three tokens have labels, one has none
+        least = max(least, 2 * groups if groups > 1 else 0)  # two experts in each
         return next(unit * k for k in count(1) if unit * k >= least and unit * k not in taken)
 
 

@@ -209,6 +209,14 @@ def test_a_loss_may_be_given_by_its_place(given: str) -> None:
     assert program.losses == 2
 
 
+@pytest.mark.parametrize("groups", [3, 6])
+def test_experts_in_groups_of_any_number_are_proved(groups: int) -> None:
+    route = ROUTE.replace("2)", f"2, score=sigmoid, groups={groups}, from=2)")
+    plan = PLAN.replace(ROUTE, route).replace("experts = 8", "experts = 12")
+    model = compile_plan(Source("plan.scale", plan), "resolve")
+    verify(lower(model), model)
+
+
 @pytest.mark.parametrize(
     ("mesh", "nodes", "is_wide"),
     [("dp = 4  tp = 1", 2, True), ("dp = 2  tp = 2", 2, False), ("dp = 4  tp = 2", 4, True)],

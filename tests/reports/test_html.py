@@ -19,7 +19,7 @@ from scalec.compiler.config.units import amount
 from scalec.compiler.reports.drawing import LETTER, columns, ticks
 from scalec.compiler.reports.explain import memory as explained_memory
 from scalec.compiler.reports.html import Subject, report
-from scalec.compiler.reports.html.calls import by_rank, calls
+from scalec.compiler.reports.html.calls import busiest, by_rank
 from scalec.compiler.reports.html.memory import memory
 from scalec.compiler.reports.html.mesh import mesh
 from scalec.compiler.reports.html.model import model
@@ -164,13 +164,14 @@ def test_memory_without_seconds_is_drawn_by_ops() -> None:
 def test_calls_are_those_of_explain(each: str) -> None:
     of = plan(each)
     most = max((collectives(of.program, rank) for rank in places(of.program)), key=lambda it: sum(map(sent, it)))
-    assert [call.sent for call in calls(of)] == [*map(sent, most)]
+    assert [call.sent for call in busiest(by_rank(of))] == [*map(sent, most)]
 
 
 def test_every_call_is_in_the_drawing(each: str) -> None:
     """At its place, or in the table; of a pipeline those of other ranks too, at places where this one has none."""
     of = plan(each)
-    found, known = model(of, calls(of)), calls(of)
+    ranks = by_rank(of)
+    found, known = model(of.program, busiest(ranks), ranks), busiest(ranks)
     rows = [row for stretch in found.stretches for row in stretch.rows]
     drawn = [call for row in rows for call in (*row.calls, *row.back)]
     sums = {use: sum(call.sent for call in known if call.use == use) for use in ("activations", "totals")}
@@ -184,12 +185,13 @@ def test_every_call_is_in_the_drawing(each: str) -> None:
 
 def test_every_parameter_is_in_the_drawing(each: str) -> None:
     of = plan(each)
-    shards = {shard.name for it in model(of, calls(of)).stretches for row in it.rows for shard in row.shards}
+    stretches = model(of.program, busiest(by_rank(of)), by_rank(of)).stretches
+    shards = {shard.name for it in stretches for row in it.rows for shard in row.shards}
     assert shards == {param.name for param in of.program.params}
 
 
 def test_the_groups_of_a_mesh() -> None:
-    found = mesh(plan("llama3_70b"), calls(plan("llama3_70b")))
+    found = mesh(plan("llama3_70b"), busiest(by_rank(plan("llama3_70b"))))
     dp, tp = found.groups
     assert (dp.axis, dp.crosses, dp.more) == ("dp", True, 60)
     assert [(node.number, {*node.group}) for node in dp.nodes] == [(at, {8 * at}) for at in range(4)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from ...config.gpus import CPU
-from ...ir import ITEM_BYTES, Op, Pipeline, Program, Value, walk
+from ...ir import ITEM_BYTES, Op, Pipeline, Program, Value, once, walk
 from ...ir.stages import crossing, stages
 from ...ops.saved_tensors import Device
 from ...schedules.actions import Schedule, Work
@@ -69,7 +69,8 @@ class Stage:
                 return evolve(self.backward, kept=self.later, other=self.largest)
 
 
-def stages_of(program: Program) -> list[Stage]:
+@once
+def stages_of(program: Program) -> tuple[Stage, ...]:
     """All stages of a pipeline, each by itself; those that do the same are one."""
     assert program.pipeline, "memory: no pipeline"
     groups = [cut.groups for cut in stages(program, program.pipeline)]
@@ -82,7 +83,7 @@ def stages_of(program: Program) -> list[Stage]:
         kinds.append((groups[number], number == 0, number == len(groups) - 1, *layers))
         if kinds[-1] not in found:
             found[kinds[-1]] = _stage(stage, device_of(program), splits)
-    return [found[kind] for kind in kinds]
+    return tuple(found[kind] for kind in kinds)
 
 
 def _stage(stage: StageProgram, device: Device, splits: bool) -> Stage:

@@ -11,7 +11,7 @@ from ..drawing import styles
 from ..summary import headline, tokens
 from . import certificate, lines, memory_svg, mesh, model, model_svg, pipeline, speed
 from . import memory as memory_of
-from .calls import calls
+from .calls import busiest, by_rank
 from .subject import Subject
 
 __all__ = ["MARK", "Subject", "notebook", "report"]
@@ -47,9 +47,10 @@ def notebook(page: str, height: int = 900) -> str:
 
 def _view(of: Subject, count: float | None) -> dict[str, Any]:
     """All sections of a plan, drawn."""
-    program, sent = of.program, calls(of)
+    program, ranks = of.program, by_rank(of)
+    sent = busiest(ranks)
     colours = {axis.name: at % 8 for at, axis in enumerate(program.axes)}
-    layers = model.model(of, sent)
+    layers = model.model(program, sent, ranks)
     rows_, figures_ = pipeline.pipeline(of), speed.speed(of, count)
     memory = memory_of.memory(of, rows_)
     return {

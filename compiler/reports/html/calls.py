@@ -1,5 +1,7 @@
 """The calls of a step, of the rank that sends most, in the words of `scalec explain collectives`, with seconds."""
 
+from collections.abc import Sequence
+
 from attrs import evolve, frozen
 
 from ...analysis.collective import Collective, Use, Where
@@ -64,13 +66,13 @@ class Call:
         return "\n".join((*parts, f"asked for at {self.line}"))
 
 
-def calls(of: Subject) -> list[Call]:
-    """The calls of the rank that sends most, in the order in which they begin."""
-    return max(by_rank(of), key=lambda each: sum(it.sent for it in each))
+def busiest(ranks: Sequence[list[Call]]) -> list[Call]:
+    """The calls of the rank that sends most."""
+    return max(ranks, key=lambda each: sum(it.sent for it in each))
 
 
 def by_rank(of: Subject) -> list[list[Call]]:
-    """The calls of each rank along the pipeline's axis, or of all ranks."""
+    """The calls of each rank along the pipeline's axis, or of all ranks, in the order in which they begin."""
     program, on = of.program, of.hardware
     own = rank_programs(program) if program.pipeline else [program]
     return [[_call(own[rank], it, on) for it in collectives(program, rank)] for rank in places(program)]

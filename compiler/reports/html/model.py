@@ -10,8 +10,7 @@ from attrs import evolve, frozen
 from ...ir import ITEM_BYTES, PRECISIONS, Op, Program, Region, Stmt, Type, base
 from ...ops import OPS
 from ..summary import factors
-from .calls import Call, added, by_rank
-from .subject import Subject
+from .calls import Call, added
 
 HIDDEN = ("pack", "unpack", "cast", "leaf", "begin", "wait")
 """Ops that move nothing between ranks and compute nothing that a model says."""
@@ -68,7 +67,7 @@ class Model:
     state: tuple[Call, ...]
 
 
-def model(of: Subject, calls: Sequence[Call]) -> Model:
+def model(program: Program, calls: Sequence[Call], ranks: Sequence[Sequence[Call]]) -> Model:
     """The drawing's content: `calls`, and those of other ranks of a pipeline at places where these have none."""
     merged: dict[object, Call] = {}
     for it in calls:
@@ -77,9 +76,9 @@ def model(of: Subject, calls: Sequence[Call]) -> Model:
             merged[key] = added(merged[key], it) if key in merged else it
     state = tuple(merged.values())
     here = {(it.value, it.where) for it in calls}
-    others = [it for own in by_rank(of) for it in own if (it.value, it.where) not in here]
-    rows = _Rows(of.program, [*calls, *dict.fromkeys(others)])
-    stretches = tuple(rows.stretches(of.program.forward.body, "", 1))
+    others = [it for own in ranks for it in own if (it.value, it.where) not in here]
+    rows = _Rows(program, [*calls, *dict.fromkeys(others)])
+    stretches = tuple(rows.stretches(program.forward.body, "", 1))
     return Model(tuple(evolve(it, rows=tuple(map(rows.with_others, it.rows))) for it in stretches), state)
 
 
