@@ -322,8 +322,8 @@ def _order_diagnostic(error: OrderError, span: Span) -> Diagnostic:
     rest = [axis for axis in error.axes if axis not in error.moved]
     return Diagnostic(
         "E0506",
-        f"`{error.dim}` is over `{axes}`, outer first, so it cannot be gathered over `{moved}` alone",
+        f"`{error.dim}` is over `{axes}`, outer first, so it cannot be gathered or scattered over `{moved}` alone",
         span,
-        label="needs it gathered here",
+        label="needs that here",
         help=f"make `{moved}` the innermost: in `mesh`, write it after `{', '.join(rest)}`",
     )

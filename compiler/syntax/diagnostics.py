@@ -119,7 +119,6 @@ CODES = {
     "E0701": "a step that is not the single device's",
     "E0702": "plans that differ",
     "E0703": "output that is not the plan's",
-    "E0704": "a recorded run that is not the plan's",
     "E0705": "a step that cannot be proved",
     "E0706": "IR text that makes no program",
     "E0707": "a plan that torch alone cannot express",

@@ -6,7 +6,11 @@ import pytest
 
 from scalec.compiler.analysis.memory import account, fits, too_large
 from scalec.compiler.cli import main
-from scalec.compiler.passes import compile_plan
+from scalec.compiler.cli.torch_alone import DTENSOR
+from scalec.compiler.emit.dtensor import emit, for_torch
+from scalec.compiler.frontend import resolve
+from scalec.compiler.ir import Program
+from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.reports.explain import texts
 from scalec.compiler.reports.lints import advice
 from scalec.compiler.syntax.diagnostics import CODES, PlanError
@@ -17,10 +21,20 @@ PLAN: str = TEXTS.pop("plan")
 SHOWN = [code for code, entry in TEXTS.items() if "wrong" in entry]
 
 
-def codes(text: str) -> set[str]:
+def compiled(text: str, target: str = "") -> Program:
+    """The program of a plan, of which one of torch alone is written where that is the `target`."""
+    source = Source("plan.scale", text)
+    if target != DTENSOR:
+        return compile_plan(source)
+    program = lower(for_torch(resolve(source)))
+    emit(program, source)
+    return program
+
+
+def codes(text: str, target: str) -> set[str]:
     """The codes of a plan's errors, or else of its warnings."""
     try:
-        program = compile_plan(Source("plan.scale", text))
+        program = compiled(text, target)
     except PlanError as error:
         return {each.code for each in error.diagnostics}
     needs = account(program)
@@ -37,8 +51,9 @@ def test_the_wrong_plan_has_the_code_and_the_right_one_compiles(code: str) -> No
     entry = TEXTS[code]
     at = entry.get("at", entry["right"])
     assert PLAN.count(at) == 1
-    assert code in codes(PLAN.replace(at, entry["wrong"]))
-    assert not codes(PLAN.replace(at, entry["right"]))
+    target = entry.get("target", "")
+    assert code in codes(PLAN.replace(at, entry["wrong"]), target)
+    assert not codes(PLAN.replace(at, entry["right"]), target)
 
 
 @pytest.mark.parametrize("code", CODES)
