@@ -132,9 +132,10 @@ def compiled(source: "Source", stage: str | None = None, changed: Changed = _unc
     """
     from ..frontend import resolve
     from ..passes import PASS_NAMES, lower
+    from ..passes.look_ahead import look_ahead
     from ..syntax.source import is_ir
 
-    model = changed(read(source) if is_ir(source.text) else resolve(source))
+    model = changed(read(source) if is_ir(source.text) else resolve(source, further=look_ahead))
     return Plan(source, model, lower(model, stage or PASS_NAMES[-1], _dump()))
 
 

@@ -1,6 +1,6 @@
 """From a plan's text to a program without placements."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from attrs import evolve
 
@@ -29,10 +29,19 @@ from .validate import validate
 SECTIONS = ("cluster", "mesh", "names", "pipeline", "shard", "state", "train", "watch")
 
 
-def resolve(source: Source, over: Source | None = None, read: Reader = load) -> Program:
+Further = Callable[[Program, Diagnostics], None]
+"""Adds further mistakes to those found in a program."""
+
+
+def _no_further(program: Program, found: Diagnostics) -> None:
+    pass
+
+
+def resolve(source: Source, over: Source | None = None, read: Reader = load, further: Further = _no_further) -> Program:
     """The program of a plan, with the sections of another text over its own as in a `use`; `read` opens what it uses.
 
-    Raises PlanError with all mistakes that can be told of a plan that is not lowered.
+    Raises PlanError with all mistakes that can be told of a plan that is not lowered, and those that `further` finds
+    beside them.
     """
     found = Diagnostics()
     document = gather(source, found, over, read)
@@ -45,6 +54,7 @@ def resolve(source: Source, over: Source | None = None, read: Reader = load) -> 
             program = _with_data(document.model, program, found)
         if found:
             validate(program, found)
+            further(program, found)
     found.check()
     assert program, "resolve: a program that was not made has no mistake"
     return program
@@ -56,6 +66,8 @@ def _program(
     """The program but for what depends on its data, as far as mistakes, which are added to `found`, leave one."""
     axes, rules = axes_of(sections["mesh"], found), rules_of(sections["shard"], found)
     train = settings.train or standing_in(sections["train"], axes)
+    if not settings.train:
+        found.doubt(section="train")
     dims, scope = _dims(document.model, found)
     axes = begun_at(axes, rules, train, found)
     dims |= _data_dims(train, rules, axes, found)

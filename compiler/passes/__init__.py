@@ -12,6 +12,7 @@ from ..analysis.verifier import check
 from ..frontend import resolve
 from ..frontend.validate import validate
 from ..ir import Program
+from ..syntax.diagnostics import Diagnostics, PlanError
 from ..syntax.source import Source
 from . import bucket_params
 from .choose_bucket import choose_bucket
@@ -22,6 +23,7 @@ from .differentiate import differentiate
 from .flatten_sums import flatten_sums
 from .fuse_ops import fuse_ops
 from .insert_collectives import insert_collectives
+from .look_ahead import look_ahead
 from .overlap_exchanges import overlap_exchanges
 from .partition_stages import cut_stages
 from .place_stages import place_stages
@@ -87,18 +89,26 @@ def _unseen(program: Program) -> None:
 
 
 def lower(program: Program, until: str = PASS_NAMES[-1], seen: Callable[[Program], None] = _unseen) -> Program:
-    """Runs the passes that `program` has not been through, up to `until`.  Raises PlanError.
+    """Runs the passes that `program` has not been through, up to `until`.
 
-    Each program on the way is checked, unless the pass left it as it was, and then `seen`.
+    Each program on the way is checked, unless the pass left it as it was, and then `seen`.  Raises PlanError with all
+    mistakes of the first pass that finds any, and with those of later ones that can be told beside them.
     """
     check(program)
     seen(program)
     last = program
-    for made in passed(program, until):
-        if made.after in NEW_FORM or made != evolve(last, after=made.after):
-            check(made)
-        seen(made)
-        last = made
+    try:
+        for made in passed(program, until):
+            if made.after in NEW_FORM or made != evolve(last, after=made.after):
+                check(made)
+            seen(made)
+            last = made
+    except PlanError as error:
+        found = Diagnostics()
+        found.add(error)
+        look_ahead(last, found)
+        found.check()
+        raise
     return last
 
 
@@ -111,4 +121,4 @@ def passed(program: Program, until: str = PASS_NAMES[-1]) -> Iterator[Program]:
 
 def compile_plan(source: Source, until: str = PASS_NAMES[-1]) -> Program:
     """The program of a plan's text after the pass `until`.  Raises PlanError."""
-    return lower(resolve(source), until)
+    return lower(resolve(source, further=look_ahead), until)

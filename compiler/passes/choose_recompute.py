@@ -30,13 +30,13 @@ def choose_recompute(program: Program, lowered: Lowered) -> Program:
     """The program with its recomputed values; `lowered` gives that after the last pass.  Raises PlanError."""
     if program.train.recompute.word != AUTO or program.recomputed:
         return program
-    search = _Search(program, lowered, *_bound(program))
+    search = _Search(program, lowered, *bound(program))
     if search.fits(search.nothing):
         return program
     return search.cut() or search.whole_layers()
 
 
-def _bound(program: Program) -> tuple[int, bool]:
+def bound(program: Program) -> tuple[int, bool]:
     """The most bytes, and whether they are for a rank's tensors alone.  Raises PlanError where there is no bound."""
     given, room = program.train.recompute.memory, capacity(program)
     if given is not None:

@@ -42,7 +42,7 @@ def cut_stages(program: Program, lowered: Lowered) -> Program:
         return program
     from ..analysis.hardware import hardware
 
-    made, on = _cut(program, pipeline), hardware(program)
+    made, on = with_stages(program, pipeline), hardware(program)
     if not on or pipeline.given or pipeline.settings.stages is not None:
         return made
     try:
@@ -64,15 +64,18 @@ def _faster(program: Program, made: Program, on: "Hardware", lowered: Lowered) -
     now, then = (times.longest(program, evolve(cut, layers=each)) for each in (cut.layers, layers))
     if then > WORTH * now:
         return made
-    other = _cut(program, pipeline, layers)
+    other = with_stages(program, pipeline, layers)
     if layers[0] <= cut.layers[0] and max(layers) <= max(cut.layers):
         return other  # the first rank, which holds most microbatches, needs no more memory
     last = lowered(other, "schedule_pipeline")
     return made if fits(last, account(last)) is False else other
 
 
-def _cut(program: Program, pipeline: Pipeline, layers: tuple[int, ...] = ()) -> Program:
-    """The program with stages of these numbers of layers, by default those of the plan or of equal operations."""
+def with_stages(program: Program, pipeline: Pipeline, layers: tuple[int, ...] = ()) -> Program:
+    """The program with stages of these numbers of layers, by default those of the plan or of equal operations.
+
+    Raises PlanError.
+    """
     total = sum(program.size(dim) for dim in pipeline.dims)
     placed = _homes(program, pipeline, total)
     if pipeline.settings.stages is None:

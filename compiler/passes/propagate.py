@@ -17,12 +17,18 @@ from ..ops.user import module_and_function
 from ..syntax.diagnostics import Diagnostics, Note
 
 
-def propagate(program: Program) -> Program:
-    """The program with `work` on every op but leaves.  Raises PlanError for rules that an op cannot follow."""
+def propagate(program: Program, known: Diagnostics | None = None) -> Program:
+    """The program with `work` on every op but leaves.  Raises PlanError for rules that an op cannot follow.
+
+    With what is `known` to be wrong, to which more is added, the program may lack parts.
+    """
+    found = Diagnostics() if known is None else known
     program = evolve(program, claims=(*program.claims, *_exchanges(program)))
-    worker = _Worker(program, _made_of_data(program.region, {arg.value.name for arg in program.region.args}))
+    worker = _Worker(program, _made_of_data(program.region, {arg.value.name for arg in program.region.args}), found)
     region = map_ops(program.region, worker.op)
-    worker.check()
+    worker.check_followed()
+    if known is None:
+        found.check()
     return evolve(program, region=region)
 
 
@@ -79,22 +85,20 @@ def _made_of_data(region: Region, data: set[str]) -> set[str]:
 
 
 class _Worker:
-    def __init__(self, program: Program, data: set[str]) -> None:
-        self._program, self._data = program, data
+    def __init__(self, program: Program, data: set[str], found: Diagnostics) -> None:
+        self._program, self._data, self._found = program, data, found
         self._data_axes = {claim.axis for claim in program.claims if claim.dim in DATA_DIMS}
         self._followed: set[tuple[str, str]] = set()
         self._reported: set[tuple[str, str]] = set()
-        self.found = Diagnostics()
 
-    def check(self) -> None:
-        """Raises PlanError with all that was found, rules that no op follows among it."""
+    def check_followed(self) -> None:
+        """Each rule is followed by an op."""
         for claim in self._program.claims:
             if not claim.within and (claim.dim, claim.axis) not in self._followed:
                 axis = self._program.axis(claim.axis).parent
                 message = f"nothing works on `{claim.dim}` over `{axis}`"
                 help = "leave the rule out, or write it before those that come first wherever it could apply"
-                self.found.error("E0508", message, claim.span, "no op follows this rule", help=help)
-        self.found.check()
+                self._found.error("E0508", message, claim.span, "no op follows this rule", help=help)
 
     def op(self, op: Op) -> Op:
         """The op with its work."""
@@ -124,16 +128,20 @@ class _Worker:
             says = says if both else f"keys that are gathered over {two} cannot go around a ring over {one}"
             notes = [Note(ring.span, "the ring")]
             help = f"write `{ring.dim} over {two.strip('`')} via {ULYSSES}`: heads are exchanged there"
-            self.found.error("E0518", says, other.span, notes=notes, help=help)
+            self._found.error("E0518", says, other.span, notes=notes, help=help)
         train = self._program.train
         if train.compile == ON and self._new("E0412", ring):
             notes = [Note(train.spans["compile"], "layers are compiled")]
             help = f"write `via {GATHER}` or `via {ULYSSES}`, or leave `compile` out"
-            self.found.error("E0412", "a compiled layer sends no keys around a ring", ring.span, notes=notes, help=help)
+            self._found.error(
+                "E0412", "a compiled layer sends no keys around a ring", ring.span, notes=notes, help=help
+            )
         if "dropout" in dict(op.attrs) and self._new("E0611", ring):
             notes = [Note(ring.span, "the ring")]
             help = "write `via gather`, or leave `dropout` out of attention"
-            self.found.error("E0611", "no ring keeps the weights that `dropout` drops", op.span, notes=notes, help=help)
+            self._found.error(
+                "E0611", "no ring keeps the weights that `dropout` drops", op.span, notes=notes, help=help
+            )
 
     def _check_routed(self, op: Op, work: Sequence[str]) -> None:
         """Experts lie over axes that all have parts of the tokens, or that all have the same tokens."""
@@ -148,7 +156,7 @@ class _Worker:
             )
             help = f"write `seq over {one}` as the last rule, or leave `{one}` out"
             notes = [Note(op.span, "tokens are routed here")]
-            self.found.error("E0614", message, whole[0].span, f"all of `{one}` have the same", notes=notes, help=help)
+            self._found.error("E0614", message, whole[0].span, f"all of `{one}` have the same", notes=notes, help=help)
 
     def _on(self, op: Op, axis: str) -> list[str]:
         operands = self._program.operands(op)
@@ -181,7 +189,7 @@ class _Worker:
         if len(alone) == len(set(linked)) or not alone or (alone == {heads} and one_left):
             return
         (dim,) = alone
-        self.found.error(
+        self._found.error(
             "E0609",
             f"`{dim}` are over `{first[0].axis}`, but `{kv_heads if dim == heads else heads}` are not",
             op.span,
@@ -198,7 +206,7 @@ class _Worker:
 
     def _check(self, op: Op, entry: OpDef, operands: Sequence[Type], first: list[Claim], split: list[str]) -> None:
         if len(set(split)) > 1 and self._new("E0505", first[0]):
-            self.found.error(
+            self._found.error(
                 "E0505",
                 f"`{split[0]}` and `{split[1]}` both claim axis `{first[0].axis}` in one `{_word(op)}`",
                 op.span,
@@ -208,7 +216,7 @@ class _Worker:
             )
         broken = set(split) & entry.unsharded_dims(operands, op) if not entry.expand else set[str]()
         for dim in sorted(broken if broken and self._new("E0601", first[0]) else ()):
-            self.found.error(
+            self._found.error(
                 "E0601",
                 f"`{_word(op)}` needs `{dim}` whole on each rank, but `{dim}` is over `{first[0].axis}`",
                 op.span,

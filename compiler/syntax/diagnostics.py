@@ -207,6 +207,7 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     "E0508": ("model", "statements"),
     **dict.fromkeys(("E0310", "E0510", "E0511", "E0512", "E0609"), ("mesh",)),
     **dict.fromkeys(("E0509", "E0515"), ("shard",)),
+    **dict.fromkeys(("E0412", "E0612", "E0615"), ("train",)),
     "E0517": ("shard", "model"),
     "E0202": ("model",),
     "E0212": ("loss",),
@@ -287,6 +288,11 @@ class Diagnostics:
 
     def __bool__(self) -> bool:
         return bool(self._found)
+
+    @property
+    def codes(self) -> set[str]:
+        """The codes of all mistakes."""
+        return {mistake.code for mistake in self._found.values()}
 
     def check(self) -> None:
         """Raises PlanError with all that was found, if anything was."""

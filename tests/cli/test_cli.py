@@ -380,7 +380,7 @@ def test_a_bug_names_the_pass(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_bug_elsewhere_names_the_module(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frontend, "resolve", lambda source: 1 / 0)  # type: ignore[misc]
+    monkeypatch.setattr(frontend, "resolve", lambda source, further: 1 / 0)  # type: ignore[misc]
     status, _, err = scalec("check", "tiny.scale")
     assert status == 70
     last = "this is a bug in scalec, in module `cli.compile`: ZeroDivisionError: division by zero"
@@ -388,7 +388,7 @@ def test_a_bug_elsewhere_names_the_module(scalec: Run, monkeypatch: pytest.Monke
 
 
 def test_an_interruption_is_quiet(scalec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(source: object) -> None:
+    def interrupt(source: object, further: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(frontend, "resolve", interrupt)

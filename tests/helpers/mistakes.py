@@ -88,6 +88,9 @@ watch { finite = 2 }
 """
 """Compiles beside a module `own.py` with a function `gate`."""
 
+RULES = PLAN[PLAN.index("  batch over dp") : PLAN.index("  seq over tp")]
+"""The rules between the first and the last."""
+
 HERE = "‹"
 """In what is written instead, the place of which the message is."""
 
@@ -136,7 +139,7 @@ RESTS = {
     **dict.fromkeys(("E0310", "E0510", "E0511", "E0512"), "train mesh shard cluster"),
     **dict.fromkeys(("E0404", "E0405", "E0407", "E0409", "E0411", "E0416"), "train"),
     **dict.fromkeys(("E0402", "E0410"), "train model"),
-    **dict.fromkeys(("E0508", "E0509"), "model mesh shard"),
+    **dict.fromkeys(("E0508", "E0509", "E0601", "E0609", "E0611", "E0614"), "model mesh shard"),
 }
 """The sections on which a mistake rests: it can be told only where what it is about is known."""
 
@@ -311,6 +314,24 @@ MISTAKES = [
             ('norms { params = ["norm*"]', 'norms { ‹params = ["nrm*"]', "E0407"),
             ("  zero 1 over dp", "  zero 1 over dp, ‹dp", "E0403"),
             ("gpus_per_node = 8  nodes = 1", "gpus_per_node = 1  nodes = 8", "E0511", "heads, kv_heads, ffn over tp"),
+            ("heads, kv_heads, ffn over tp", "heads, ffn over tp", "E0609", "attention(q"),
+            ("heads, kv_heads, ffn over tp", "kv_heads, ffn over tp", "E0609", "attention(q"),
+            ("mask=causal, doc", "mask=causal, dropout=0.1, doc", "E0611", "attention(q"),
+            (
+                "x = x + dropout(m, 0.1)",
+                "x = x + m + ‹softmax(m @ w7[hidden -> ffn], over=ffn) @ w8[ffn -> hidden]",
+                "E0601",
+            ),
+            (
+                "v = a @ wv[hidden -> kv_heads, head_dim]",
+                "v = ‹softmax(a @ wv[hidden -> kv_heads, head_dim], over=kv_heads)",
+                "E0601",
+            ),
+            (
+                f"experts over dp\n{RULES}  seq over tp\n",
+                f"‹experts over dp, tp\n{RULES}",
+                "E0614",
+            ),
         ],
     }.items()
     for rest in cases

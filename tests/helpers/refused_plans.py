@@ -88,6 +88,22 @@ MORE = (  # edits of the plan of `test_mistakes` for rules that no other table h
     {f"{RULES_TP} }}": f"{RULES_TP} }} }}"},
     {"train {": "tran {"},
     {LAST: f"{LAST}  p = extra[hidden]"},
+    {"ffn = 48": "ffn = 40 pad 48"},
+    {f"{RULES_TP} }}": "vocab, heads, kv_heads, ffn, seq over tp }"},
+    {"gpus_per_node = 4  nodes = 1": "gpu = t4", "steps = 3": "steps = 3  kernels = triton"},
+    {"model llama": 'use "latin.scale"\nmodel llama'},
+    {"model llama": f'use "{"a" * 300}.scale"\nmodel llama'},
+    {"model llama": "\0model llama"},
+    {"model llama": 'op f(x[.., d]) -> [.., d] over .. from "broken:f"\nmodel llama'},
+)
+NAMES = (  # of the plan of `test_hf_names`, for rules of `names hf`
+    {"names hf": "names gguf"},
+    {'bq   = "h.{i}.bias"': "bq over tp"},
+    {'"h.{i}.bias"': 'interleaved("h.{i}.bias", 3)'},
+    {'"h.{i}.bias"': 'interleaved("h.{i}.bias", 16)'},
+    {'"h.{i}.bias"': 'interleaved("h.{i}.bias", many)'},
+    {'"h.{i}.out.weight"': 'interleaved("h.{i}.out.weight", 2)'},
+    {"x @ head": "rmsnorm(x, norm[hidden], 1e-5) @ head", "  head = ": '  norm = transposed("norm")\n  head = '},
 )
 
 
@@ -96,6 +112,8 @@ def refused(folder: Path) -> Iterator[Source]:
     (folder / "own.py").write_text("def gate(x, y, by):\n    return x * y * by\n")
     (folder / "base.scale").write_text(test_mistakes.PLAN)
     (folder / "plan.scale").write_text(test_mistakes.PLAN)
+    (folder / "latin.scale").write_bytes(b"# caf\xe9\n")
+    (folder / "broken.py").write_text("def f(x)\n")
     (folder / "user").mkdir()
     own = test_user_ops.written(folder / "user")
     plan = str(folder / "other.scale")
@@ -103,6 +121,17 @@ def refused(folder: Path) -> Iterator[Source]:
         yield Source(plan, text)
     for edits in MORE:
         yield Source(plan, of_pipeline(edits, test_mistakes.PLAN))
+    for edits in NAMES:
+        yield Source(plan, of_pipeline(edits, test_hf_names.PLAN % test_hf_names.NAMES))
+    for schedule in ("auto", "dualpipev"):
+        edits = {"pp = 4  dp = 2": "pp = 2  dp = 1..2", "= 1f1b": f"= {schedule}", "= 24": "= 12"}
+        yield Source(plan, of_pipeline(edits))
+    parts = "".join(f"    if i < {part} {{ y = y * 2 }}\n" for part in range(1, 100))
+    branches = test_branches.BRANCHES.replace("layers = 5", "layers = 100").replace(
+        "    x = x + y\n", f"{parts}    x = x + y\n"
+    )
+    yield Source(plan, branches + test_branches.trained("one rank"))
+    yield Source(plan, test_routes.PLAN.replace("experts], 2)", "experts], 2, groups=1.5)"))
     yield Source(plan, "mesh { }")
     routed = "n = alone[hidden]\n    route n to experts by top(n @ other[hidden -> experts], 2) { n = silu(n) }"
     yield Source(plan, test_routes.PLAN.replace(test_routes.ROUTE, f"{routed}\n    {test_routes.ROUTE}"))
@@ -180,7 +209,9 @@ def noted() -> Iterator[set[tuple[str, int]]]:
 
     def note() -> None:
         frame = sys._getframe(2)
-        seen.add((frame.f_code.co_filename, frame.f_lineno))
+        while frame:  # a module may have a function around `wrong`
+            seen.add((frame.f_code.co_filename, frame.f_lineno))
+            frame = frame.f_back
 
     def erring(*args: Any, **options: Any) -> None:
         note()

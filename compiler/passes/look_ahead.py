@@ -1,0 +1,64 @@
+"""Mistakes that passes would find in a program that has others already, so that all are told at once.
+
+Before: `resolve` or `validate`, which have found some.  Non-goals: mistakes of memory and of a pipeline's rows, which
+rest on all else; a program to go on with.
+"""
+
+from ..analysis.recompute import check as check_recomputed
+from ..config.settings import AUTO
+from ..frontend.validate import validate
+from ..ir import Program
+from ..syntax.diagnostics import Diagnostics
+from .choose_layout import choose_layout
+from .choose_recompute import bound
+from .flatten_sums import flatten_sums
+from .insert_collectives import insert_collectives
+from .partition_stages import with_stages
+from .propagate import propagate
+from .split_axes import factor_axes
+
+PLACELESS = {"E0204", "E0501", "E0502", "E0503", "E0504", "E0505", "E0507", "E0518", "E0519", "E0520"}
+"""Mistakes after which nobody knows over which axes dims are meant to lie."""
+
+BESIDE = {
+    *("E0212", "E0301", "E0302", "E0303", "E0304", "E0309", "E0310", "E0313", "E0416", "E0512", "E0511"),
+    *(f"E04{number:02}" for number in range(1, 20)),
+    *("E0514", "E0515", "E0516"),
+}
+"""Mistakes after which a program has all of its values, and axes divide their dims."""
+
+BEFORE = ("resolve", "validate", "choose_strategies")
+"""The passes after which it is not known yet what each op works on."""
+
+
+def look_ahead(program: Program, found: Diagnostics) -> None:
+    """Adds to what is `found` in a program what later passes find in its sound parts."""
+    with found.catch():
+        _recomputed(program, found)
+    if program.after not in BEFORE:
+        return
+    if program.after == "resolve":
+        validate(program, found)  # for the words that are in doubt
+    if found.codes & PLACELESS or found.in_part & {"mesh", "shard"}:
+        return
+    is_whole = found.codes <= BESIDE and not found.in_part & {"model", "statements", "loss"}
+    if is_whole and program.pipeline:
+        with found.catch():
+            program = with_stages(program, program.pipeline)
+    count = found.count
+    worked = propagate(flatten_sums(_factored(program, found)), found)
+    if is_whole and found.count == count and not any(claim.via == AUTO for claim in program.claims):
+        with found.catch():
+            insert_collectives(choose_layout(worked))
+
+
+def _recomputed(program: Program, found: Diagnostics) -> None:
+    """Adds what is known to be wrong with a plan's `recompute` before anything is counted."""
+    if program.train.recompute.word == AUTO and not any(code.startswith("E04") for code in found.codes):
+        bound(program)
+    check_recomputed(program)
+
+
+def _factored(program: Program, found: Diagnostics) -> Program:
+    """The program with axes factored, unless heads cannot be divided at all."""
+    return program if found.codes & {"E0311", "E0510"} else factor_axes(program)
