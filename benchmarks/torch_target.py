@@ -1,10 +1,9 @@
 """`.venv/bin/python benchmarks/torch_target.py`: programs of torch alone beside the runtime's, on a fake process group.
 
-Calls and bytes that a rank gives to collectives in a step: the plan's, and those that torch makes of the same plan.
+Calls and bytes that a rank gives to collectives in a step: the plan's, torch's of the same plan, and bytes beyond.
 Host time: CPU time of a step of both programs, in turns, at sizes so small that only the host's work shows.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -16,21 +15,17 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from time import process_time
 from types import ModuleType
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from emitted import imported
 from measure import asked_quick, in_turns, ratio, table, where
-from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch_traffic import Row, compared, planned, sent_by
 
-from scalec.compiler.analysis.communication import collectives
 from scalec.compiler.emit import dtensor, emit
-from scalec.compiler.ir import Program
+from scalec.compiler.emit.target import whole_mesh
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 from scalec.runtime import Batch, Mesh
@@ -41,63 +36,18 @@ PLANS = {
     "dp 2 × tp 2, sequence parallel": ("mesh { dp = 2  tp = 2 }", ""),
     "dp 4, zero 1": ("mesh { dp = 4  tp = 1 }  shard { batch over dp }  state { zero 1 over dp }", ""),
     "dp 2 × tp 2, zero 3, recomputed": ("mesh { dp = 2  tp = 2 }  state { zero 3 over dp }", "recompute = full"),
+    "cp 4, ring": ("mesh { dp = 1  tp = 1  cp = 4 }  shard { seq over cp via ring }", ""),
     "dp 2 × cp 2": ("mesh { dp = 2  tp = 1  cp = 2 }  shard { batch over dp  seq over cp }", ""),
 }
 """Variants of `plans/tiny_llama.scale`: mesh, shard and state, and settings of `train`."""
 
 TINY = Path(__file__).parents[1] / "plans" / "tiny_llama.scale"
-KINDS = {
-    "all_reduce": "all_reduce",
-    "allreduce_": "all_reduce",
-    "all_gather_into_tensor": "all_gather",
-    "_allgather_base_": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-}
-"""The operators of torch that communicate, by the plan's words for them."""
-
-Sums = dict[str, tuple[int, int]]
-"""Calls and bytes of each kind of collective."""
-
-
-class Sent(TorchDispatchMode):
-    """Counts the calls of collectives, and the bytes that go in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls, self.bytes = Counter[str](), Counter[str]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Counts what local tensors are given to; a DTensor's operator comes down to those."""
-        if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented
-        if kind := KINDS.get(func.overloadpacket.__name__) if "c10d" in func.namespace else None:
-            given = args[1] if "base" in func.overloadpacket.__name__ else args[0]
-            tensors = [given] if isinstance(given, Tensor) else given
-            self.calls[kind] += 1
-            self.bytes[kind] += sum(each.nbytes for each in tensors)
-        return func(*args, **(kwargs or {}))
-
-    def sums(self) -> Sums:
-        """Calls and bytes by kind."""
-        return {kind: (count, self.bytes[kind]) for kind, count in self.calls.items()}
 
 
 def source(mesh: str, train: str) -> Source:
     """A variant of the tiny plan."""
     text = f'use "tiny_llama.scale" {{ train {{ {train} }} }}\n{mesh}\n'
     return Source(str(TINY.with_name("variant.scale")), text)
-
-
-def planned(program: Program) -> Sums:
-    """Calls and bytes of a plan's step on one rank."""
-    calls, sent = Counter[str](), Counter[str]()
-    for each in collectives(program):
-        if each.ranks > 1:
-            calls[each.op] += each.count
-            sent[each.op] += each.count * each.bytes
-    return {kind: (count, sent[kind]) for kind, count in calls.items()}
 
 
 @contextmanager
@@ -129,14 +79,6 @@ def step_of_runtime(module: ModuleType) -> Callable[[], object]:
     return lambda: module.train_step(model, state, Batch(tokens=part, labels=part), 1e-3)
 
 
-def sent_by(step: Callable[[], object]) -> Sums:
-    """Calls and bytes of a step after the first, whose groups are there."""
-    step()
-    with Sent() as mode:
-        step()
-    return mode.sums()
-
-
 def main() -> None:
     quick = asked_quick(__doc__)
     torch.set_num_threads(1)
@@ -148,7 +90,7 @@ def main() -> None:
             rows, times = pool.submit(_measured, name, source(mesh, train), 2 if quick else 20).result()
         counted += rows
         timed.append(times)
-    columns = ("plan", "collective", "calls planned", "calls of torch", "bytes planned", "bytes of torch")
+    columns = ("plan", "collective", "axes", "calls", "of torch", "bytes", "of torch", "beyond")
     table("A rank's collectives in a step", columns, counted)
     table("CPU time of a step", ("plan", "runtime", "torch alone", "ratio"), timed)
 
@@ -158,15 +100,15 @@ def _measured(name: str, plan: Source, rounds: int) -> tuple[list[tuple[str, ...
     with TemporaryDirectory() as folder, one_of(prod(axis.size for axis in program.axes)):
         ours = step_of_runtime(_imported(emit(program, plan), Path(folder, "runtime")))
         theirs = step_of_torch(_imported(dtensor.emit(program, plan), Path(folder, "torch")))
-        want, got = planned(program), sent_by(theirs)
-        rows = [_row(name, kind, want.get(kind, (0, 0)), got.get(kind, (0, 0))) for kind in sorted({*want, *got})]
+        rows = [_row(name, row) for row in compared(planned(program), sent_by(theirs, whole_mesh(program)))]
         times = in_turns({"runtime": partial(_cpu, ours), "torch": partial(_cpu, theirs)}, rounds)
     ms = [f"{1e3 * median(times[each]):.1f} ms" for each in ("runtime", "torch")]
     return rows, (name, *ms, ratio(times["torch"], times["runtime"]))
 
 
-def _row(name: str, kind: str, want: tuple[int, int], got: tuple[int, int]) -> tuple[str, ...]:
-    return name, kind, f"{want[0]}", f"{got[0]}", f"{want[1]:,}", f"{got[1]:,}"
+def _row(name: str, row: Row) -> tuple[str, ...]:
+    numbers = (row.calls_planned, row.calls, row.bytes_planned, row.bytes, row.beyond)
+    return name, row.op, " ".join(row.axes), *(f"{number:,}" for number in numbers)
 
 
 def _cpu(step: Callable[[], object]) -> float:
