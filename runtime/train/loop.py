@@ -61,7 +61,7 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
         plan, spare = fitted(plan, options)
         check(plan, options)
         mesh = connect(plan, options)
-        watchdog = watch(mesh, options)
+        watchdog = watch(mesh, plan, options)
         begin = start(plan, options)
     except (RunError, OSError) as error:
         refuse(error, watchdog)

@@ -9,6 +9,8 @@ LEAST = 120.0
 """The shortest limit of a step that is not given by an option: others may be slow for a while."""
 TIMES = 10
 """A step may take this many times as long as the longest so far."""
+WIDE = 10
+"""A step may take this many times as long as the compiler has priced it, before one has been measured."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +26,20 @@ class Limits:
 class Pace:
     """The limit of what a rank is doing, by how long it took before.
 
-    The first step and the first validation may have to compile, and to make communicators.
+    The first step and the first validation may have to compile, and to make communicators: what they took counts until
+    another has been measured, and that of a step not at all where it is `priced`, in seconds.
     """
 
     limits: Limits
+    priced: float | None = None
     least: float = LEAST
+    _first: dict[Kind, float] = field(default_factory=dict[Kind, float])
     _longest: dict[Kind, float] = field(default_factory=dict[Kind, float])
 
-    def done(self, kind: Kind, seconds: float) -> None:
+    def done(self, kind: Kind, seconds: float, is_first: bool) -> None:
         """It took so long."""
-        self._longest[kind] = max(seconds, self._longest.get(kind, 0.0))
+        held = self._first if is_first else self._longest
+        held[kind] = max(seconds, held.get(kind, 0.0))
 
     def limit(self, kind: Kind, is_first: bool) -> tuple[float, str]:
         """Seconds, and the option that says so; `is_first` of its kind in this run."""
@@ -41,4 +47,10 @@ class Pace:
             return self.limits.save, "--save-limit"
         if kind == "start" or is_first:
             return self.limits.first, "--first-step-limit"
-        return self.limits.step or max(self.least, TIMES * self._longest.get(kind, 0.0)), "--step-limit"
+        return self.limits.step or max(self.least, TIMES * self._before(kind)), "--step-limit"
+
+    def _before(self, kind: Kind) -> float:
+        """The longest so far, or as long as it may well take."""
+        if kind not in self._longest and kind == "step" and self.priced is not None:
+            return WIDE * self.priced
+        return self._longest.get(kind, self._first.get(kind, 0.0))

@@ -29,6 +29,7 @@ from ...checkpoint.background import PAUSES
 from ...comm import c10d
 from ...comm.mesh import Mesh
 from ...comm.store import FAILED, READS, job_store
+from ...config.plan import Plan
 from ..launch import flight_record
 from ..options import Options
 from ..shutdown import keeps_store, tell_launcher
@@ -129,7 +130,7 @@ class Watchdog:
             now = time.monotonic()
             gap, last = min(now - last, 2 * self._interval), now  # a process that was stopped accuses nobody
             if self._mark is not seen:
-                self._pace.done(seen.kind, passed + gap)
+                self._pace.done(seen.kind, passed + gap, seen.is_first)
                 seen, passed = self._mark, 0.0
             passed += gap
             with self._patience.request():
@@ -252,12 +253,13 @@ def _words(mesh: Mesh, own: Position, verdict: Verdict) -> str:
     return f"{head}: waits{whom} in {own.call or 'a call'}; {own.code}"
 
 
-def watch(mesh: Mesh, options: Options) -> Watchdog | None:
+def watch(mesh: Mesh, plan: Plan, options: Options) -> Watchdog | None:
     """Begins to watch this rank, if there are others."""
     if (store := job_store()) is None:
         return None
     limits = Limits(options.first_step_limit, options.step_limit, options.save_limit + sum(PAUSES))
-    watchdog = Watchdog(store.clone(), mesh, dist.get_rank(), Pace(limits), folder=options.out)
+    priced = plan.expected.seconds if plan.expected and options.device == "cuda" else None  # of the plan's GPUs
+    watchdog = Watchdog(store.clone(), mesh, dist.get_rank(), Pace(limits, priced), folder=options.out)
     watchdog.start()
     return watchdog
 
