@@ -82,6 +82,20 @@ def test_a_jobset_has_a_pod_for_each_node() -> None:
     assert f"--master-addr={job['metadata']['name']}-{replicated['name']}-0-0.{job['metadata']['name']} " in script
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("folder")
+def test_the_job_of_a_jobset_is_one_of_kubernetes() -> None:
+    """By the schemas of `pip install kubernetes-validate`, which are too many megabytes for the development set-up."""
+    schemas = pytest.importorskip("kubernetes_validate")
+    for where in (LARGE, SMALL):
+        job = _yaml(_launched("k8s", where, "--image", "me/scalec"))
+        assert all("name" in rule for rule in job["spec"]["failurePolicy"]["rules"])  # JobSet's own schema asks for it
+        (replicated,) = job["spec"]["replicatedJobs"]
+        alone = {"apiVersion": "batch/v1", "kind": "Job", "metadata": job["metadata"], **replicated["template"]}
+        for version in ("1.29", schemas.latest_version()):
+            schemas.validate(alone, version, strict=True)
+
+
 @pytest.mark.parametrize("name", ["x" * 90, "Ünï", "a.b_c", "-9-", "a\nrm b"])
 def test_any_plan_has_a_name_that_schedulers_take(name: str, folder: Path) -> None:
     (folder / f"{name}.scale").write_text(PLAN + SMALL)
@@ -111,8 +125,8 @@ rank, names = os.environ["RANK"], ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
 os.write(1, (" ".join([rank, *(os.environ[name] for name in names), *sys.argv[1:]]) + "\\n").encode())
 if sys.argv[1] == "-m":
-    sys.exit(int(Path("sick").exists()))
-start = int(os.environ["SLURM_RESTART_COUNT"])
+    sick = Path("sick").read_text() if Path("sick").exists() else "0"
+    sys.exit(int(sick) if sick == "1" or os.environ["SLURM_RESTART_COUNT"] == "0" else 0)
 planned = Path("statuses").read_text().split()
 Path(f"ready{rank}").touch()
 status, left = planned[0], planned[1:]
@@ -166,10 +180,15 @@ def test_ranks_that_fail_are_started_anew_some_times(statuses: str, ended: int, 
 
 
 def test_a_job_on_sick_machines_ends_before_it_trains(folder: Path) -> None:
-    (folder / "sick").touch()
+    (folder / "sick").write_text("1")
     ((status, told),) = _job(folder, "0")
     assert status == 1
     assert "train.py" not in told
+
+
+def test_a_job_whose_time_ends_before_it_trains_is_requeued(folder: Path) -> None:
+    (folder / "sick").write_text("138")
+    assert [status for status, _ in _job(folder, "0")] == [138, 0]
 
 
 SLOW = f"""#!{sys.executable}
