@@ -1,4 +1,4 @@
-"""What a rank gives to collectives in a step, call by call: the plan's, and torch's of a program of torch alone.
+"""Calls of collectives that a rank makes in a step: the plan's, and torch's of a program of torch alone.
 
 Purpose: each collective of a plan is found in what torch did; the rest is what torch communicates beyond the plan.
 Non-goals: time (`torch_target`).
