@@ -28,6 +28,9 @@ CASES = {
         Case(dp=2, tp=2, vocab=False, model="tied", optimizer="momentum", recompute="every(2, layers)")
     ),
     "narrow": plan_text(Case(dp=2, tp=2, sp=True, state="zero 3 over dp", precision="bf16")),
+    "apart": plan_text(
+        Case(tp=2, sp=True, cp=2, how="via ring", gathered="regather", recompute="selective(attention, silu)")
+    ),
     "named": 'use "tiny_llama.scale" { train { optimizer adamw { schedule = cosine(warmup = 5, floor = 1e-5) } } }\n'
     "state { zero 2 over dp }\n",
 }
@@ -42,6 +45,19 @@ def compiled(plan: str) -> tuple[str, Program]:
 
 
 PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
+    "apart": {
+        "a coercion that is saved": (
+            "with recompute(DTensor.redistribute, n, placements=[Shard(0), Replicate()]) as n:\n            ",
+            "n = n.redistribute(placements=[Shard(0), Replicate()])\n        ",
+        ),
+        "another placement gathered": (
+            "with recompute(DTensor.redistribute, n, placements=[Shard(0), Replicate()]) as n:",
+            "with recompute(DTensor.redistribute, n, placements=[Replicate(), Shard(0)]) as n:",
+        ),
+        "a value that is saved": ("with recompute(silu, ", "with recompute(relu, "),
+        "keys that go around twice": ("hops=1", "hops=2"),
+        "keys that go nowhere": (", hops=1", ""),
+    },
     "plain": {
         "a coercion to another placement": (
             "a = a.redistribute(placements=[Shard(1), Replicate()])",

@@ -42,6 +42,8 @@ def _recompute(e: Evaluator, node: ast.Call, args: Sequence[object], options: Op
     """A function's result that only a block has, and that backward recomputes."""
     function, *rest = args
     demand(node, isinstance(function, Term), "recomputes no function")
+    if isinstance(function, Term) and rest and function.args[:1] == (e.terms.name("DTensor"),):  # its method
+        function = e.terms("attr", rest.pop(0), function.args[1])
     if (sign := OPERATORS.get(str(function))) and not options:
         return e.done(node, e.terms(sign, *rest), block=True)
     return e.done(node, e.terms("call", function, tuple(rest), dict(sorted(options.items()))), block=True)
