@@ -128,8 +128,18 @@ class StagedBody(Body):
         """Stages whose next one begins in the section hand on its values."""
         if section.begin:
             self._lines.open_branch(f"if {self._stage} < {self._word(section.begin[-1])}")
-            self._lines.append(f"return {', '.join(section.names)}")
+            copied = {at for number in section.repeats for at in self._copied(self._cut[number])}
+            texts = (f"{name}.clone()" if at in copied else name for at, name in enumerate(section.names))
+            why = "a copy, for torch detaches in place what a stage returns" if copied else ""
+            self._lines.append(f"return {', '.join(texts)}", why)
             self._lines.close_branch()
+
+    def _copied(self, repeat: Region) -> list[int]:
+        """Which of the carried values recomputed layers do not change, where torch's backward has two parts."""
+        if self._frame.target.local or not (self._pipeline.splits and self._every(repeat)):
+            return []
+        carried = [arg.value.name for arg in repeat.args if arg.enter is Enter.CARRY]
+        return [at for at, (name, end) in enumerate(zip(carried, repeat.yields, strict=False)) if end.name == name]
 
     def _hand_over(self, carried: Sequence[str]) -> None:
         """The results of a branch get the names by which they cross, all at once."""
