@@ -148,6 +148,12 @@ def example(
     return value, None if gradient is None else make(placements=gradient)
 
 
+def stage_module(make: Callable[[int], nn.Module], stage: int) -> nn.Module:
+    """The module of a stage; all stages draw the same random values, of which each keeps its own."""
+    with torch.random.fork_rng():
+        return make(stage)
+
+
 def share(stages: Sequence[nn.Module], name: str) -> None:
     """Makes one parameter of those that several stages of a rank have."""
     having = [stage for stage in stages if hasattr(stage, name)]

@@ -273,7 +273,7 @@ COMPILE = Command(
     "kernels, and DIR/hf_names.json, Hugging Face's names.\n"
     "Prints what a step communicates and the command that starts training.  Never overwrites files that\n"
     "scalec did not write.\n"
-    "With --target dtensor DIR/train.py imports nothing but torch, and reads no other file.",
+    "With --target dtensor DIR/train.py imports nothing but torch, and reads DIR/schedule.csv alone.",
     "scalec compile plans/tiny_llama.scale -o out/tiny_llama",
 )
 

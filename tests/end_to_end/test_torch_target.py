@@ -276,6 +276,24 @@ def test_weights_go_from_one_program_to_the_other(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
+def test_weights_of_stages_are_those_of_any_mesh(tmp_path: Path) -> None:
+    """Random ones, and those that two ranks with two stages each write for one process of the runtime."""
+    sizes = "train { seq = 16  global_batch = 4  microbatch = 1 }"
+    texts = {
+        "staged": f'use "tiny_pipeline.scale" {{ {sizes} }}\nmesh {{ pp = 2  dp = 1  tp = 1 }}\nstate {{ }}\n',
+        "whole": f'use "tiny_llama.scale" {{ dims {{ layers = 4 }}  {sizes} }}\nmesh {{ dp = 1  tp = 1 }}\n',
+    }
+    at = str(PLANS / "variant.scale")
+    staged, whole = (torch_target.compiled(text, tmp_path / name, at) for name, text in texts.items())
+    (loss,) = run_ranks(1, _written_loss, whole, str(tmp_path / "of_one"), functional=True)
+    losses = run_ranks(2, _written_loss, staged, str(tmp_path / "of_two"), functional=True)
+    assert losses == [pytest.approx(loss, rel=1e-6)] * 2
+    folder = harness.written(texts["whole"], tmp_path / "runtime", at)
+    (read,) = run_ranks(1, _read_loss, harness.imported(folder / "train.py"), tmp_path / "of_two")
+    assert read == pytest.approx(loss, rel=1e-5)
+
+
 def _tiny(mesh: str, state: str) -> str:
     sizes = "train { seq = 16  global_batch = 4  microbatch = 1 }"
     return f'use "tiny_llama.scale" {{ {sizes} }}\nmesh {{ {mesh} }}\n{state}\n'

@@ -119,7 +119,7 @@ def stages_made(program: Program, patterns: Mapping[str, str], model: str, to: s
     yield "inner = mesh[INNER]"
     axis = literal(of(program).axis)
     yield f"own = [stage for stage, rank in enumerate(STAGE_TO_RANK) if rank == mesh.get_local_rank({axis})]"
-    yield f"stages = [{model}(inner, stage){to} for stage in own]"
+    yield f"stages = [stage_module(partial({model}, inner), stage){to} for stage in own]"
     yield from (f"share(stages, {literal(patterns[name])})" for name in shared_on_rank(program))
 
 
