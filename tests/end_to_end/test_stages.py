@@ -90,7 +90,7 @@ CASES = {
 WHOLE, STAGED = Case(microbatches=4), Case(pp=2, microbatches=4)
 
 
-def _plan(model: str, cut: str = "", schedule: str = "", options: str = "") -> str:
+def plan_of(model: str, cut: str = "", schedule: str = "", options: str = "") -> str:
     return f"""model parts(tokens[batch, seq], labels[batch, seq]) {{
   dims {{ vocab = 32  hidden = 8  ffn = 12  narrow = 6  blocks = 4  layers = 2  rest = 3 }}  init ~ normal(0.02)
   {model}
@@ -109,8 +109,8 @@ train {{
 @pytest.mark.parametrize("name", CASES)
 def test_stages_do_what_the_whole_does(name: str, tmp_path: Path) -> None:
     cut, schedule, options = CASES[name]
-    texts = _plan(MODELS[name]), _plan(MODELS[name], cut, schedule, options)
-    _same_steps(texts, STAGED, [*_batches(name)], tmp_path)
+    texts = plan_of(MODELS[name]), plan_of(MODELS[name], cut, schedule, options)
+    _same_steps(texts, STAGED, [*batches_of(name)], tmp_path)
 
 
 @pytest.mark.parametrize("schedule", [uneven_stages.CHUNKS, "zbv  stages = [2, 2, 2, 1]"])
@@ -126,8 +126,8 @@ def test_other_placements_at_other_cuts(schedule: str, tmp_path: Path) -> None:
 
 def _same_steps(texts: tuple[str, str], case: Case, batches: list[tuple[Tensor, ...]], folder: Path) -> None:
     """Two plans do the same: one of the whole model, and one on the ranks of a case."""
-    whole, staged = (_module(text, folder / name) for text, name in zip(texts, ("whole", "staged"), strict=True))
-    start = _drawn(harness.initial(WHOLE, whole, seed=5))
+    whole, staged = (module_of(text, folder / name) for text, name in zip(texts, ("whole", "staged"), strict=True))
+    start = drawn(harness.initial(WHOLE, whole, seed=5))
     got, want = (harness.run(it, module, start, batches, LR) for it, module in ((case, staged), (WHOLE, whole)))
     for one, other in zip(got, want, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=TOLERANCE, abs=0)
@@ -140,16 +140,16 @@ def _same_steps(texts: tuple[str, str], case: Case, batches: list[tuple[Tensor, 
     assert harness.evaluate(case, staged, start, batches[0]) == [pytest.approx(loss, rel=TOLERANCE)] * case.ranks
 
 
-def _module(text: str, folder: Path) -> ModuleType:
+def module_of(text: str, folder: Path) -> ModuleType:
     return harness.imported(harness.written(text, folder) / "train.py")
 
 
-def _batches(name: str) -> Iterator[tuple[Tensor, ...]]:
+def batches_of(name: str) -> Iterator[tuple[Tensor, ...]]:
     for inputs, draws in zip(harness.batches(WHOLE, STEPS), DRAWS, strict=True):
         yield (*inputs, torch.tensor(draws)) if "dropout" in MODELS[name] else inputs
 
 
-def _drawn(like: Tensors) -> Tensors:
+def drawn(like: Tensors) -> Tensors:
     """Parameters of a size at which every one of them matters."""
     generator = torch.Generator().manual_seed(7)
     return {n: torch.randn(v.shape, generator=generator, dtype=torch.float64) / 4 for n, v in like.items()}

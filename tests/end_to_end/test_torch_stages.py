@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from end_to_end.test_numbers import assert_steps_equal
-from end_to_end.test_stages import CASES, LR, MODELS, STAGED, WHOLE, _batches, _drawn, _module, _plan
+from end_to_end.test_stages import CASES, LR, MODELS, STAGED, WHOLE, batches_of, drawn, module_of, plan_of
 from helpers import torch_target, uneven_stages
 from helpers.oracle import harness
 from helpers.oracle.plans import SEQ, Case
@@ -24,7 +24,9 @@ REFUSED = {"dropped", "dropped, one whole", "ops between"}
 @pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
 def test_stages_do_what_the_whole_does(name: str, tmp_path: Path) -> None:
     cut, schedule, options = CASES[name]
-    _same_steps(_plan(MODELS[name]), _plan(MODELS[name], cut, schedule, options), STAGED, [*_batches(name)], tmp_path)
+    _same_steps(
+        plan_of(MODELS[name]), plan_of(MODELS[name], cut, schedule, options), STAGED, [*batches_of(name)], tmp_path
+    )
 
 
 @pytest.mark.long
@@ -37,7 +39,7 @@ def test_other_placements_at_other_cuts(schedule: str, tmp_path: Path) -> None:
 
 
 def _same_steps(whole: str, staged: str, case: Case, batches: Sequence[tuple[Tensor, ...]], folder: Path) -> None:
-    module = _module(whole, folder / "whole")
-    start = _drawn(harness.initial(WHOLE, module, seed=5))
+    module = module_of(whole, folder / "whole")
+    start = drawn(harness.initial(WHOLE, module, seed=5))
     steps = torch_target.run(case.ranks, torch_target.compiled(staged, folder / "staged"), start, batches, LR)
     assert_steps_equal(steps, harness.run(WHOLE, module, start, batches, LR))
