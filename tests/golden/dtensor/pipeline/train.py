@@ -162,7 +162,7 @@ def build(mesh: DeviceMesh) -> tuple["Pipeline", torch.optim.Optimizer]:
     """The model, its parameters DTensors on `mesh`, and its optimizer."""
     inner = mesh[INNER]
     own = [stage for stage, rank in enumerate(STAGE_TO_RANK) if rank == mesh.get_local_rank("pp")]
-    stages = [Llama(inner, stage).to(torch.float64) for stage in own]
+    stages = [stage_module(partial(Llama, inner), stage).to(torch.float64) for stage in own]
     for module in stages:
         fully_shard(module, mesh=inner, reshard_after_forward=False, dp_mesh_dims=DataParallelMeshDims(shard="dp"))
         sum_gradients(module)
@@ -689,6 +689,12 @@ def example(
     make = partial(empty, sizes, dtype=dtype, device_mesh=mesh)
     value = make(placements=placements, requires_grad=gradient is not None)
     return value, None if gradient is None else make(placements=gradient)
+
+
+def stage_module(make: Callable[[int], nn.Module], stage: int) -> nn.Module:
+    """The module of a stage; all stages draw the same random values, of which each keeps its own."""
+    with torch.random.fork_rng():
+        return make(stage)
 
 
 def stage_layers(layer: Callable[[], nn.Module], count: int, own: range) -> nn.ModuleDict:
