@@ -49,7 +49,9 @@ APART = {
         "compiler/schedules/partial_schedule.py",
     ),
     "torch's checkpoints": (
+        "compiler/analysis/state_parts.py",
         "compiler/emit/checkpoint_names.py",
+        "compiler/reports/checkpoint.py",
         "runtime/checkpoint/convert.py",
         "runtime/checkpoint/torch_folder.py",
         "runtime/checkpoint/torch_metadata.py",
@@ -58,7 +60,7 @@ APART = {
     "runtime: recorder, sanitizer, profiler": ("runtime/debug",),
     "runtime: Triton kernels": ("runtime/kernels",),
 }
-LIMITS = {"core": 38_080, "all": 73_710}
+LIMITS = {"core": 38_080, "all": 73_922}
 """The most lines that there may be.  An issue that adds to the product raises them by its budget."""
 GOALS = {"core": 16_000, "all": 36_000}
 """The limits to reach."""

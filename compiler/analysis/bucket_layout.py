@@ -54,6 +54,14 @@ def row_length(program: Program, param: Param) -> int:
     return prod(program.local_size(param.type, dim) for dim in inner)
 
 
+def stored_dims(param: Param) -> list[tuple[str, ...]]:
+    """The dims of each dim of a parameter as it is stored, repeats apart."""
+    dims = param.type.dims[param.stacked :]
+    if not stored_as_matrix(param):
+        return [(dim,) for dim in dims]
+    return [dims[: -param.inner], dims[-param.inner :]]
+
+
 def stored_as_matrix(param: Param) -> bool:
     """Whether outer and inner dims are joined in storage: a sharded dim must lead those it is joined with."""
     dims = param.type.dims

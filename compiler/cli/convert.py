@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .command import Command, file_path, plan_argument
+from .shown import show
 from .streams import UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +24,13 @@ def convert(options: Namespace) -> int:
     from ..emit.checkpoint_names import OWN, checkpoint_names
     from .compile import load
 
+    if options.source.suffix in (".scale", ".ir"):
+        from ..reports.checkpoint import between
+
+        show(between(load(options.plan).program, load(options.source).program))
+        return 0
+    if options.output is None:
+        raise UsageError("convert needs a place for what it makes: -o TARGET")
     for package in ("torch", "safetensors"):
         if find_spec(package) is None:
             raise UsageError(f"{package} is not installed for {sys.executable}; converting needs it")
@@ -62,11 +70,12 @@ def _of_file(path: Path, known: list[str]) -> "Table":
 def _arguments(parser: ArgumentParser) -> None:
     plan_argument(parser)
     help = (
-        "a checkpoint of a run, step-NNNNNN, or the run's folder for the newest; or a folder of torch's to go back from"
+        "a checkpoint of a run, step-NNNNNN, or the run's folder for the newest; a folder of torch's to go back from; "
+        "or a second plan, to see who writes and who reads a checkpoint of the first"
     )
     parser.add_argument("source", type=file_path, metavar="SOURCE", help=help)
     help = "the new folder; going back, the new checkpoint, step-NNNNNN"
-    parser.add_argument("-o", "--output", type=file_path, metavar="TARGET", required=True, help=help)
+    parser.add_argument("-o", "--output", type=file_path, metavar="TARGET", help=help)
     help = "names in torch's folder: scalec (default), hf, torchtitan, or a table in a file"
     parser.add_argument("--names", default="scalec", metavar="NAMES", help=help)
 
@@ -79,6 +88,7 @@ COMMAND = Command(
     "Writes parameters and optimizer state of a checkpoint as safetensors that torch.distributed.checkpoint reads\n"
     "(HuggingFaceStorageReader), bit for bit, in one process; or makes a checkpoint, with which a run goes on, of\n"
     "such a folder, or of one in torch's own format.  Every tensor is checked against the plan, and nothing is there\n"
-    "under its name before it is whole.",
+    "under its name before it is whole.  Of two plans it says how a checkpoint of one is written, each element once\n"
+    "as their types show, and read by the other: a run goes on with it as it is, on any mesh.",
     "scalec convert plans/tiny_llama.scale runs/tiny_llama -o titan --names torchtitan",
 )

@@ -13,11 +13,11 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from ..analysis.bucket_layout import stored_dims
 from ..config.hf_names import HFWeight
 from ..ir import Buffer, Param, Program
 from .hf_names import entry, repeats
 from .model_classes import model_classes
-from .module import parameter_sizes
 from .naming import DTYPES
 
 OWN = "scalec"
@@ -92,8 +92,7 @@ def checkpoint_names(program: Program, of: Table | None) -> str:
 
 def _shape(param: Param, program: Program) -> tuple[int, ...]:
     """A parameter's shape in checkpoints of the plan."""
-    groups, _, _ = parameter_sizes(param)
-    return tuple(prod(map(program.size, group)) for group in groups)
+    return tuple(prod(map(program.size, dims)) for dims in stored_dims(param))
 
 
 def _own_name(pattern: str) -> str:

@@ -8,7 +8,7 @@ from textwrap import wrap
 
 from attrs import Factory, define, field, frozen
 
-from ..analysis.bucket_layout import stored_as_matrix
+from ..analysis.bucket_layout import stored_as_matrix, stored_dims
 from ..analysis.param_uses import leaves
 from ..ir import Attr, Bucket, Buffer, Op, Param, Program, Type
 from ..ops import roles
@@ -151,12 +151,4 @@ def parameter_sizes(param: Param) -> tuple[list[tuple[str, ...]], Type, int]:
     type = param.type
     for dim in type.dims[: param.stacked]:
         type = type.inside(dim)
-    return _groups(param, type), type, param.inner if stored_as_matrix(param) else 0
-
-
-def _groups(param: Param, type: Type) -> list[tuple[str, ...]]:
-    """The dims of each stored dim."""
-    if not stored_as_matrix(param):
-        return [(dim,) for dim in type.dims]
-    cut = len(type.dims) - param.inner
-    return [type.dims[:cut], type.dims[cut:]]
+    return stored_dims(param), type, param.inner if stored_as_matrix(param) else 0

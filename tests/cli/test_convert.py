@@ -24,6 +24,7 @@ train {
 }
 """
 NAMES = 'names hf { wte = "model.embed_tokens.weight"  head = "model.out.weight" }\n'
+SHARDED = "mesh { dp = 2  tp = 2 }  shard { batch over dp  vocab over tp }  state { zero 3 over dp }"
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +62,21 @@ def test_the_newest_checkpoint_of_a_run(capfd: pytest.CaptureFixture[str]) -> No
 def test_wrong_names_are_a_line(plan: str, names: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", f"{plan}.scale", "run", "-o", "made", "--names", names]) == 2
     assert capsys.readouterr().err.startswith(f"error: {line}")
+
+
+def test_two_plans_say_who_writes_and_who_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    few, wide = PLAN + "mesh { dp = 2 }  shard { batch over dp }", PLAN.replace("vocab = 256", "vocab = 250")
+    for name, text in (("few", few), ("many", PLAN + SHARDED), ("wide", wide)):
+        Path(f"{name}.scale").write_text(text)
+    assert main(["convert", "many.scale", "few.scale"]) == 0
+    assert capsys.readouterr().out == (
+        "2 tensors, 4,096 elements, each with 2 values of optimizer state\n"
+        "written  each element once, by one rank: 4 parts by 4 ranks, 25% by rank 0\n"
+        "read     each element by every rank that keeps it, in 2 parts\n"
+    )
+    assert main(["convert", "few.scale", "wide.scale"]) == 0
+    assert capsys.readouterr().out.startswith(
+        "no checkpoint goes from one to the other: `wte` is [256, 8] in one, [250, 8] in the other; convert it with"
+    )
+    assert main(["convert", "few.scale", "runs"]) == 2
+    assert capsys.readouterr().err == "error: convert needs a place for what it makes: -o TARGET\n"
