@@ -20,7 +20,6 @@ from .comm.collectives import (
     pad_shard,
     reduce_scatter,
     reduce_scatter_,
-    regather,
     replicate,
     shard,
     take_shard,
@@ -30,41 +29,37 @@ from .comm.experts import Experts, exchange_counts, sort_by_expert
 from .comm.mesh import Axis, Mesh
 from .comm.p2p import StageInput
 from .comm.positions import Positions
+from .comm.regather import regather
 from .config.plan import Account, Constant, Cosine, Expected, Metrics, Plan, SmallerMesh, Watch
 from .data.corpus import DataSet, Text, Tokens
 from .data.loader import Batch, Input, Loader
 from .errors import RunError
+from .ops.attention import attention, rope, rope_frequencies
 from .ops.delayed_wgrad import split_embedding, split_linear
 from .ops.dropout import dropout, fork
 from .ops.functional import (
-    attention,
     clip_scale,
     concat,
     count_valid,
-    cross_entropy,
     embedding,
     exp,
     layer_norm,
-    local_softmax_stats,
-    max_logit,
     mean,
     mean_square,
     rms_norm,
     rms_scaled,
-    rope,
-    rope_frequencies,
     sigmoid,
     softcap,
     split,
     sum_squares,
     tanh,
-    token_loss,
 )
 from .ops.fused_linear import fused_linear
 from .ops.grouped_linear import grouped_bias, grouped_linear
 from .ops.ring_attention import ring_attention
 from .ops.routed_rows import combine, dispatch
 from .ops.routing import add_load, balance, limit_capacity, no_load, no_loss, router_z, top_k
+from .ops.token_losses import cross_entropy, local_softmax_stats, max_logit, token_loss
 from .pipeline.executor import Pipeline
 from .state.buckets import Bucket
 from .state.engine import TrainState

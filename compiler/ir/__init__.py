@@ -5,7 +5,8 @@ Non-goals: behaviour.  Ops are described in `ops`, placements coerced in `placem
 """
 
 from ..schedules.actions import once
-from .program import STATES, Axis, Bucket, Buffer, Claim, Dim, Init, Param, Pipeline, Program, StateAxes
+from .declarations import STATES, Axis, Bucket, Buffer, Claim, Dim, Init, Param, Pipeline, StateAxes
+from .program import Program
 from .regions import Arg, Enter, Leave, Op, Region, Stmt, Yield
 from .types import (
     BATCH,

@@ -10,19 +10,16 @@ the order of its positions all the same.
 In a sanitized run the axes have a watch, which sees the operand and the result of each coercion (`debug.sanitize`).
 """
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import saved_tensors_hooks
 from torch.compiler import is_compiling
 
-from ..autograd.recompute import Around
 from . import c10d, functional_collectives
 from .mesh import Axis, End, Watch
 from .positions import chunks, from_ranks, to_ranks
@@ -56,11 +53,12 @@ def _maximum(x: Tensor, axis: Axis) -> Tensor:
     return out
 
 
-def _gather(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
+def gather(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
+    """Every rank's part along a dim, outside autograd."""
     if dim != 0:
-        return _gather(x.movedim(dim, 0), axis, 0, zigzag).movedim(0, dim).contiguous()
+        return gather(x.movedim(dim, 0), axis, 0, zigzag).movedim(0, dim).contiguous()
     if zigzag:
-        return _reordered(_gather(x, axis, 0, False), 0, from_ranks(axis.size))
+        return _reordered(gather(x, axis, 0, False), 0, from_ranks(axis.size))
     if is_compiling():
         return functional_collectives.gathered(x, axis)
     shape = list(x.shape)
@@ -190,10 +188,10 @@ def _conjugate(
 
 _replicate = _conjugate("Replicate", "IR", _same, _reduce)
 _all_reduce_sum = _conjugate("AllReduce", "PI", _reduce, _same)
-_all_gather_scatter = _conjugate("AllGather", "SR", _gather, _scatter)
-_reduce_scatter_gather = _conjugate("ReduceScatter", "PS", _scatter, _gather)
-_all_gather_slice = _conjugate("AllGatherInvariant", "SI", _gather, _slice)
-_shard = _conjugate("Shard", "IS", _slice, _gather)
+_all_gather_scatter = _conjugate("AllGather", "SR", gather, _scatter)
+_reduce_scatter_gather = _conjugate("ReduceScatter", "PS", _scatter, gather)
+_all_gather_slice = _conjugate("AllGatherInvariant", "SI", gather, _slice)
+_shard = _conjugate("Shard", "IS", _slice, gather)
 _take_shard = _conjugate("TakeShard", "RS", _slice, _pad)
 _pad_shard = _conjugate("PadShard", "SP", _pad, _slice)
 _swap_shards = _conjugate("AllToAll", "SS", _exchange, _exchange_back)
@@ -321,68 +319,3 @@ def all_gather_(x: Tensor, axis: Axis) -> Tensor:
 def _own_part(x: Tensor, axis: Axis) -> Tensor:
     size = x.numel() // axis.size
     return x[axis.rank * size : (axis.rank + 1) * size]
-
-
-class _Gathered:
-    """The gathered tensor as backward sees it: gathered when its first consumer needs it, freed after its last."""
-
-    def __init__(self, packed: Any, around: Around, axis: Axis, dim: int, zigzag: bool) -> None:
-        self.packed, self.around, self.axis, self.dim, self.zigzag = packed, around, axis, dim, zigzag
-        self.line = axis.watch and axis.watch.here()
-        self.consumers = 0
-        self.waiting = 0
-        self.full: Tensor | None = None
-
-    def saved(self) -> None:
-        self.consumers += 1
-        self.waiting += 1
-
-    def take(self) -> Tensor:
-        full = self._regather() if self.full is None else self.full
-        self.waiting -= 1
-        self.full = full if self.waiting else None
-        self.waiting = self.waiting or self.consumers  # a second backward through a retained graph
-        return full
-
-    def _regather(self) -> Tensor:
-        full = _gather(self.around.unpack(self.packed), self.axis, self.dim, self.zigzag)
-        if self.axis.watch is not None:
-            self.axis.watch.coerced(full, self.axis, self.line, "result in backward")
-        return full
-
-
-class _View(NamedTuple):
-    """A gathered tensor, or a view of it, as autograd saves it."""
-
-    of: _Gathered
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-
-@contextmanager
-def regather(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Generator[Tensor]:
-    """S(dim) → R as `all_gather`, but what autograd saves of it inside the block is only x.
-
-    Backward gathers a second time, when the first consumer needs it, and frees after the last.
-    """
-    full = all_gather(x, axis, dim, zigzag)
-    if axis.size == 1:
-        yield full
-        return
-    storage, around = full.untyped_storage().data_ptr(), Around()
-    gathered = _Gathered(around.pack(x.detach()), around, axis, dim, zigzag)
-
-    def pack(saved: Tensor) -> Any:
-        if saved.untyped_storage().data_ptr() != storage:
-            return around.pack(saved)
-        gathered.saved()
-        return _View(gathered, tuple(saved.shape), saved.stride(), int(saved.storage_offset()))
-
-    def unpack(packed: Any) -> Tensor:
-        if not (isinstance(packed, _View) and packed.of is gathered):
-            return around.unpack(packed)
-        return gathered.take().as_strided(packed.shape, packed.stride, packed.offset)
-
-    with saved_tensors_hooks(pack, unpack):
-        yield full

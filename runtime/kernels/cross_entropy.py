@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..comm.mesh import Axis
-from ..ops.functional import token_loss
+from ..ops.token_losses import token_loss
 from .launching import Tile, matrix, tile_for
 from .logits import Classes, Parts, add_parts, classes_of, new_parts, put_gradient
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..ops.delayed_wgrad import put_off
-from ..ops.functional import token_loss
+from ..ops.token_losses import token_loss
 from .launching import Tile, tile_for
 from .logits import Classes, Parts, add_parts, classes_of, new_parts, product, put_gradient, wide
 

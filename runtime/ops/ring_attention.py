@@ -29,8 +29,8 @@ from ..comm.collectives import rotate
 from ..comm.mesh import Axis
 from ..comm.positions import chunks
 from . import flash_attention, plain_attention
+from .attention import attention
 from .deterministic import deterministic as kernels_in_order
-from .functional import attention
 from .plain_attention import Setting, across, sizes, wide
 
 Chunks = tuple[tuple[int, int], ...]

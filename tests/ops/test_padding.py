@@ -15,7 +15,7 @@ from scalec.compiler.passes import compile_plan, lower
 from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
-from scalec.runtime.ops.functional import cross_entropy, local_softmax_stats, max_logit, token_loss
+from scalec.runtime.ops.token_losses import cross_entropy, local_softmax_stats, max_logit, token_loss
 from scalec.testing import assert_equal_step
 
 PADDED = DIMS.replace("vocab = 12", "vocab = 9 pad 4")

@@ -10,7 +10,8 @@ from torch.autograd import Function
 
 from ...comm.mesh import Axis
 from ...comm.positions import Positions
-from ...ops import functional, plain_attention
+from ...ops import plain_attention
+from ...ops.attention import attention, by_chunks
 from ...ops.plain_attention import Saved, Setting
 from .. import launching
 from . import backward, forward
@@ -136,14 +137,14 @@ class Attention:
         choice = backend(self, self.blocks, q, k, v, special=special, drops=draws is not None)
         if choice.backend == "torch":
             options = (scale, softcap, documents, draws, dropout, site, heads, positions, deterministic)
-            return functional.attention(q, k, v, layout, causal, window, *options)
+            return attention(q, k, v, layout, causal, window, *options)
 
         def part(q: Tensor, start: int, own: Tensor | None) -> Tensor:
             return self.partial(q, k, v, seq, causal, window, scale, softcap, own, documents, start)[0]
 
         if positions is None:
             return part(q, 0, documents)
-        return functional.by_chunks(part, q, seq, documents, positions, causal or window > 0)
+        return by_chunks(part, q, seq, documents, positions, causal or window > 0)
 
     def partial(
         self,
