@@ -11,10 +11,10 @@ Non-goals: when backward first needs them (`passes.differentiate`), and the memo
 from ..ir import REPLICATED, Kind, Op, Program, Region, regions_in, walk_regions
 from ..ir.placements import ends
 from ..ops import OPS
-from ..ops.attention import ROPE
 from ..ops.experts import DISPATCH, EXCHANGE
 from ..ops.norm import LAYERNORM, RMSNORM
 from ..ops.pointwise import FUNCTIONS
+from ..ops.rope import ROPE
 from ..syntax.diagnostics import Diagnostic, PlanError, did_you_mean, listing
 from ..syntax.source import Span
 

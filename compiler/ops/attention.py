@@ -1,4 +1,4 @@
-"""Rotary positions and attention.
+"""Attention.
 
 Queries may be those of a part of the sequence: each rank then has the keys, values and documents of all of it.
 """
@@ -9,12 +9,11 @@ from typing import TypeVar
 
 from attrs import evolve
 
-from ..ir import BATCH, DATA_DIMS, SEQUENCE, Op, Placement, Program, Type
+from ..ir import BATCH, DATA_DIMS, SEQUENCE, Op, Placement, Type
 from ..ir.splits import held
-from .call import Argument, Call, Keyword, Positions, RotaryTable, part_of
+from .call import Argument, Call, Keyword, Positions, part_of
 from .dropout import DRAWS, SITE, check_draws
-from .pointwise import same
-from .protocol import DETERMINISTIC, Attribute, OpDef, Operand, Range, Shape, TypingError, Vjp, takes
+from .protocol import DETERMINISTIC, Attribute, OpDef, Operand, Shape, TypingError, Vjp
 from .roles import Roles
 from .saved_tensors import Local, Saved
 from .work import Scores, Work
@@ -67,11 +66,6 @@ def attention_roles(types: Sequence[Type], op: Op) -> Roles:
     return Roles(query_seq=SEQUENCE, key_seq=SEQUENCE, heads=heads, kv_heads=kv_heads)
 
 
-def rope_roles(types: Sequence[Type], op: Op) -> Roles:
-    """The roles of an op whose operands are rotated."""
-    return Roles(query_seq=SEQUENCE, rotated=types[0].dims[-1])
-
-
 def _attended(types: Sequence[Type], op: Op) -> list[Shape]:
     q, k, v, *rest = types
     documents, draws = documents_and_draws(op, rest)
@@ -91,18 +85,8 @@ def _attended(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(q.dtype, (*q.dims[:-1], v.dims[-1]))]
 
 
-def _rotated(types: Sequence[Type], op: Op) -> list[Shape]:
-    if SEQUENCE not in types[0].dims[:-1]:
-        raise TypingError(f"rope turns the last dim by the position in `{SEQUENCE}`, which is not before it")
-    return same(types, op)
-
-
 def _lasts(types: Sequence[Type], op: Op) -> frozenset[str]:
     return frozenset(type.dims[-1] for type in types[:3])
-
-
-def _last(types: Sequence[Type], op: Op) -> frozenset[str]:
-    return frozenset(types[0].dims[-1:])
 
 
 def documents_whole(types: Sequence[Type], op: Op) -> dict[int, frozenset[str]]:
@@ -313,24 +297,6 @@ def attention_work(it: Local, backward: bool = False) -> Work:
     return Work(q.dtype, scores=Scores(heads, size, most, *widths, backward))
 
 
-def _turning(it: Local) -> int:
-    """Two products that go into the result; a kernel has them in registers, and its twin in float32 at least."""
-    return 0 if it.launched else _turned(it, 0) - it.bytes() if it.kernels else 2 * it.bytes()
-
-
-def _turning_both(it: Local) -> int:
-    """The second after the first."""
-    of_q, of_k = (0, 0) if it.launched else (_turned(it, 0), _turned(it, 1))
-    return max(of_q, it.bytes(0) + of_k, it.bytes(0) + it.bytes(1)) - it.bytes(0) - it.bytes(1)
-
-
-def _turned(it: Local, operand: int) -> int:
-    """Two products and their sum."""
-    size = it.program.size(it.types[operand].dims[-1])
-    turned = round(float(str(dict(it.op.attrs).get("dims", size))))
-    return max(3 * it.widened(operand) * turned // size, it.bytes(operand))
-
-
 def attention_call(it: Local) -> Call:
     """The order of dims, what differs from causal attention, and where weights are dropped the ranks' heads."""
     q, attrs = it.types[0], dict(it.op.attrs)
@@ -347,58 +313,6 @@ def attention_call(it: Local) -> Call:
     options |= {"heads": part_of(it, q, heads)} if draws and q.axes_of(heads) else {}
     parts = q.axes_of(SEQUENCE)
     return Call(options=options | ({"positions": Positions(SEQUENCE, parts)} if parts else {}))
-
-
-_ABOVE_0: Range = (lambda value: value > 0, "a number above 0, for instance 10000")
-
-ROPE = OpDef(
-    "rope",
-    "Rotates pairs (x[i], x[i + d/2]) of the last dim, or of its first `dims`, by position · theta^(-2i/d) (Su et al."
-    " 2021).  scaling linear divides angles by `factor` (Chen et al. 2023); llama3 those of wavelengths over original /"
-    " low, none under original / high, and between them a part (Grattafiori et al. 2024); yarn likewise, in equal steps"
-    " between whole pairs (Peng et al. 2023).",
-    _rotated,
-    operands=(Operand("x"),),
-    attributes=(
-        Attribute("theta", range=_ABOVE_0),
-        Attribute("dims", default=0.0),
-        Attribute("scaling", choices=("none", "linear", "llama3", "yarn"), default="none"),
-        Attribute("factor", default=1.0, range=_ABOVE_0),
-        Attribute("low", default=1.0, range=_ABOVE_0),
-        Attribute("high", default=4.0, range=_ABOVE_0),
-        Attribute("original", default=8192.0, range=_ABOVE_0),
-    ),
-    linear=((0,),),
-    roles=rope_roles,
-    unsharded_dims=_last,
-    vjp=Vjp(unread=(0,), workspace=_turning),
-    function="rope",
-    torch="rope",
-    call=lambda it: Call((RotaryTable(),)),
-    stem="r",
-    workspace=_turning,
-    user_visible=True,
-)
-
-
-def _each_rotated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """As rope types each."""
-    single = evolve(op, kind=ROPE.name)
-    return [ROPE.infer(program, [type], single)[0] for type in types]
-
-
-ROPE_PAIR = OpDef(
-    "rope_pair",
-    "rope of queries and of keys, in one pass.",
-    operands=takes("q", "k"),
-    attributes=ROPE.attributes,
-    typing=_each_rotated,
-    roles=rope_roles,
-    vjp=Vjp(unread=(0, 1), workspace=_turning_both),
-    function="rope_pair",
-    call=lambda it: Call((RotaryTable(),)),
-    workspace=_turning_both,
-)
 
 
 def _at_least_0(value: float) -> bool:

@@ -10,10 +10,10 @@ from helpers.small_plans import DIMS, HEAD, LLAMA, START, Plan
 from scalec.compiler.analysis.communication import collectives
 from scalec.compiler.emit import emit
 from scalec.compiler.ir import Op, Program, walk
-from scalec.compiler.ops.attention import ROPE_PAIR
 from scalec.compiler.ops.fused import CONTRACTS, GATES, NORMS
 from scalec.compiler.ops.fused_loss import LINEAR_CROSS_ENTROPY
 from scalec.compiler.ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS, REJOINED
+from scalec.compiler.ops.rope import ROPE_PAIR
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source

@@ -3,8 +3,9 @@
 from attrs import evolve
 
 from ...ir import Op, Stmt
-from ...ops.attention import ATTENTION, ROPE, ROPE_PAIR
+from ...ops.attention import ATTENTION
 from ...ops.fused import GATES, NORMS
+from ...ops.rope import ROPE, ROPE_PAIR
 from .context import Known, replaced
 
 

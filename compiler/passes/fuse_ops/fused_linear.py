@@ -10,8 +10,8 @@ from attrs import evolve
 
 from ...analysis.bucket_layout import stored_as_matrix
 from ...ir import Op, Param, Stmt
-from ...ops.attention import ROPE
 from ...ops.fused import CONTRACTS
+from ...ops.rope import ROPE
 from .context import Known, replaced
 
 

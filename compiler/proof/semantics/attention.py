@@ -5,7 +5,8 @@ from attrs import evolve
 
 from ...ir import PARTIAL, REPLICATED, SEQUENCE, sharded
 from ...ir.placements import Step
-from ...ops.attention import attention_roles, documents_and_draws, rope_roles
+from ...ops.attention import attention_roles, documents_and_draws
+from ...ops.rope import rope_roles
 from ..tensors import Array, Dims, Tensor
 from .call import Call, Semantics
 from .dropout import kept
