@@ -72,11 +72,15 @@ def _choice_saves(it: Local) -> Saved:
     return Saved(operands=(0,), results=(0, 1))
 
 
+def _logits_and(it: Local, what: str, numbers: int) -> Saved:
+    """The logits, and numbers of the loss' element type."""
+    return Saved(operands=(0,), others=((what, numbers * ITEM_BYTES[it.op.outputs[0].type.dtype]),))
+
+
 def _balance_saves(it: Local) -> Saved:
     """The share of each expert in each sequence, saved in place of the choices."""
-    dtype, logits = it.op.outputs[0].type.dtype, it.types[0]
-    each = it.program.local_size(logits, BATCH) * it.program.size(logits.dims[-1]) * ITEM_BYTES[dtype]
-    return Saved(operands=(0,), others=(("shares of experts", each),))
+    logits = it.types[0]
+    return _logits_and(it, "shares of experts", it.program.local_size(logits, BATCH) * it.program.size(logits.dims[-1]))
 
 
 def _balance_decision(it: Local) -> Saved:
@@ -86,9 +90,7 @@ def _balance_decision(it: Local) -> Saved:
 
 
 def _z_saves(it: Local) -> Saved:
-    dtype, logits = it.op.outputs[0].type.dtype, it.types[0]
-    each = it.elements(0) // it.program.size(logits.dims[-1]) * ITEM_BYTES[dtype]
-    return Saved(operands=(0,), others=(("log of the sum", each),))
+    return _logits_and(it, "log of the sum", it.elements(0) // it.program.size(it.types[0].dims[-1]))
 
 
 def _counts_of_sequences(it: Local) -> tuple[Message, ...]:

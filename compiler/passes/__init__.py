@@ -35,18 +35,19 @@ from .split_axes import factor_axes
 Pass = Callable[[Program], Program]
 
 
+def _at_least_size(step: str) -> Pass:
+    """The program that becomes of a choice of the pass `step`, at the least size."""
+    return lambda variant: smallest([*passed(evolve(variant, after=step), PASS_NAMES[-1])][-1])
+
+
 def choose_strategies(program: Program) -> Program:
-    """`choose_strategy`, by what becomes of each at the least size."""
-    return choose_strategy(
-        program, lambda variant: smallest([*passed(evolve(variant, after="choose_strategies"), PASS_NAMES[-1])][-1])
-    )
+    """`choose_strategy`, by what becomes of each."""
+    return choose_strategy(program, _at_least_size("choose_strategies"))
 
 
 def choose_recomputed(program: Program) -> Program:
-    """`choose_recompute`, by what becomes of each choice at the least size."""
-    return choose_recompute(
-        program, lambda variant: smallest([*passed(evolve(variant, after="choose_recomputed"), PASS_NAMES[-1])][-1])
-    )
+    """`choose_recompute`, by what becomes of each choice."""
+    return choose_recompute(program, _at_least_size("choose_recomputed"))
 
 
 def divide_stages(program: Program) -> Program:

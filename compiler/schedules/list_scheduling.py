@@ -7,7 +7,7 @@ from math import inf
 from attrs import evolve, frozen
 
 from .actions import Action, Row, Schedule, ScheduleError, Work
-from .activation_memory import MemoryBudget, least
+from .activation_memory import least
 from .beam_search import Bound, searched
 from .p2p import with_messages
 from .partial_schedule import Move, Progress, Task
@@ -83,13 +83,6 @@ class _Found:
     def of(cls, made: Progress) -> "_Found":
         """One that was made cell by cell."""
         return cls(max(made.free), made.schedule(), made.task)
-
-
-def listed(
-    stage_to_rank: tuple[int, ...], microbatches: int, times: Times, budget: MemoryBudget, splits: bool = True
-) -> Schedule:
-    """The fastest schedule found of stages that have these stage_to_rank."""
-    return fastest([Task(stage_to_rank, microbatches, times, budget)], splits)
 
 
 def fastest(tasks: Sequence[Task], splits: bool = True) -> Schedule:

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.schedules.listed import listed
 from helpers.schedules.samples import durations
 from scalec.compiler.schedules.actions import Action, Schedule, ScheduleError, Work
 from scalec.compiler.schedules.activation_memory import Keeps, MemoryBudget, high_water, least
 from scalec.compiler.schedules.check import problems
 from scalec.compiler.schedules.dependencies import Value, made_by, needs
-from scalec.compiler.schedules.list_scheduling import listed
 from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.timeline import Times, simulate

@@ -11,9 +11,9 @@ from math import inf
 
 import pytest
 
+from helpers.schedules.listed import listed
 from helpers.schedules.solver import optimum
 from scalec.compiler.schedules.activation_memory import Keeps, MemoryBudget, least
-from scalec.compiler.schedules.list_scheduling import listed
 from scalec.compiler.schedules.timeline import Times, simulate
 
 Case = tuple[tuple[int, ...], int, Times, MemoryBudget]

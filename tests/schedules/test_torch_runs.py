@@ -14,10 +14,10 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as theirs
 
 from helpers.forked_ranks import run_ranks
+from helpers.schedules.listed import listed
 from scalec.compiler.schedules.actions import Schedule, Work
 from scalec.compiler.schedules.activation_memory import MemoryBudget
 from scalec.compiler.schedules.csv_file import csv
-from scalec.compiler.schedules.list_scheduling import listed
 from scalec.compiler.schedules.p2p import with_messages
 from scalec.compiler.schedules.registry import SCHEDULES, folded
 from scalec.compiler.schedules.timeline import Times
