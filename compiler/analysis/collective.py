@@ -18,8 +18,8 @@ Use = Literal["parameters", "gradients", "activations", "stages", "totals"]
 class Collective:
     """A collective of the step as one rank sees it; it is done `count` times in a step, once for each layer of `loops`.
 
-    It stands where it begins, which may be before the place where its result is awaited.  A message is one too, of two
-    ranks, of which one sends and one receives.
+    Its place is where it begins, which may be before the place where its result is awaited.  A message is one too, of
+    two ranks, one that sends and one that receives.
 
     use      what it is for; `totals` are the count of labels, the loss and the norm, `stages` what crosses their cuts
     bucket   whose flat buffer it moves; "" for none

@@ -108,7 +108,7 @@ def _data_ranks(program: Program, size: int) -> int:
 
 
 def _machines(cluster: Cluster, before: int, ranks: int) -> Cluster:
-    """The nodes for so many ranks, as many on each as before; the last one may have some over.  One stays one."""
+    """The nodes for a number of ranks, as many on each as before; the last one may have some over.  One stays one."""
     if cluster.nodes == 1 and not cluster.gpus_per_node:
         return cluster
     each = cluster.gpus_per_node or before // cluster.nodes

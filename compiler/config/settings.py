@@ -1,6 +1,6 @@
 """The sections of settings as typed values: each class is a section, each field a setting with its type and meaning.
 
-`schema.read` turns syntax into instances, `schema.show` prints them back.  Rules between settings are in `frontend`.
+`schema.read` makes instances of syntax, `schema.show` prints them back.  Rules between settings are in `frontend`.
 """
 
 from fnmatch import fnmatchcase

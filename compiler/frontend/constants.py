@@ -6,7 +6,7 @@ from ..syntax.diagnostics import Diagnostics
 
 
 def check_constants(program: Program, found: Diagnostics) -> None:
-    """Each is in its range, and rotation turns pairs."""
+    """Each is in its range, and rotation takes pairs."""
     for op in program.ops:
         check_ranges(OPS[op.kind], op, found)
         if last := roles(op, program.types).rotated:

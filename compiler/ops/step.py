@@ -263,7 +263,7 @@ UNPACK = OpDef(
 
 BEGIN = OpDef(
     "begin",
-    "In the last microbatch, the reduction of a bucket begins here; it is complete where its coercion stands.",
+    "In the last microbatch, the reduction of a bucket begins here; it is complete where its coercion is.",
     operands=takes("grad"),
     variadic=True,
     attributes=(BUCKET,),

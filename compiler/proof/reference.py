@@ -141,7 +141,7 @@ class Reference:
         call = Call(self.program, self.world, self.numbers, op, args, self.program.operands(op))
         results = entry.value(call)
         gradients = entry.gradients
-        assert gradients, f"verify: {op.kind} stands in a forward and has no gradients"
+        assert gradients, f"verify: {op.kind} is in a forward and has no gradients"
         done = evolve(call, results=results)
         self._tape.append(_Taped(results, args, lambda grads: gradients(done, grads)))
         return {value.name: result for value, result in zip(op.outputs, results, strict=True)}

@@ -160,7 +160,7 @@ def _conjugate(
     """
     source, target = ends
     ahead = partial(_watched, forward, (source, "operand"), (target, "result"))
-    behind = partial(_watched, backward, (_DUAL[target], "result gradient"), (_DUAL[source], "operand gradient"))
+    back = partial(_watched, backward, (_DUAL[target], "result gradient"), (_DUAL[source], "operand gradient"))
 
     def run(ctx: Any, x: Tensor, axis: Axis, *dims: int) -> Tensor:
         ctx.axis, ctx.dims = axis, dims
@@ -173,8 +173,8 @@ def _conjugate(
         axis, dims = ctx.axis, ctx.dims
         if axis.watch is None:
             return (backward(gradient, axis, *dims), None, *_NO_GRADIENTS[: len(dims)])
-        back = behind(x=gradient, axis=axis, dims=dims, line=ctx.line)
-        return (back, None, *_NO_GRADIENTS[: len(dims)])
+        found = back(x=gradient, axis=axis, dims=dims, line=ctx.line)
+        return (found, None, *_NO_GRADIENTS[: len(dims)])
 
     function: Any = type(name, (Function,), {"forward": staticmethod(run), "backward": staticmethod(run_back)})
     # Past `Function.apply`, a wrapper in Python that serves functorch transforms alone: a microsecond and more a call.

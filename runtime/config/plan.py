@@ -91,7 +91,7 @@ class Watch:
     """The looks of a run at its values, to find wrong ones; numbers are steps between two looks, None for none.
 
     finite  whether loss and gradient norm were finite
-    skips   so many steps in a row that were not, or that the program skips by rule, are skipped; one more ends the run
+    skips   this many steps in a row that were not, or that a rule has skipped, are skipped; one more ends the run
     locate  such a step is run once more, to name the first such value
     copies  whether ranks have the same of what they hold alike
     replay  whether a step that is run twice is the same to the last bit
@@ -157,7 +157,7 @@ class Plan:
         return prod(self.mesh.values())
 
     def on(self, ranks: int) -> "Plan":
-        """The plan on the largest of its meshes that so many ranks make; as it is where they make none."""
+        """The plan on the largest of its meshes that this number of ranks makes; as it is where they make none."""
         found = next((it for it in (self, *self.smaller) if it.ranks <= ranks), self)
         if isinstance(found, Plan):
             return self

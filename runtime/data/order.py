@@ -1,4 +1,4 @@
-"""The order of samples as functions of seed and number: a permutation of a set's windows, and turns of several sets."""
+"""The order of samples as functions of seed and number: a permutation of a set's windows, a mixture of sets."""
 
 import hashlib
 from bisect import bisect_left

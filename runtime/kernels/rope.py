@@ -2,7 +2,7 @@
 
     (u, v) → (u · cos − v · sin, v · cos + u · sin)
 
-for u and v the halves of the last dim, or of its first part, by the angle of the position.  Backward turns them back.
+for u and v the halves of the last dim, or of its first part, by the angle of the position.  Backward rotates them back.
 """
 # pyright: basic
 # (Triton has no types.)

@@ -35,7 +35,7 @@ def rope_frequencies(
 
     `between` is the number of dims between seq and head_dim in the tensors to rotate.  With `positions` the table has
     rows of these alone, [2, local, …].  `scaling` slows rotations down by `factor`: linear all of them
-    (arXiv:2306.15595); llama3 those that turn less than `low` times over `original` positions, none that turn more than
+    (arXiv:2306.15595); llama3 those that go round less than `low` times over `original` positions, none of more than
     `high` times, and those between in part (arXiv:2407.21783, section 3.4.1); yarn likewise, in equal steps between
     whole pairs (arXiv:2309.00071, section 3.2).
     """

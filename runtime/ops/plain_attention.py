@@ -21,7 +21,7 @@ Saved = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tens
 
 @dataclass(frozen=True)
 class Setting:
-    """The query of row r stands at r + shift among the keys, and sees from `back` behind that to `forth` ahead.
+    """The query of row r is at r + shift among the keys, and sees from `back` behind that to `forth` ahead.
 
     back or forth -1 is no limit, cap 0 none.
     """

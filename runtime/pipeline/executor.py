@@ -64,7 +64,7 @@ class Pipeline:
     def stages(self, mesh: Mesh) -> tuple[int, ...]:
         """The stages of this rank."""
         rank = mesh.rank(self._axis)
-        return tuple(stage for stage, home in enumerate(self._stage_to_rank) if home == rank)
+        return tuple(stage for stage, its in enumerate(self._stage_to_rank) if its == rank)
 
     def build(self, kind: Callable[[Mesh, tuple[int, ...]], nn.Module], mesh: Mesh) -> tuple[nn.Module, Holders]:
         """The model with this rank's stages, and of each of its parameters the stages that have it."""

@@ -216,7 +216,7 @@ def _used(bucket: Shared, storages: Storages) -> str:
 
 
 def _tables(program: Program) -> int:
-    """Cosines and sines of rotary positions, a table for each way to turn and place of the sequence."""
+    """Cosines and sines of rotary positions, a table for each way to rotate and place of the sequence."""
     known = program.types
     sizes: dict[object, int] = {}
     for op in program.ops:

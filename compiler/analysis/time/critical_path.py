@@ -120,8 +120,8 @@ class Streams:
             elif it.times * count(it.events) > MOST:
                 self._iterations(it, later)
             else:
-                for turn in range(1, it.times + 1):
-                    self.add(it.events, {s: later.get(s, 0.0) + turn * by for s, by in it.shift.items()})
+                for nth in range(1, it.times + 1):
+                    self.add(it.events, {s: later.get(s, 0.0) + nth * by for s, by in it.shift.items()})
 
     def _event(self, it: Event) -> None:
         last, own = self._last.get, _only(it.kind, it.line, it.end - it.begin)

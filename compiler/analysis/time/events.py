@@ -47,8 +47,8 @@ def expanded(
         elif it.times * count(it.events) > most:
             yield from _as_one(it, later)
         else:
-            for turn in range(1, it.times + 1):
-                yield from expanded(it.events, most, {s: later.get(s, 0.0) + turn * by for s, by in it.shift.items()})
+            for nth in range(1, it.times + 1):
+                yield from expanded(it.events, most, {s: later.get(s, 0.0) + nth * by for s, by in it.shift.items()})
 
 
 def count(events: Sequence[Event | Again]) -> int:

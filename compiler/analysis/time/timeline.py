@@ -2,7 +2,7 @@
 
 An op begins when the host has issued it, the GPU is free and its values are there.  A collective begins where the
 program begins it: a gather of parameters ahead of its layer, the reduction of a gradient as soon as that is made, any
-other where it stands, and the GPU waits for it there.  Iterations are walked until one is like the one before; the
+other at its place, and the GPU waits for it there.  Iterations are walked until one is like the one before; the
 rest are counted.  Non-goals: other ranks, which are taken to be as fast.
 """
 
@@ -119,7 +119,7 @@ class Walk:
     # ---- ops
 
     def _op(self, op: Op, kind: str = "") -> None:
-        """An op where it stands; `kind` in place of its own, but for waiting."""
+        """An op at its place; `kind` in place of its own, but for waiting."""
         if op.kind == "begin":
             bucket = op.get("bucket")
             for each in [it for it in self._begins if self._prices(it).bucket == bucket] if self._last else ():

@@ -20,7 +20,7 @@ _MESSAGES = {
 }
 _PARTS = {"I": "B"}  # the part of backward that communicates goes by the name of the whole
 
-_Turns = tuple[tuple[str, int, range], ...]
+_Iterations = tuple[tuple[str, int, range], ...]
 """Where loops are, outermost first: the loop, its iteration, and the layers that it goes through in forward."""
 
 
@@ -78,8 +78,8 @@ def _in_row(plan: Mapping[str, Any], listed: Sequence[dict[str, Any]], layers: M
         ended = [each for each in after if "chunk" in each and max(ends[own] for own in each["chunk"]) == at]
         yield from _in_order(plan, ended, layers)
         if own := parts.get((stage, _PARTS.get(work, work))):
-            turns = pipeline["stages"][int(stage)]["turns"].items()
-            of_stage = {**layers, "microbatches": range(1), **{dim: range(*cut) for dim, cut in turns}}
+            cuts = pipeline["stages"][int(stage)]["turns"].items()
+            of_stage = {**layers, "microbatches": range(1), **{dim: range(*cut) for dim, cut in cuts}}
             yield from (replace(each, microbatch=int(microbatch)) for each in _in_order(plan, own, of_stage))
     yield from _in_order(plan, [each for each in after if "chunk" not in each], layers)
 
@@ -98,54 +98,56 @@ def _work(each: Mapping[str, Any]) -> str:
 
 def _in_order(plan: Mapping[str, Any], listed: Iterable[dict[str, Any]], layers: Mapping[str, range]) -> Iterator[Call]:
     loops = [(each, (*each["loops"], *filter(None, [each.get("hops")]))) for each in listed if each["ranks"] > 1]
-    return (_call(plan, each, turns) for each, turns in _unrolled(loops, layers, ()))
+    return (_call(plan, each, iterations) for each, iterations in _unrolled(loops, layers, ()))
 
 
 def _unrolled(
-    listed: Iterable[tuple[dict[str, Any], tuple[str, ...]]], layers: Mapping[str, range], turns: _Turns
-) -> Iterator[tuple[dict[str, Any], _Turns]]:
-    """Each as often as it begins in the loops around it; neighbours in one loop take turns."""
+    listed: Iterable[tuple[dict[str, Any], tuple[str, ...]]], layers: Mapping[str, range], iterations: _Iterations
+) -> Iterator[tuple[dict[str, Any], _Iterations]]:
+    """Each as often as it begins in the loops around it; neighbours in one loop are done in each iteration."""
     for loop, inside in groupby(listed, key=lambda it: it[1][:1]):
         if not loop:
-            yield from ((each, begun) for each, _ in inside for begun in _begun(each, turns))
+            yield from ((each, begun) for each, _ in inside for begun in _begun(each, iterations))
             continue
         body, own = [(each, loops[1:]) for each, loops in inside], layers.get(loop[0]) or layers[_dim(loop[0])]
         for index in range(len(own)):
-            yield from _unrolled(body, layers, (*turns, (loop[0], index, own)))
+            yield from _unrolled(body, layers, (*iterations, (loop[0], index, own)))
 
 
-def _begun(each: Mapping[str, Any], turns: _Turns) -> Iterator[_Turns]:
-    """The turns of which a call begins in these: none, its own, or, of those that begin ahead, later ones."""
-    if each["last"] and turns[0][1] < len(turns[0][2]) - 1:
+def _begun(each: Mapping[str, Any], iterations: _Iterations) -> Iterator[_Iterations]:
+    """The iterations whose call begins in these: none, these, or later ones of a call that begins ahead."""
+    if each["last"] and iterations[0][1] < len(iterations[0][2]) - 1:
         return
     if each["every"] > 1 and each["loops"]:
-        _, index, own = turns[len(each["loops"]) - 1]
+        _, index, own = iterations[len(each["loops"]) - 1]
         if own[-1 - index] % each["every"]:
             return
     if not each["ahead"]:
-        yield turns
+        yield iterations
         return
-    inner, at, size = turns[1:], 0, 1
+    inner, at, size = iterations[1:], 0, 1
     for _, index, own in inner:
         at, size = at * len(own) + index, size * len(own)
     for begun in range(at + each["ahead"] if at else 0, min(at + each["ahead"] + 1, size)):
-        yield (*turns[:1], *_turn(inner, begun))
+        yield (*iterations[:1], *_numbered(inner, begun))
 
 
-def _turn(turns: _Turns, number: int) -> _Turns:
-    """Turn `number` of nested loops."""
+def _numbered(iterations: _Iterations, number: int) -> _Iterations:
+    """Iteration `number` of nested loops."""
     found: list[tuple[str, int, range]] = []
-    for loop, _, own in reversed(turns):
+    for loop, _, own in reversed(iterations):
         number, index = divmod(number, len(own))
         found.append((loop, index, own))
     return tuple(reversed(found))
 
 
-def _call(plan: Mapping[str, Any], each: Mapping[str, Any], turns: _Turns) -> Call:
+def _call(plan: Mapping[str, Any], each: Mapping[str, Any], iterations: _Iterations) -> Call:
     backward = each["where"] == "backward"
-    places = [(_dim(loop), own[-1 - at] if backward else own[at]) for loop, at, own in turns if loop in each["loops"]]
+    places = [
+        (_dim(loop), own[-1 - at] if backward else own[at]) for loop, at, own in iterations if loop in each["loops"]
+    ]
     layer = ".".join(f"{dim}.{at}" for dim, at in places if dim != "microbatches")
-    microbatch = next((turn[1] for turn in turns if _dim(turn[0]) == "microbatches"), None)
+    microbatch = next((it[1] for it in iterations if _dim(it[0]) == "microbatches"), None)
     stage, peer = each.get("stage"), each.get("peer")
     return Call(
         _group(plan, each),
