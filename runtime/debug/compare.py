@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..comm import c10d
-from ..comm.mesh import Axis
+from ..comm.mesh import Axis, Copies
+from .source_lines import first_use
 
 BLOCK = 1 << 18  # words; two products of 8 bytes per word are in memory at the same time
 _WORDS = {1: torch.uint8, 2: torch.int16}  # by the bytes of an element; larger ones are several words
@@ -98,6 +99,15 @@ class Comparison:
             number = int(differing.nonzero()[0])
             return self._located(number, values[number], rows[:, number], axis)
 
+    def first_copy(self, copies: Sequence[Copies], axis: Axis, model: nn.Module) -> str:
+        """The first of a model's copies that differs over the axis, its ranks and the line that uses it; "" if none."""
+        if (difference := self.first([each.tensor for each in copies], axis)) is None:
+            return ""
+        held = copies[difference.number]
+        parameter, index = held.element(difference.index or 0)
+        place = first_use(model, parameter)
+        return differs(f"{held.what}{parameter}{index}", axis, difference) + (f"; used at {place}" if place else "")
+
     @torch.no_grad()
     def first_exchange(self, to: Sequence[int], of: Sequence[int], axis: Axis) -> str:
         """The first pair of ranks of which one sends other rows than the other takes; empty if none does."""
@@ -137,6 +147,11 @@ class Comparison:
         size = x.element_size()
         element = int((part != part[0]).any(0).nonzero()[0]) // size
         return block * BLOCK * words(x).element_size() // size + element, part[:, element * size : (element + 1) * size]
+
+
+def differs(name: str, axis: Axis, difference: Difference) -> str:
+    """A difference in words."""
+    return f"{name} is not the same over {axis.name}: {difference.ranks}"
 
 
 def _gathered(x: Tensor, axis: Axis) -> Tensor:

@@ -26,8 +26,8 @@ from ..comm.mesh import Axis, Copies, Crossing, End, Mesh, Role
 from ..config.plan import Metrics
 from ..data.loader import Batch, Input
 from ..errors import RunError
-from .compare import Comparison, Difference
-from .source_lines import Line, calling_line, first_use
+from .compare import Comparison, Difference, differs
+from .source_lines import Line, calling_line
 
 _P = ParamSpec("_P")
 
@@ -73,7 +73,7 @@ class Sanitizer:
         phase = "forward" if end in ("operand", "result") else "backward"
         name = self._held(x, difference) or _named(x, difference, line, end)
         raise RunError(
-            f"{self._step}, {microbatch}{phase}: {_differs(name, axis, difference)}; at {line.place}{self._cause(axis)}"
+            f"{self._step}, {microbatch}{phase}: {differs(name, axis, difference)}; at {line.place}{self._cause(axis)}"
         )
 
     def exchanged(self, to: Sequence[int], of: Sequence[int], axis: Axis, line: Line) -> None:
@@ -117,7 +117,7 @@ class Sanitizer:
         """RunError if one of the named values differs over the axis."""
         if difference := self._comparison.first([*values.values()], axis):
             name, x = [*values.items()][difference.number]
-            raise RunError(f"{self._step}, {when}: {_differs(f'`{name}`{_at(x, difference)}', axis, difference)}")
+            raise RunError(f"{self._step}, {when}: {differs(f'`{name}`{_at(x, difference)}', axis, difference)}")
 
     def _compare_copies(self, *roles: Role) -> None:
         by_axis: dict[Axis, list[Copies]] = {}
@@ -126,18 +126,8 @@ class Sanitizer:
                 by_axis.setdefault(copies.axis, []).append(copies)
         when = f"{self._step}, update" if self._microbatch else self._step
         for axis, group in by_axis.items():
-            if found := self._first_of(group, axis):
+            if found := self._comparison.first_copy(group, axis, self._model):
                 raise RunError(f"{when}: {found}")
-
-    def _first_of(self, copies: Sequence[Copies], axis: Axis) -> str:
-        """Which of the copies differs first over the axis, and the line that uses it; empty if none does."""
-        difference = self._comparison.first([each.tensor for each in copies], axis)
-        if difference is None:
-            return ""
-        held = copies[difference.number]
-        parameter, index = held.element(difference.index or 0)
-        place = first_use(self._model, parameter)
-        return _differs(f"{held.what}{parameter}{index}", axis, difference) + (f"; used at {place}" if place else "")
 
     def _held(self, x: Tensor, difference: Difference) -> str:
         """The parameter whose memory the first element of x that differs is; empty if it is none's."""
@@ -152,7 +142,7 @@ class Sanitizer:
         """State that differs over the axis and should not.  All ranks of a failed coercion look."""
         names = set(axis.name.split("*"))
         copies = [c for c in self._copies if c.role != "gradient" and names <= set(c.axis.name.split("*"))]
-        found = self._first_of(copies, axis)
+        found = self._comparison.first_copy(copies, axis, self._model)
         return f"; before it, {found}" if found else ""
 
 
@@ -167,10 +157,6 @@ def _at(x: Tensor, difference: Difference) -> str:
     if difference.index is None or not x.dim():
         return ""
     return f" at {[int(at) for at in torch.unravel_index(torch.tensor(difference.index), x.shape)]}"
-
-
-def _differs(name: str, axis: Axis, difference: Difference) -> str:
-    return f"{name} is not the same over {axis.name}: {difference.ranks}"
 
 
 def observed(

@@ -24,7 +24,6 @@ from ..errors import RunError
 from ..state.engine import TrainState
 from ..state.optimizers import Part
 from .compare import Comparison
-from .source_lines import first_use
 
 _PIECE = 1 << 24  # elements of the state that are kept at a time: `explain memory` counts them
 _SHOWN = 3
@@ -75,7 +74,10 @@ class CopyCheck:
         found = meet("copies", "differ" if any(differing) else "moved" if moved else "")
         self._forget(step)
         if "differ" in found:
-            _end(f"step {step}", [self._first(axis, copies) for axis, copies in self._by_axis.items()])
+            _end(
+                f"step {step}",
+                [self._comparison.first_copy(copies, axis, self._model) for axis, copies in self._by_axis.items()],
+            )
         if [*found] != [""]:
             more = f" and {len(moved) - 1} others" if moved[1:] else ""
             _end(f"step {step}", [f"`{moved[0]}`{more} changed before the update, on {_who()}" if moved else ""])
@@ -90,17 +92,6 @@ class CopyCheck:
         for axis in self._by_axis:
             if axis.rank == 0:
                 job_store().delete_key(_key(step, axis))
-
-    def _first(self, axis: Axis, copies: Sequence[Copies]) -> str:
-        """The first element that differs over the axis; "" if none does."""
-        difference = self._comparison.first([each.tensor for each in copies], axis)
-        if difference is None:
-            return ""
-        held = copies[difference.number]
-        parameter, index = held.element(difference.index or 0)
-        place = first_use(self._model, parameter)
-        used = f"; used at {place}" if place else ""
-        return f"{held.what}{parameter}{index} is not the same over {axis.name}: {difference.ranks}{used}"
 
 
 class Replay:
