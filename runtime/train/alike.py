@@ -10,15 +10,14 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 
 from ..comm.store import meet
 from ..config.plan import Plan
+from ..config.versions import nccl, version_of
 from ..errors import RunError
 from .options import Options, mesh_words
 
@@ -39,7 +38,7 @@ def settings(plan: Plan, options: Options) -> Settings:
         **{name: value for name, value in sorted(os.environ.items()) if name.startswith("SCALEC_")},
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **{name: _version(name) for name in _PACKAGES},
+        **{name: version_of(name) or _NONE for name in _PACKAGES},
         **_backend(options.device),
     }
 
@@ -90,16 +89,8 @@ def _word(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return _NONE
-
-
 def _backend(device: str) -> Settings:
     """Versions of what computes and communicates on GPUs."""
     if device != "cuda":
         return {}
-    nccl: tuple[int, ...] = cast(Any, torch.cuda).nccl.version()
-    return {"CUDA": str(torch.version.cuda), "NCCL": ".".join(map(str, nccl))}
+    return {"CUDA": str(torch.version.cuda), "NCCL": nccl()}

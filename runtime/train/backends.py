@@ -5,6 +5,8 @@ from typing import Any, cast
 
 import torch
 
+from ..config.versions import nccl
+
 _HEADS = (64, 128)
 """Sizes of heads that are asked about."""
 
@@ -13,14 +15,10 @@ def served(device: torch.device) -> Iterator[str]:
     """Lines of the GPU, the libraries, and which of them computes attention; none on a CPU."""
     if device.type != "cuda":
         return
-    libraries = f"CUDA {torch.version.cuda}, NCCL {_nccl()}, cuDNN {_cudnn()}"
+    libraries = f"CUDA {torch.version.cuda}, NCCL {nccl()}, cuDNN {_cudnn()}"
     yield f"{torch.cuda.get_device_name(device)}: torch {torch.__version__}, {libraries}"
     of_heads = ", ".join(f"{size} wide {_attention(size, device)}" for size in _HEADS)
     yield f"causal attention of bfloat16 heads: {of_heads}"
-
-
-def _nccl() -> str:
-    return ".".join(map(str, cast(Any, torch.cuda).nccl.version()))
 
 
 def _cudnn() -> str:

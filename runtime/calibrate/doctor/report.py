@@ -9,13 +9,13 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from ...checkpoint.host_copy import free_memory
+from ...config.versions import nccl, version_of
 from ...data.files import find_files
 from ...errors import RunError, counted, reason
 
@@ -115,16 +115,8 @@ def local_report(needs: Needs, rank: int, near: int, folder: Path, token: Path) 
 
 def _versions() -> dict[str, str]:
     """Versions by name, "" of what is not there."""
-    nccl = cast(Any, torch.cuda).nccl.version() if torch.cuda.is_available() else ()
-    names = {name: _version(name) for name in ("scalec", "torch", "triton")}
-    return {"python": platform.python_version(), **names, "NCCL": ".".join(map(str, nccl))}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+    names = {name: version_of(name) for name in ("scalec", "torch", "triton")}
+    return {"python": platform.python_version(), **names, "NCCL": nccl() if torch.cuda.is_available() else ""}
 
 
 def _gpus() -> list[tuple[int, str, int, int]]:
