@@ -7,7 +7,7 @@ long the program waits for it, when forward and backward begin and end.
 
 Bar: the first reduction begins before backward ends, the last gather of forward before forward does.  Exposed is the
 part of the link's time that the program waits; beside it stands the same step with every collective awaited at once.
-What stands outside of layers is moved in sight, so that its collectives, and those of scalars, are exposed always.
+Parameters outside of layers are moved in sight, so that their collectives, and those of scalars, are exposed always.
 
 Non-goals: no two ranks in turn, no host of the collectives' own: a real one takes cores or memory bandwidth.
 """

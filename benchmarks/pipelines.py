@@ -1,7 +1,7 @@
 """`.venv/bin/python benchmarks/pipelines.py`: schedules made and checked, the host time of an action, bubbles.
 
 Three questions.  How long it takes to make, check and order the messages of a schedule of 16 ranks × 4 chunks × 512
-microbatches (bar: 2 seconds), and how that grows.  What the executor adds to each action, beside
+microbatches (bar: 2 seconds), and how that grows.  How much the executor adds to each action, beside
 torch.distributed.pipelining with stages that do next to nothing, on 2 gloo ranks (bar: no more).  And whether stages
 that sleep, in forward and in each part of backward, take as long as the simulation says (bar: within 5%).
 

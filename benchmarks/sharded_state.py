@@ -2,7 +2,7 @@
 
 ZeRO 3 beside FSDP2, ZeRO 2 beside FSDP2 that keeps gathered weights for backward, ZeRO 0 beside DDP.  Bars: half of
 FSDP2's, no more than DDP's.  The same tiny model in all, in float32; a step is forward, backward, clipping and AdamW.
-What a layer costs is the difference between 16 layers and 4, over 12: what a step costs once is not in it.
+The cost of a layer is the difference between 16 layers and 4, over 12: what a step costs once is not in it.
 
 Host time is CPU time of the thread that runs the step, forward and backward: on a fake process group, which does
 nothing but copy, and on rank 0 of 2 and 4 gloo ranks, where gloo's own threads communicate.  Beside it, on gloo ranks,

@@ -295,7 +295,7 @@ MOST = 160
 def _blocks(part: str, kernels: Any, size: int, best: Any) -> Iterable[Any]:
     """One kernel's blocks, the other two's as they are; at first all alike, for the forward kernel.
 
-    Of those whose scores and sums would take most of a thread's registers none is fast, and each compiles for a minute.
+    None is fast whose scores and sums would take most of a thread's registers, and each compiles for a minute.
     """
     blocks = [
         kernels.Block(queries, keys, warps, stages)

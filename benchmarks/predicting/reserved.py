@@ -106,7 +106,7 @@ def _flying(rank: int, ranks: int, chunks: int) -> float:
 def _state(inner: float, outer: float, row: Row, given: Mapping[str, Any]) -> float:
     """Parameters and gradients as the model has them, and masters with the optimizer's; each sharded from a stage on.
 
-    Of ZeRO 3 two layers and all that is outside of layers are whole.
+    Two layers and all that is outside of layers are whole under ZeRO 3.
     """
     zero, dp = _number({"zero": row["zero"] or "0"}, "zero"), _number(row, "dp")
     params, part = inner + outer, 1 / dp

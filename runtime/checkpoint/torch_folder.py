@@ -1,6 +1,6 @@
 """A folder of torch.distributed.checkpoint, open for reading: safetensors, or torch's own files with `.metadata`.
 
-What is there is checked to be whole: torch marks no folder of safetensors as finished.
+A folder is checked to be whole: torch marks no folder of safetensors as finished.
 """
 
 import re

@@ -33,7 +33,7 @@ _P = ParamSpec("_P")
 
 
 class Sanitizer:
-    """The watch of a sanitized run on this rank.  Whatever raises does so on all ranks of the axis alike."""
+    """The watch of a sanitized run on this rank.  A check that raises does so on all ranks of the axis alike."""
 
     def __init__(self, device: torch.device) -> None:
         self._comparison = Comparison(device)

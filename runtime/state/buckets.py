@@ -30,7 +30,7 @@ class Bucket:
     a layer while it is at work on it; weights are gathered `prefetch` layers ahead.
 
     Each rank along the axis `stages` has the parameters of its own stages alone, which may be none: a chunk of those of
-    each stage, moved by itself.  Those that several ranks use are on all ranks `among` alike, as one chunk.
+    each stage, moved by itself.  Parameters that several ranks use are on all ranks `among` alike, as one chunk.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ def views(flats: Iterable[FlatParam], mesh: Mesh) -> dict[str, Tensor]:
     """Parameters and slots by key, as far as this rank has a part of them.
 
     Each has a placement for every axis of the mesh, but for that of a pipeline's stages: Shard(dim) where a rank has a
-    part of that dim, Replicate() where ranks hold the same.  Of a bucket that is shared out a rank has some rows: such
+    part of that dim, Replicate() where ranks hold the same.  A rank has some rows of a bucket that is shared out: such
     a DTensor is Shard(0) over its axes, and its local tensor, a LocalShardsWrapper, says which.  Plain tensors where no
     axis is left.
     """

@@ -34,8 +34,8 @@ class TrainState:
 
     Gives the weights that `model` declares their memory: each belongs to one group of one bucket.  They compute in
     `dtype`; gradients, optimizer state and the values that it updates are in `master`, the same memory where the
-    two agree; where not, `accumulate` is how gradients are added up.  In float16 it keeps a loss scale too.  Of buckets
-    that are shared out a rank updates its part, and the rest of the weights is stale until it is gathered.
+    two agree; where not, `accumulate` is how gradients are added up.  In float16 it keeps a loss scale too.  A rank
+    updates its part of buckets that are shared out, and the rest of the weights is stale until it is gathered.
     `stages_of_param` are the stages of a pipeline that have each parameter.
     """
 

@@ -2,8 +2,8 @@
 
 Autograd functions that leave a value as it is, and act when forward and backward come by: backward enters a layer where
 forward has left it, and autograd runs what was made last first.  So `reshard` comes before all of a layer's backward,
-`unshard` and `reduce_grads_in_backward` after all of it (FSDP, arXiv:2304.11277).  What is done, and in which order,
-follows from the program alone, and so is the same on all ranks.
+`unshard` and `reduce_grads_in_backward` after all of it (FSDP, arXiv:2304.11277).  Their order follows from the
+program alone, and so is the same on all ranks.
 
 Non-goals: buckets without layers, which the step moves explicitly (`comm.collectives`); pipeline stages (`pipeline`).
 """
