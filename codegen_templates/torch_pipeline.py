@@ -63,20 +63,20 @@ class Pipeline(nn.Module):
             else:
                 self.add_module(name, nn.ModuleDict(cast(Any, child)))
 
-    def run(self, batch: Mapping[str, Tensor], num_tokens: int, backward: bool) -> Tensor:
+    def run(self, batch: Mapping[str, Tensor], num_tokens: float, backward: bool) -> Tensor:
         """Forward, and perhaps backward, of all microbatches; the mean loss of `num_tokens` labels, on all ranks."""
         losses: list[Tensor] = []
         step: Callable[..., object] = self.schedule.step if backward else self.forwards.eval
-        each = torch.full((self.count,), max(num_tokens, 1))
+        each = torch.full((self.count,), num_tokens or 1)
         step(**batch, target=each, losses=losses, return_outputs=False)
         if losses:
             return self.whole(whole_sum([loss.detach() for loss in losses]))
         param = next(self.parameters())
         return self.whole(torch.zeros((), dtype=wide(param), device=param.device))
 
-    def gradients(self) -> list[DTensor]:
+    def gradients(self, dtype: torch.dtype | None = None) -> list[DTensor]:
         """All gradients after the sums that they still are, over ranks and over the stages that share a parameter."""
-        found = reduced_gradients(self)
+        found = reduced_gradients(self, dtype)
         for (name, _), gradient in zip(self.named_parameters(), found, strict=True):
             if name in self.groups:
                 dist.all_reduce(gradient.to_local(), group=self.groups[name])

@@ -51,11 +51,13 @@ def param_group(model: nn.Module, *patterns: str, weight_decay: float, lr_scale:
     return {"params": params, "weight_decay": weight_decay, "lr_scale": lr_scale}
 
 
-def reduced_gradients(model: nn.Module) -> list[DTensor]:
-    """All gradients, after the sums over ranks that they still are: P→I, an all_reduce for each parameter."""
+def reduced_gradients(model: nn.Module, dtype: torch.dtype | None = None) -> list[DTensor]:
+    """All gradients, after the sums over ranks that they still are: P→I in `dtype`, an all_reduce for each."""
     for parameter in model.parameters():
         gradient, placements = cast(DTensor, parameter.grad), cast(DTensor, parameter.data).placements
-        parameter.grad = gradient.redistribute(placements=placements)
+        if gradient.placements != placements:
+            sent = cast(DTensor, gradient.to(dtype or gradient.dtype))
+            parameter.grad = sent.redistribute(placements=placements).to(gradient.dtype)
     return [cast(DTensor, parameter.grad) for parameter in model.parameters()]
 
 
@@ -83,6 +85,20 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     kept = get_optimizer_state_dict(model, optimizer, options=options)
     state = {f"optimizer.{key}": value for key, value in kept.items() if isinstance(value, Tensor)}
     return {**get_model_state_dict(model), **state}
+
+
+def loss_scale(optimizer: torch.optim.Optimizer) -> float:
+    """The factor of a loss in fp16, which keeps small gradients; it is no part of `training_state`, but found anew."""
+    return optimizer.param_groups[0].setdefault("loss_scale", 2.0**16)
+
+
+def adapt_loss_scale(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
+    """As `torch.amp.GradScaler`: halves it after an overflow, doubles it after 2,000 steps without one, up to 2²⁴."""
+    group = optimizer.param_groups[0]
+    steps = group.get("loss_scale_steps", 0) + 1
+    factor = 0.5 if not norm.isfinite() else 2.0 if steps == 2000 else 1.0
+    group["loss_scale"] = min(group["loss_scale"] * factor, 2.0**24)
+    group["loss_scale_steps"] = steps if factor == 1 else 0
 
 
 def update(optimizer: torch.optim.Optimizer, lr: float) -> None:

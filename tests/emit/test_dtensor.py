@@ -66,11 +66,9 @@ REFUSED = {
         pp=2, dp=2, layers=4, microbatches=2, schedule="zbv", model="tied", state="zero 1 over dp"
     ),
     "experts that tokens choose": Case(model="two"),
-    "the loss scale of fp16": Case(precision="fp16"),
     "parameters of one module that are sharded in several ways": Case(
         replicas=2, dp=2, state='zero 3 over replica, dp  group norms { params = ["norm*"]  zero 1 over dp }'
     ),
-    "sums of gradients in fewer bits, of parameters that are not sharded": Case(dp=2, precision="bf16  reduce = bf16"),
 }
 
 

@@ -31,6 +31,7 @@ CASES = {
     "apart": plan_text(
         Case(tp=2, sp=True, cp=2, how="via ring", gathered="regather", recompute="selective(attention, silu)")
     ),
+    "scaled": plan_text(Case(dp=2, tp=2, precision="fp16  reduce = bf16", clip=1.0)),
     "named": 'use "tiny_llama.scale" { train { optimizer adamw { schedule = cosine(warmup = 5, floor = 1e-5) } } }\n'
     "state { zero 2 over dp }\n",
 }
@@ -45,6 +46,12 @@ def compiled(plan: str) -> tuple[str, Program]:
 
 
 PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
+    "scaled": {
+        "a loss without its scale": ("num_tokens, 1) * scale)", "num_tokens, 1))"),
+        "gradients that keep the scale": ("gradient.div_(scale)", "gradient.div_(1.0)"),
+        "a scale that stays": ("        adapt_loss_scale(optimizer, grad_norm)", "        pass"),
+        "sums in more bits": ("(model, torch.bfloat16)", "(model)"),
+    },
     "apart": {
         "a coercion that is saved": (
             "with recompute(DTensor.redistribute, n, placements=[Shard(0), Replicate()]) as n:\n            ",

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from end_to_end import test_fp16
 from end_to_end.test_documents import alone, document_plan, given, windowed, windowed_plan, windows_of
 from end_to_end.test_models import BY_FILE as MODELS
 from end_to_end.test_models import drawn, expected_of, model_plan
@@ -166,7 +167,10 @@ def test_windows_of_documents_equal_the_runtime_s(ranks: int, how: str, window: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.05)])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"),
+    [("fp32", 1e-4), ("bf16", 0.05), ("fp64  reduce = bf16", 0.02), ("fp16  reduce = bf16", 0.02)],
+)
 @pytest.mark.parametrize("state", ["", "zero 3 over dp"])
 def test_narrower_precisions_come_near(precision: str, tolerance: float, state: str, tmp_path: Path) -> None:
     case = Case(dp=2, tp=2, sp=True, microbatches=2, precision=precision, optimizer="sgd", state=state)
@@ -236,6 +240,35 @@ def test_torch_communicates_what_the_plan_says(case: Case, beyond: Beyond, tmp_p
 def test_torch_communicates_little_beyond_a_plan(case: Case, tmp_path: Path, traffic: Any) -> None:
     """Sums over ranks: of gradients, over several axes, and of norms."""
     assert {op for op, _ in _communicated(case, tmp_path, traffic)} <= {"all_reduce"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("state", test_fp16.STATES)
+@pytest.mark.parametrize(("scale", "good"), [(2.0**10, 0), (2.0**10, 1997), (2.0**24, 0)])
+def test_fp16_is_that_of_plain_torch(state: str, scale: float, good: int, tmp_path: Path) -> None:
+    """With a loss scale that stays, one that grows and one that falls."""
+    steps, loop = test_fp16.batches(12), test_fp16.Loop(test_fp16.initial(), scale, good)
+    module = torch_target.compiled(test_fp16.PLAN.format(state=state), tmp_path)
+    for batch, seen in zip(steps, run_ranks(2, _scaled, module, steps, scale, good)[0], strict=True):
+        loss, norm = loop.step(batch)
+        assert seen[:2] == (pytest.approx(loss, rel=1e-4), pytest.approx(norm, rel=1e-4, nan_ok=True))
+        assert seen[2:4] == (loop.scale, loop.good)
+        for name, value in loop.masters.items():
+            torch.testing.assert_close(seen[4][name], value, atol=5e-4, rtol=5e-4)
+
+
+def _scaled(module: ModuleType, batches: list[harness.Inputs], scale: float, good: int) -> list[tuple[Any, ...]]:
+    """Loss, norm, the loss scale, steps since it changed, and parameters, after each step."""
+    mesh = torch_target.mesh_of(module)
+    model, optimizer = module.build(mesh)
+    torch_target.fill(module, model, test_fp16.initial())
+    optimizer.param_groups[0] |= {"loss_scale": scale, "loss_scale_steps": good}
+    seen = list[tuple[Any, ...]]()
+    for batch in batches:
+        metrics = module.train_step(model, optimizer, module.microbatches(mesh, *batch), test_fp16.LR)
+        group, params = optimizer.param_groups[0], torch_target.whole(model)
+        seen += [(float(metrics.loss), float(metrics.norm), group["loss_scale"], group["loss_scale_steps"], params)]
+    return seen
 
 
 @pytest.mark.long

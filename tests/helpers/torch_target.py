@@ -73,8 +73,12 @@ def _joined(steps: Sequence[Step], start: Tensors) -> Step:
 
 def initial(module: ModuleType) -> Tensors:
     """The parameters that a program begins with, whole."""
-    model: Any = module.build(mesh_of(module))[0]
-    return {name: param.full_tensor().detach() for name, param in model.named_parameters()}
+    return whole(module.build(mesh_of(module))[0])
+
+
+def whole(model: Any) -> Tensors:
+    """A copy of its parameters, whole."""
+    return {name: param.full_tensor().detach().clone() for name, param in model.named_parameters()}
 
 
 def mesh_of(module: ModuleType) -> Any:

@@ -189,8 +189,14 @@ def _build(program: Program, model: Model) -> Iterator[str]:
 
 
 def _train(program: Program, inputs: list[str], patterns: Mapping[str, str]) -> Iterator[str]:
-    clip = program.train.optimizer.clip
-    yield from staged.step_lines(backward=True) if program.pipeline else _backward(program, inputs, patterns)
+    clip, scaled = program.train.optimizer.clip, program.train.precision == "fp16"
+    if scaled:
+        yield "scale = loss_scale(optimizer)"
+    yield from staged.step_lines(True, scaled) if program.pipeline else _backward(program, inputs, patterns)
+    yield from _gradients(program)
+    if scaled:
+        yield "if num_tokens and loss.isfinite():"
+        yield "    adapt_loss_scale(optimizer, grad_norm)"
     yield "if num_tokens and loss.isfinite() and grad_norm.isfinite():  # or else the step changes nothing"
     if clip:
         yield "    for gradient in gradients:"
@@ -201,7 +207,7 @@ def _train(program: Program, inputs: list[str], patterns: Mapping[str, str]) -> 
 
 
 def _backward(program: Program, inputs: list[str], patterns: Mapping[str, str]) -> Iterator[str]:
-    """The lines that make the gradients of all microbatches, and their norm."""
+    """The lines that run forward and backward of all microbatches."""
     sync = [*sync_lines(program, patterns)]
     of = ", ".join(inputs)
     yield f"num_tokens = count_valid([labels for {', '.join(n if n == 'labels' else '_' for n in inputs)} in batch])"
@@ -212,11 +218,23 @@ def _backward(program: Program, inputs: list[str], patterns: Mapping[str, str]) 
     else:
         yield f"for {of} in batch:"
     yield f"    loss_sum = model({of})"
-    yield "    (loss_sum / max(num_tokens, 1)).backward()"
+    scale = " * scale" if program.train.precision == "fp16" else ""
+    yield f"    (loss_sum / max(num_tokens, 1){scale}).backward()"
     yield "    losses.append(loss_sum.detach())"
     yield "loss = whole_sum(losses) / max(num_tokens, 1)"
-    yield "gradients = reduced_gradients(model)"
-    yield "grad_norm = total_norm(gradients)"
+
+
+def _gradients(program: Program) -> Iterator[str]:
+    """The lines that reduce gradients, and make their norm."""
+    sent = {program.reduce_dtype(each) for each in program.buckets} - {each.type.dtype for each in program.buckets}
+    function, given, norm = "reduced_gradients", ["model"], "total_norm"
+    if program.pipeline:
+        function, given, norm = "model.gradients", [], "model.total_norm"
+    yield f"gradients = {function}({', '.join([*given, *(DTYPES[each] for each in sent)])})"
+    if program.train.precision == "fp16":
+        yield "for gradient in gradients:"
+        yield "    gradient.div_(scale)"
+    yield f"grad_norm = {norm}(gradients)"
 
 
 def _evaluate(program: Program, inputs: list[str]) -> Iterator[str]:

@@ -78,11 +78,6 @@ def _others(program: Program) -> Iterator[Span]:
             yield op.span
 
 
-def _loss_scale(program: Program) -> Iterator[Span]:
-    if program.train.precision == "fp16":
-        yield program.train.spans.get("precision", program.region.span)
-
-
 def _limit(program: Program) -> Iterator[Span]:
     yield from (op.span for op in program.ops if op.kind == "loss_limit")
 
@@ -130,11 +125,6 @@ def _shared(program: Program) -> Iterator[Span]:
         yield program.axis(staged(program).axis).span
 
 
-def _reduce(program: Program) -> Iterator[Span]:
-    if any(program.reduce_dtype(each) != each.type.dtype and not each.shard_axes for each in program.buckets):
-        yield program.train.spans.get("reduce", program.region.span)
-
-
 REFUSALS = (
     Refusal(
         "a mesh that loses nodes",
@@ -160,11 +150,6 @@ REFUSALS = (
         "this op",
         _others,
         "`DTensor` has a rule for each of torch's own functions, and for no other",
-    ),
-    Refusal(
-        "the loss scale of fp16",
-        _loss_scale,
-        "this target does not write `torch.amp.GradScaler` yet",
     ),
     Refusal(
         "steps that are skipped by their loss",
@@ -195,10 +180,5 @@ REFUSALS = (
         "sharded parameters that several stages of one rank share",
         _shared,
         "`fully_shard` of modules that share parameters has them as one, and its forward requires a single root module",
-    ),
-    Refusal(
-        "sums of gradients in fewer bits, of parameters that are not sharded",
-        _reduce,
-        "this target does not write it yet",
     ),
 )

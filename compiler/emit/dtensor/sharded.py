@@ -64,7 +64,7 @@ def _fully_shard(it: Sharded, program: Program) -> Iterator[str]:
     arguments = ["module", f"mesh={mesh}", f"reshard_after_forward={free}"]
     arguments.append(f"dp_mesh_dims=DataParallelMeshDims({', '.join(dims)})")
     compute, stored = PRECISIONS[program.train.precision], program.params[0].type.dtype
-    if compute != stored:
+    if {compute, program.reduce_dtype(first)} != {stored}:
         dtypes = f"param_dtype={DTYPES[compute]}, reduce_dtype={DTYPES[program.reduce_dtype(first)]}"
         yield f"policy = MixedPrecisionPolicy({dtypes}, cast_forward_inputs=False)"
         arguments.append("mp_policy=policy")

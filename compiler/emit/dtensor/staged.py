@@ -150,10 +150,8 @@ def whole_batch(arg: Arg, each: str) -> str:
     return call(f"{literal(base(arg.value.name))}: all_microbatches", arguments, 8)
 
 
-def step_lines(backward: bool) -> Iterator[str]:
-    """The lines of a step's microbatches, and of its gradients if it has a backward."""
+def step_lines(backward: bool, scaled: bool = False) -> Iterator[str]:
+    """The lines that run the schedule of a step, whose loss has a scale if it is `scaled`."""
     yield 'num_tokens = count_valid([batch["labels"]])'
-    yield f"loss = model.run(batch, num_tokens, backward={backward})"
-    if backward:
-        yield "gradients = model.gradients()"
-        yield "grad_norm = model.total_norm(gradients)"
+    tokens, back = ("num_tokens / scale", " / scale") if scaled else ("num_tokens", "")
+    yield f"loss = model.run(batch, {tokens}, backward={backward}){back}"

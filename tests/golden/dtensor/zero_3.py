@@ -496,11 +496,13 @@ def param_group(model: nn.Module, *patterns: str, weight_decay: float, lr_scale:
     return {"params": params, "weight_decay": weight_decay, "lr_scale": lr_scale}
 
 
-def reduced_gradients(model: nn.Module) -> list[DTensor]:
-    """All gradients, after the sums over ranks that they still are: P→I, an all_reduce for each parameter."""
+def reduced_gradients(model: nn.Module, dtype: torch.dtype | None = None) -> list[DTensor]:
+    """All gradients, after the sums over ranks that they still are: P→I in `dtype`, an all_reduce for each."""
     for parameter in model.parameters():
         gradient, placements = cast(DTensor, parameter.grad), cast(DTensor, parameter.data).placements
-        parameter.grad = gradient.redistribute(placements=placements)
+        if gradient.placements != placements:
+            sent = cast(DTensor, gradient.to(dtype or gradient.dtype))
+            parameter.grad = sent.redistribute(placements=placements).to(gradient.dtype)
     return [cast(DTensor, parameter.grad) for parameter in model.parameters()]
 
 

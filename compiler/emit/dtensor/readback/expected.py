@@ -69,7 +69,9 @@ STEP = "model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[tupl
 
 
 def _train_step(it: Plan) -> Iterator[str]:
+    scaled = bool(_ops(it.program, "loss_scale"))
     yield f"def train_step({STEP}) -> Metrics:"
+    yield from ["    scale = loss_scale(optimizer)"] * scaled
     yield f"    num_tokens = count_valid([labels for {it.batch} in batch])"
     yield "    losses: list[Tensor] = []"
     sync = [*_each_module(it)]
@@ -77,11 +79,17 @@ def _train_step(it: Plan) -> Iterator[str]:
     yield f"    for {of}:"
     yield from (f"        {line}" for line in sync)
     yield f"        loss_sum = model({it.batch})"
-    yield "        (loss_sum / max(num_tokens, 1)).backward()"
+    yield f"        (loss_sum / max(num_tokens, 1){' * scale' * scaled}).backward()"
     yield "        losses.append(loss_sum.detach())"
     yield "    loss = whole_sum(losses) / max(num_tokens, 1)"
-    yield "    gradients = reduced_gradients(model)"
+    yield f"    gradients = reduced_gradients({', '.join(['model', *_sent(it.program)])})"
+    if scaled:
+        yield "    for gradient in gradients:"
+        yield "        gradient.div_(scale)"
     yield "    norm = total_norm(gradients)"
+    if scaled:
+        yield "    if num_tokens and loss.isfinite():"
+        yield "        adapt_loss_scale(optimizer, norm)"
     yield "    if num_tokens and loss.isfinite() and norm.isfinite():"
     for scale in _ops(it.program, "clip_scale"):
         if limit := scale.get("max"):
@@ -90,6 +98,12 @@ def _train_step(it: Plan) -> Iterator[str]:
     yield "        update(optimizer, lr)"
     yield "    optimizer.zero_grad()"
     yield "    return Metrics(loss, norm, num_tokens)"
+
+
+def _sent(program: Program) -> list[str]:
+    """The element type in which gradients are summed, where it is not their own."""
+    pairs = {(program.reduce_dtype(bucket), bucket.type.dtype) for bucket in program.buckets}
+    return sorted({DTYPES[sent] for sent, own in pairs if sent != own})
 
 
 def _eval_step(it: Plan) -> Iterator[str]:
@@ -134,6 +148,9 @@ IN_STEP = {
     "pack": "the same",
     "cast": "reduce_dtype",
     "sum_squares": "total_norm",
+    "loss_scale": "loss_scale",
+    "unscaled": "div_ of gradients",
+    "unscaled_norm": "the same, before total_norm",
     "grad_norm": "total_norm",
     "clip_scale": "mul_ of gradients",
     "if_finite": "the choice before the update",
@@ -192,7 +209,7 @@ def _sharding(program: Program, buckets: Sequence[Bucket]) -> Iterator[str]:
     yield f"reshard_after_forward={first.reshard_after_forward}"
     yield f"dp_mesh_dims=DataParallelMeshDims({', '.join(said)})"
     compute, (stored,) = PRECISIONS[program.train.precision], {param.type.dtype for param in program.params}
-    if compute != stored:
+    if compute != stored or program.reduce_dtype(first) != stored:
         dtypes = f"param_dtype={DTYPES[compute]}, reduce_dtype={DTYPES[program.reduce_dtype(first)]}"
         yield f"mp_policy=MixedPrecisionPolicy({dtypes}, cast_forward_inputs=False)"
 
