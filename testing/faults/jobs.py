@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import shlex
 import signal
-import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .fault import Fault
-from .ranks import forked, launched, prepare, ran, run_file
+from .ranks import forked, launched, listener, prepare, ran, run_file
 from .seams import MARK, processes
 
 HANGS = 600.0
@@ -121,12 +120,12 @@ def fork(program: Program, *faults: Fault, folder: Path | None = None, main: Cal
     `folder`, beside the program unless named, is the job's: output is in `out0`, `err0` and so on.  Faults that have
     struck there do not strike a second time.  `main` is called in place of the program's file.
     """
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
-    common |= {"WORLD_SIZE": str(program.ranks), "LOCAL_WORLD_SIZE": str(program.ranks)}
-    own = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(program.ranks)]
-    return _started(program, faults, folder, partial(ran, main or partial(run_file, program.file)), own)
+    with listener() as server:
+        address, port = server.getsockname()
+        common = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        common |= {"WORLD_SIZE": str(program.ranks), "LOCAL_WORLD_SIZE": str(program.ranks)}
+        own = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(program.ranks)]
+        return _started(program, faults, folder, partial(ran, main or partial(run_file, program.file), server), own)
 
 
 def torchrun(program: Program, *faults: Fault, folder: Path | None = None) -> Job:

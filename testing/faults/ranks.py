@@ -4,9 +4,12 @@ import gc
 import os
 import pickle
 import shlex
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from runpy import run_path
 from typing import Any, NoReturn
@@ -60,11 +63,24 @@ def forked(
     os._exit(status)
 
 
-def ran(main: Callable[[], Any], folder: Path) -> int:
-    """The exit status with which Python would end after `main` on this rank; 99 where it raises."""
+def listener() -> socket.socket:
+    """A socket that the store of rank 0 takes over: a port that is only looked for may be another's by then."""
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def ran(main: Callable[[], Any], server: socket.socket, folder: Path) -> int:
+    """The exit status with which Python would end after `main` on this rank; 99 where it raises.
+
+    Ranks meet at `server`, which listens from before they begin.
+    """
     torch.set_num_threads(1)
     try:
-        begin(folder, int(os.environ["RANK"]))
+        begin(folder, rank := int(os.environ["RANK"]))
+        if rank:
+            server.close()
+        else:
+            meeting: Any = import_module("torch.distributed.rendezvous")  # a function of torch.distributed has its name
+            meeting.TCPStore = partial(meeting.TCPStore, master_listen_fd=server.detach())
         main()
     except SystemExit as ended:
         return int(ended.code or 0)

@@ -16,6 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from scalec.testing.faults.ranks import listener
+
 os.environ.setdefault("TORCH_DISTRIBUTED_DEBUG", "DETAIL")  # else gloo accepts unequal sizes and dtypes in silence
 
 
@@ -35,7 +37,7 @@ def run_ranks(
     on gloo only where it does not compare what ranks do.
     """
     context = multiprocessing.get_context("fork")
-    server, compared = _listener(), not functional or torch.__version__ >= "2.13"
+    server, compared = listener(), not functional or torch.__version__ >= "2.13"
     pipes = [context.Pipe(duplex=False) for _ in range(world)]
     ranks = [
         context.Process(target=_main, args=(sender, rank, world, server, compared, function, args), daemon=True)
@@ -61,14 +63,6 @@ def plain_groups() -> Iterator[None]:
         yield
     finally:
         debug.set_debug_level(level)
-
-
-def _listener() -> socket.socket:
-    """A socket that the store of rank 0 takes over: a port that is only looked for may be another's by then."""
-    server = socket.socket()
-    server.bind(("127.0.0.1", 0))
-    server.listen()
-    return server
 
 
 def _main(
