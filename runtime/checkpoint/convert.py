@@ -234,3 +234,5 @@ if __name__ == "__main__":
     except (RunError, OSError) as error:
         print(f"error: {reason(error)}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -136,7 +136,8 @@ def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
 def _index_of(path: Path) -> index.Index:
     file = path / INDEX
     if not file.exists() and (path / ".metadata").exists():
-        raise RunError(f"{path} is of an earlier version, by torch.distributed.checkpoint, and cannot be read")
+        how = f"`scalec convert PLAN {path} -o step-NNNNNN` makes a checkpoint of it"
+        raise RunError(f"{path} is of torch.distributed.checkpoint: {how}")
     data = index_of(file)
     try:
         found = index.parsed(data)

@@ -87,6 +87,8 @@ def _opened(path: Path) -> FileSystemReader:
     if path.is_dir() and any(path.glob("*.safetensors")):
         safetensors()
         return HuggingFaceStorageReader(str(path))
+    if not path.exists():
+        raise RunError(f"there is no {path}")
     within = ": name the folder `sharded` in it" if (path / "sharded").is_dir() else ""
     raise RunError(f"{path} is no checkpoint: it has no index.json, no .metadata and no *.safetensors{within}")
 

@@ -92,13 +92,71 @@ def test_there_and_back_is_the_same_to_the_last_bit(name: str, tmp_path: Path) -
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["step-000007"]
 
 
-@pytest.mark.parametrize("names", ["hf", "torchtitan"])
-def test_names_of_others_are_there_and_back_the_same(names: str, tmp_path: Path) -> None:
-    module, plan = _plan(TINY, tmp_path / "program", names)
+EXPERTS = "heads = 4  experts = 8  expert_ffn = 8  layers = 4"
+LATENT = f"q_rank = 8  kv_rank = 8  nope = 8  pe = 4  v_dim = 8  ffn = 32  shared_ffn = 8  {EXPERTS}"
+PADDED = "vocab = 250 pad 16  heads = 4  layers = 2"
+SMALL = {  # models of other structures, with few elements: their dims
+    "gpt2": PADDED,
+    "llama3_2": f"kv_heads = 2  ffn = 48  {PADDED}",
+    "qwen3_moe": f"vocab = 256  kv_heads = 2  head_dim = 8  {EXPERTS}",
+    "deepseek_v3": f"vocab = 256  {LATENT}",
+}
+TRAIN = """
+train {
+  seq = 16  global_batch = 4  microbatch = 1  steps = 5  precision = fp32
+  optimizer adamw { lr = 1e-2 }
+  data text { files = [python_stdlib] }
+}
+"""
+
+
+def _small(model: str) -> str:
+    """The plan of a small model."""
+    if model not in SMALL:
+        return TINY
+    const = "const { chosen = 4 }" * (model == "deepseek_v3")
+    return f'use "models/{model}.scale" {{ dims {{ hidden = 32  {SMALL[model]} }} {const} }}{TRAIN}'
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ("tiny", "torchtitan"),
+        ("gpt2", "hf"),
+        ("llama3_2", "torchtitan"),
+        ("qwen3_moe", "torchtitan"),
+        ("deepseek_v3", "torchtitan"),
+        *(
+            pytest.param(model, "hf", marks=pytest.mark.long)
+            for model in ("tiny", "llama3_2", "qwen3_moe", "deepseek_v3")
+        ),
+    ],
+)
+def test_names_of_others_are_there_and_back_the_same(model: str, names: str, tmp_path: Path) -> None:
+    """Parts of fused tensors, transposed ones, one for each expert or one of all; tied ones; without what pads them."""
+    module, plan = _plan(_small(model), tmp_path / "program", names)
     before = _saved(module, tmp_path / "run")
     convert.to_torch(Saved(before), tmp_path / "torch", plan)
     convert.from_torch(convert.TorchFolder(tmp_path / "torch"), tmp_path / "step-000007", plan)
-    assert _equal(_values(before), _values(tmp_path / "step-000007"))
+    ours, theirs = _values(before), _values(tmp_path / "step-000007")
+    padded = {key: value for key, value in ours.items() if "pad" in SMALL.get(model, "") and key.endswith("wte")}
+    for key, value in padded.items():
+        assert not theirs[key][250:].any()
+        value[250:] = 0
+    assert len(padded) == (3 if model in ("gpt2", "llama3_2") else 0)
+    assert _equal(ours, theirs)
+
+
+def test_a_tied_head_that_differs_is_a_line(tmp_path: Path) -> None:
+    module, plan = _plan(_small("llama3_2"), tmp_path / "program", "torchtitan")
+    convert.to_torch(Saved(_saved(module, tmp_path / "run")), tmp_path / "torch", plan)
+    file = tmp_path / "torch" / "model.safetensors"
+    values = load_file(file)
+    assert torch.equal(values["output.weight"], values["tok_embeddings.weight"])
+    save_file({**values, "output.weight": values["output.weight"] + 1}, file)
+    line = "`output.weight` differs from `tok_embeddings.weight`, to which the plan ties it"
+    with pytest.raises(RunError, match=re.escape(line)):
+        convert.from_torch(convert.TorchFolder(tmp_path / "torch"), tmp_path / "step-000007", plan)
 
 
 def test_torchtitan_has_heads_as_pairs_and_hugging_face_as_halves(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "run": (_index(lambda index: index.update(run=["seed"])), NOT_OURS),
     "settings of a run": (_index(lambda index: index.update(run={"seed": {}})), NOT_OURS),
     "batch of a run": (_index(lambda index: index.update(run={"global_batch": "many"})), NOT_OURS),
-    "former": (_as_before, f"/{STEP} is of an earlier version, by torch.distributed.checkpoint, and cannot be read"),
+    "former": (_as_before, f"/{STEP} is of torch.distributed.checkpoint: `scalec convert PLAN "),
 }
 
 
