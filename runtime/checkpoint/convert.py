@@ -8,9 +8,9 @@ on any machine: no mesh, no GPU.  Optimizer state has the keys of torch's flatte
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -118,11 +118,7 @@ def _is_kept(key: str) -> bool:
 
 
 def _kept(key: str, saved: Saved, recorded: Mapping[str, Tensor]) -> Made:
-    return Made(recorded[key].nbytes, partial(_whole, key, saved))
-
-
-def _whole(key: str, saved: Saved) -> Tensor:
-    return saved.whole([key])[key]
+    return Made(recorded[key].nbytes, lambda: saved.whole([key])[key])
 
 
 # ---- from torch
@@ -218,19 +214,17 @@ def _run_of(path: Path) -> Identity:
         ) from None
 
 
-def main(source: Path, target: Path, text: str) -> Iterator[str]:
+def main(source: Path, target: Path, text: str) -> str:
     """Converts one into the other, by what `source` is: a checkpoint, a run's folder with such, or one of torch's."""
     plan, checkpoint = contents(text), newest(source / "checkpoints") or source
     if (checkpoint / INDEX).exists():
-        yield to_torch(Saved(checkpoint), target, plan)
-    else:
-        yield from_torch(TorchFolder(checkpoint), target, plan)
+        return to_torch(Saved(checkpoint), target, plan)
+    return from_torch(TorchFolder(checkpoint), target, plan)
 
 
 if __name__ == "__main__":
     try:
-        for line in main(Path(sys.argv[1]), Path(sys.argv[2]), sys.stdin.read()):
-            print(line)
+        print(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.stdin.read()))
     except (RunError, OSError) as error:
         print(f"error: {reason(error)}", file=sys.stderr)
         sys.exit(2)
