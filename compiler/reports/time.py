@@ -13,6 +13,7 @@ from ..analysis.time.prices import EXPOSED
 from ..analysis.time.report import Neighbour, Report, Room
 from ..config.units import amount, counted
 from ..ir import MICROBATCHES
+from ..ops.protocol import DETERMINISTIC
 from .summary import headline, table
 
 LINES = 3
@@ -36,6 +37,7 @@ def time(it: Report) -> str:
             said,
             "\n".join(table(rows, "lrrl")),
             *_watched(it),
+            *_unpriced(it),
             *_limit(it),
             *_advice(it),
             MFU,
@@ -76,6 +78,17 @@ def _watched(it: Report) -> Iterator[str]:
         rows = [(each.said, seconds(each.seconds), seconds(each.of_a_step)) for each in found]
         share = sum(each.of_a_step for each in found) / it.step.seconds
         yield "\n".join(table([("watch, besides", "seconds", "of a step"), *rows, ("", "", f"{share:.2%}")], "lrr"))
+
+
+def _unpriced(it: Report) -> Iterator[str]:
+    """What no time is known of: kernels that are told to be deterministic, by the IR or by `replay`."""
+    program = it.program
+    told = bool(program.watch.replay) or any(dict(op.attrs).get(DETERMINISTIC.name) == "on" for op in program.ops)
+    if told and not it.on.synchronous:
+        yield (
+            "not in it: by how much deterministic kernels are slower, which is not known of torch's;\n"
+            "FlashAttention-3's backward of attention takes up to 1.6 times as long (arXiv:2601.21824)"
+        )
 
 
 def _loads(it: Report) -> Iterator[str]:

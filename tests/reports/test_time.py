@@ -55,6 +55,18 @@ def test_rows_add_up(plan: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(int(share) for *_, share in rows) == pytest.approx(100, abs=len(rows) / 2)
 
 
+def test_deterministic_kernels_are_told_to_be_priced_as_others_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = dict[str, bool]()
+    for watch in ("", "watch { replay every 1000 }"):
+        text = (PLANS / "gpt2_124m.scale").read_text().replace("models/", f"{PLANS}/models/")
+        (tmp_path / "plan.scale").write_text(text + watch)
+        main(["explain", "time", "--no-advice", str(tmp_path / "plan.scale")])
+        said[watch] = "not in it: by how much deterministic kernels are slower" in capsys.readouterr().out
+    assert said == {"": False, "watch { replay every 1000 }": True}
+
+
 GIB = 2**30
 FAST = Hardware("h100_sxm", {"bf16": 1e15}, 3e12, 132, {"bf16": 0.7}, 0.4, 4e11, 4e11)
 
