@@ -16,8 +16,8 @@ from helpers import torch_target, uneven_stages
 from helpers.oracle import harness
 from helpers.oracle.plans import SEQ, Case
 
-REFUSED = {"dropped", "dropped, one whole", "ops between"}
-"""Those with dropout, or with values that backward recomputes one by one."""
+REFUSED = {"dropped", "dropped, one whole"}
+"""Those with dropout."""
 
 
 @pytest.mark.long

@@ -88,6 +88,9 @@ MANY = (
     Case(pp=2, tp=2, model="every", schedule="interleaved_1f1b(chunks=2)", layers=4, microbatches=2),
     Case(pp=2, tp=2, model="latent", microbatches=2),
     Case(pp=2, replicas=2, kv=1, microbatches=2, valid="silent_microbatch"),
+    Case(pp=2, tp=2, sp=True, microbatches=4, recompute="selective(attention, silu)", gathered="regather"),
+    Case(pp=2, schedule="zbv", tp=2, layers=4, microbatches=4, recompute="selective(attention, silu)", model="tied"),
+    Case(pp=2, schedule="zbv", cp=2, how="via ring", layers=4, microbatches=2, recompute="full"),
     Case(pp=2, dp=2, tp=2, sp=True, model="tied", microbatches=4, optimizer="adamw", clip=0.05, state="zero 1 over dp"),
 )
 
@@ -172,8 +175,11 @@ def test_windows_of_documents_equal_the_runtime_s(ranks: int, how: str, window: 
     [("fp32", 1e-4), ("bf16", 0.05), ("fp64  reduce = bf16", 0.02), ("fp16  reduce = bf16", 0.02)],
 )
 @pytest.mark.parametrize("state", ["", "zero 3 over dp"])
-def test_narrower_precisions_come_near(precision: str, tolerance: float, state: str, tmp_path: Path) -> None:
-    case = Case(dp=2, tp=2, sp=True, microbatches=2, precision=precision, optimizer="sgd", state=state)
+@pytest.mark.parametrize("other", [{"tp": 2, "sp": True}, {"pp": 2, "schedule": "zbv", "layers": 4}], ids=["tp", "pp"])
+def test_narrower_precisions_come_near(
+    precision: str, tolerance: float, state: str, other: dict[str, Any], tmp_path: Path
+) -> None:
+    case = Case(dp=2, microbatches=2, precision=precision, optimizer="sgd", state=state, **other)
     start, batches = reference.initial(case.config), list(harness.batches(case, 2))
     steps = torch_target.run(case.ranks, torch_target.compiled(plan_text(case), tmp_path), start, batches, LR)
     for got, want in zip(steps, reference.run(case.config, case.training, start, batches, LR), strict=True):
