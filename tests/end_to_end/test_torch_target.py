@@ -216,7 +216,8 @@ def _recorded(traffic: Any, module: ModuleType) -> Any:
 def _communicated(case: Case, folder: Path, traffic: Any) -> Beyond:
     """Records a step on gloo ranks, finds each collective of the plan in it, and returns what is beyond.
 
-    Those of activations and stages are the same calls; flat buffers of a plan have padding to whole rows, at most 3%.
+    Those of activations and stages are the same calls; flat buffers of a plan have padding to whole rows, at most 4%,
+    and what stages add to a norm is one sum for all of them.
     """
     text = plan_text(case)
     program = lower(for_torch(resolve(Source("tiny.scale", text))))
@@ -225,7 +226,7 @@ def _communicated(case: Case, folder: Path, traffic: Any) -> Beyond:
     for rank, sent in enumerate(ranks):
         stage = rank * case.pp // case.ranks
         for row in traffic.compared(traffic.planned(program, stage), sent):
-            assert row.bytes >= 0.97 * row.bytes_planned, (rank, row)
+            assert row.bytes >= 0.96 * row.bytes_planned - 8, (rank, row)
             beyond[row.op, row.axes] = row.beyond
         for use in ("activations", "stages"):
             calls = traffic.planned(program, stage, use)
@@ -244,8 +245,13 @@ def test_torch_communicates_what_the_plan_says(case: Case, beyond: Beyond, tmp_p
 @pytest.mark.long
 @pytest.mark.parametrize("case", [case for case in (*FEW, *MANY) if case.ranks <= 4], ids=str)
 def test_torch_communicates_little_beyond_a_plan(case: Case, tmp_path: Path, traffic: Any) -> None:
-    """Sums over ranks: of gradients, over several axes, and of norms."""
-    assert {op for op, _ in _communicated(case, tmp_path, traffic)} <= {"all_reduce"}
+    """Sums over ranks: of gradients, over several axes, and of norms.
+
+    Where backward has two parts, torch recomputes layers for each, and communicates as they do.
+    """
+    twice = case.recompute != "none" and case.schedule in ("zbv", "zb_h1", "zb_h2", "dualpipev")
+    again = {"all_gather", "reduce_scatter", "send", "receive"} if twice else set[str]()
+    assert {op for op, _ in _communicated(case, tmp_path, traffic)} <= {"all_reduce", *again}
 
 
 @pytest.mark.long
