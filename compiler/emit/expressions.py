@@ -125,7 +125,8 @@ def _on_each_rank(op: Op, operands: Sequence[Expr], context: Context) -> Written
     function, constants = context.target.function(op, context.program), OPS[op.kind].call(_local(op, context)).args
     if constants:
         function = f"lambda *each: {function}(*each, {', '.join(map(literal, constants))})"
-    to = placements(op.outputs[0].type, context.program)
+    first, *others = (placements(each.type, context.program) for each in op.outputs)
+    to = f"({', '.join([first, *others])})" if others else first
     return f"on_each_rank({', '.join([function, to, *(operand.text for operand in operands)])})", ATOM
 
 

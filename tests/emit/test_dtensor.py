@@ -88,7 +88,6 @@ def test_it_refuses_steps_that_are_skipped_by_their_loss() -> None:
 def test_each_refusal_is_tested() -> None:
     elsewhere = {
         "steps that are skipped by their loss",
-        "a function of your own with several results",
         "this op",
         "two chunks of the sequence on each rank over several axes, or of a parameter",
         "a mesh that loses nodes",

@@ -63,10 +63,6 @@ def _draws(program: Program) -> Iterator[Span]:
         yield next(op.span for op in _forward(program) if "dropout" in op.kind or "dropout" in dict(op.attrs))
 
 
-def _several(program: Program) -> Iterator[Span]:
-    yield from (op.span for op in _forward(program) if op.kind == "call" and op.outputs[1:])
-
-
 def _others(program: Program) -> Iterator[Span]:
     """Ops without a function in torch that no other row names."""
     named = {*_experts(program)}
@@ -140,11 +136,6 @@ REFUSALS = (
         "dropout whose masks are the same on every mesh",
         _draws,
         "`torch.nn.functional.dropout` of a DTensor on CPUs draws each rank's mask by itself",
-    ),
-    Refusal(
-        "a function of your own with several results",
-        _several,
-        "this target writes a `local_map` of one result",
     ),
     Refusal(
         "this op",

@@ -212,7 +212,7 @@ class Reader:
         """A coercion to placements, one for each axis of the mesh."""
         self._demand_op("coerce", (x,), **dict(self.it.op.attrs))
         shape = self.shapes[x]
-        self._demand_placed(to, shape)
+        self._demand(to == self._placed(self.it.op.outputs[0].type, shape), f"placed {to}")
         return [shape]
 
     def _on_each_rank(self, function: object, to: object, operands: Values) -> list[Shape]:
@@ -222,14 +222,15 @@ class Reader:
         wanted = self.machine.terms("lambda", named, tuple(cast(Values, constants))) if constants else named
         self._demand(function is wanted, f"`{function}`")
         self._demand_op("call", operands, **dict(self.it.op.attrs))
-        self._demand_placed(to, tuple((dim,) for dim in self.it.op.outputs[0].type.dims))
+        types = [value.type for value in self.it.op.outputs]
+        first, *others = (self._placed(type, tuple((dim,) for dim in type.dims)) for type in types)
+        self._demand(to == ((first, *others) if others else first), f"placed {to}")
         return []
 
-    def _demand_placed(self, said: object, shape: Shape) -> None:
-        type = self.it.op.outputs[0].type
+    def _placed(self, type: Type, shape: Shape) -> object:
+        """The placements of a value of a type, one for each axis of the mesh."""
         each = (placed(type.at(axis), shape) for axis in mesh_axes(self.it.program))
-        wanted = cast(Values, self.machine.spec(f"[{', '.join(each)}]"))
-        self._demand(said == wanted, f"placed {said}")
+        return self.machine.spec(f"[{', '.join(each)}]")
 
     def _tensor(self, value: object, negative: bool = False) -> tuple[object, Shape]:
         """The operand that a value is a view of, and its shape; of a negative one the sign may precede the view."""
