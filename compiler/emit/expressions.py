@@ -114,8 +114,9 @@ def _call(op: Op, operands: Sequence[Expr], context: Context) -> Written:
 
 def _coerced(op: Op, operands: Sequence[Expr], context: Context) -> Written:
     """A coercion as a change of a DTensor's placements."""
-    to = placements(op.outputs[0].type, context.program)
-    if ends(op)[1].kind is Kind.PARTIAL:
+    to, (source, target) = placements(op.outputs[0].type, context.program), ends(op)
+    if target.kind is Kind.PARTIAL:
+        assert source.kind is not Kind.SHARDED, f"emit: {op.outputs[0].name}: no function makes a sum of slices"
         return f"once({operands[0].text}, {to})", ATOM
     return f"{operands[0].within(ATOM)}.redistribute(placements={to})", ATOM
 

@@ -19,7 +19,7 @@ from helpers.forked_ranks import run_ranks
 from helpers.oracle.plans import Case, plan_text
 from helpers.torch_target import files_of, text_of
 from scalec.codegen_templates.torch_recompute import recompute
-from scalec.compiler.emit.dtensor import emit, for_torch
+from scalec.compiler.emit.dtensor import emit, for_torch, refusals
 from scalec.compiler.emit.dtensor.refusals import REFUSALS
 from scalec.compiler.frontend import resolve
 from scalec.compiler.passes import lower
@@ -62,40 +62,47 @@ def test_keys_go_around_as_often_as_the_plan_says(how: str, window: int, hops: i
 
 
 REFUSED = {
-    "sharded parameters that several stages of one rank share": Case(
-        pp=2, dp=2, layers=4, microbatches=2, schedule="zbv", model="tied", state="zero 1 over dp"
+    "a mesh that loses nodes": plan_text(Case(dp=2))
+    .replace("mesh  { ", "cluster { nodes = 2 }\nmesh { ")
+    .replace(" dp = 2", " dp = 1..2"),
+    "experts that tokens choose": plan_text(Case(model="two")),
+    "dropout whose masks are the same on every mesh": plan_text(Case()).replace(
+        "mask=causal", "mask=causal, dropout=0.1"
     ),
-    "experts that tokens choose": Case(model="two"),
-    "parameters of one module that are sharded in several ways": Case(
-        replicas=2, dp=2, state='zero 3 over replica, dp  group norms { params = ["norm*"]  zero 1 over dp }'
+    "steps that are skipped by their loss": plan_text(Case()) + "watch { skips = 3  spikes = skip(10) }\n",
+    "two chunks of the sequence on each rank over several axes, or of a parameter": plan_text(
+        Case(cp=2, how="as zigzag")
+    ).replace("wte[vocab, hidden])\n  repeat", "wte[vocab, hidden]) + wpe[seq, hidden]\n  repeat"),
+    "a dim over axes in another order than the mesh's": plan_text(Case(uly=2, tp=2, sp=True, kv=4)),
+    "parameters of one module that are sharded in several ways": plan_text(
+        Case(replicas=2, dp=2, state='zero 3 over replica, dp  group norms { params = ["norm*"]  zero 1 over dp }')
+    ),
+    "sharded parameters that several stages of one rank share": plan_text(
+        Case(pp=2, dp=2, layers=4, microbatches=2, schedule="zbv", model="tied", state="zero 1 over dp")
     ),
 }
+"""A plan for each refusal, in their order."""
 
 
-@pytest.mark.parametrize("feature", REFUSED)
-def test_it_refuses_what_torch_cannot_express(feature: str) -> None:
+def test_it_refuses_what_torch_cannot_express(
+    golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each by one error; its text names the feature, the version of torch, and the call."""
+    monkeypatch.setattr(refusals, "version", lambda _: "2.x")
+    golden("dtensor/refusals.txt", "\n\n".join(_told(feature, plan) for feature, plan in REFUSED.items()) + "\n")
+
+
+def _told(feature: str, plan: str) -> str:
     with pytest.raises(PlanError) as caught:
-        text_of(plan_text(REFUSED[feature]))
-    assert feature in str(caught.value)
-    assert f"torch {torch.__version__.partition('+')[0]} alone" in str(caught.value)
+        text_of(plan)
+    text = str(caught.value)
+    assert text.count("error[") == 1
+    assert f"torch 2.x alone cannot express {feature}" in text
+    return text
 
 
-def test_it_refuses_steps_that_are_skipped_by_their_loss() -> None:
-    with pytest.raises(PlanError, match="steps that are skipped by their loss"):
-        text_of(plan_text(Case()) + "watch { skips = 3  spikes = skip(10) }\n")
-
-
-def test_each_refusal_is_tested() -> None:
-    elsewhere = {
-        "steps that are skipped by their loss",
-        "this op",
-        "two chunks of the sequence on each rank over several axes, or of a parameter",
-        "a mesh that loses nodes",
-        "dropout whose masks are the same on every mesh",
-        "a dim over axes in another order than the mesh's",
-        "a slice as a sum over ranks",
-    }
-    assert {each.feature for each in REFUSALS} == REFUSED.keys() | elsewhere
+def test_each_refusal_has_a_plan() -> None:
+    assert [each.feature for each in REFUSALS] == [*REFUSED]
 
 
 def test_calls_of_torch_that_fail() -> None:

@@ -10,11 +10,8 @@ from importlib.metadata import version
 from attrs import frozen
 
 from ...analysis.elastic import elastic_axis
-from ...ir import SEQUENCE, Kind, Op, Program, Region, walk
-from ...ir.placements import ends
-from ...ops import OPS
+from ...ir import SEQUENCE, Op, Program, Region, walk
 from ...ops.dropout import are_draws
-from ...ops.protocol import RUNTIME
 from ...syntax.diagnostics import Diagnostics, Note
 from ...syntax.source import Span
 from .staged import of as staged
@@ -63,17 +60,6 @@ def _draws(program: Program) -> Iterator[Span]:
         yield next(op.span for op in _forward(program) if "dropout" in op.kind or "dropout" in dict(op.attrs))
 
 
-def _others(program: Program) -> Iterator[Span]:
-    """Ops without a function in torch that no other row names."""
-    named = {*_experts(program)}
-    for op in _forward(program):
-        if op.kind == "call":
-            continue
-        entry = OPS[op.kind]
-        if entry.function and entry.module == RUNTIME and not entry.torch and op.span not in named:
-            yield op.span
-
-
 def _limit(program: Program) -> Iterator[Span]:
     yield from (op.span for op in program.ops if op.kind == "loss_limit")
 
@@ -92,11 +78,6 @@ def _order(program: Program) -> Iterator[Span]:
         for type in (value.type for value in op.outputs):
             if any([*axes] != sorted(axes, key=order.index) for axes in map(type.axes_of, type.dims)):
                 yield op.span
-
-
-def _padded(program: Program) -> Iterator[Span]:
-    kinds = ((op, *(end.kind for end in ends(op))) for op in _forward(program) if op.kind == "coerce")
-    yield from (op.span for op, source, target in kinds if (source, target) == (Kind.SHARDED, Kind.PARTIAL))
 
 
 def _mixed(program: Program) -> Iterator[Span]:
@@ -138,11 +119,6 @@ REFUSALS = (
         "`torch.nn.functional.dropout` of a DTensor on CPUs draws each rank's mask by itself",
     ),
     Refusal(
-        "this op",
-        _others,
-        "`DTensor` has a rule for each of torch's own functions, and for no other",
-    ),
-    Refusal(
         "steps that are skipped by their loss",
         _limit,
         "this target does not write it yet",
@@ -156,11 +132,6 @@ REFUSALS = (
         "a dim over axes in another order than the mesh's",
         _order,
         "`Shard` on several axes nests in the order of the mesh",
-    ),
-    Refusal(
-        "a slice as a sum over ranks",
-        _padded,
-        "`DTensor.redistribute` leads to no Partial placement",
     ),
     Refusal(
         "parameters of one module that are sharded in several ways",

@@ -278,16 +278,18 @@ def by_microbatch(
     return [placed(part, mesh, placements) for part in parts]
 
 
-def on_each_rank(function: Callable[..., Tensor], placements: Sequence[Placement], *operands: Tensor) -> Tensor:
+def on_each_rank(function: Callable[..., Any], placements: Sequence[Any], *operands: Tensor) -> Any:
     """A function of the operands' parts, with a result placed so; for functions that DTensor has no good rule for.
 
-    On an axis that shards some operand, the gradients of those that it replicates are sums over ranks.
+    Of a function with several results, `placements` has a list for each.  On an axis that shards some operand, the
+    gradients of those that it replicates are sums over ranks.
     """
     places = [cast(DTensor, each).placements for each in operands]
     split = [any(not each.is_replicate() for each in axis) for axis in zip(*places, strict=True)]
     duals = [[dual(place, cut) for place, cut in zip(each, split, strict=True)] for each in places]
     mesh = cast(DTensor, operands[0]).device_mesh
-    return cast(Tensor, local_map(function, [*placements], (*places,), (*duals,), mesh)(*operands))
+    to = [*placements] if isinstance(placements[0], Placement) else tuple(placements)
+    return local_map(function, to, (*places,), (*duals,), mesh)(*operands)
 
 
 def dual(place: Placement, split: bool) -> Placement:
