@@ -60,9 +60,7 @@ class TorchFolder:
         for key in keys:
             found = self._tensors[key]
             parts = [Extent(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in found.chunks]
-            with _told(self.path):
-                wrong = fault(tuple(found.size), parts)
-            if wrong:
+            if wrong := fault(tuple(found.size), parts):
                 raise RunError(f"{self.path}: `{key}`: {wrong}; was the save that wrote it cut off?")
 
 

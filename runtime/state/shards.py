@@ -129,10 +129,7 @@ def _boxes(start: int, stop: int, sizes: Shape) -> Iterator[tuple[int, int, Exte
 def fault(shape: Shape, extents: Sequence[Extent]) -> str:
     """Why the extents are not one tensor cut into parts: one sticks out, two overlap, a gap; empty if they are."""
     for extent in extents:
-        outside = [
-            start < 0 or stop > size for start, stop, size in zip(extent.offset, extent.stop, shape, strict=True)
-        ]
-        if any(outside):
+        if any(stop > size for stop, size in zip(extent.stop, shape, strict=True)):
             return f"its part {extent} lies outside of {list(shape)}"
     if clash := _clash(shape, extents):
         return f"its parts {clash[0]} and {clash[1]} overlap"

@@ -32,6 +32,10 @@ CASES = {
         Case(tp=2, sp=True, cp=2, how="via ring", gathered="regather", recompute="selective(attention, silu)")
     ),
     "scaled": plan_text(Case(dp=2, tp=2, precision="fp16  reduce = bf16", clip=1.0)),
+    "stages": plan_text(
+        Case(pp=2, dp=2, microbatches=4, model="tied", optimizer="adamw", clip=0.05, state="zero 1 over dp")
+    ),
+    "cut": plan_text(Case(pp=2, schedule="zbv", layers=4, microbatches=4, model="tied")),
     "named": 'use "tiny_llama.scale" { train { optimizer adamw { schedule = cosine(warmup = 5, floor = 1e-5) } } }\n'
     "state { zero 2 over dp }\n",
 }
@@ -51,6 +55,49 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
         "gradients that keep the scale": ("gradient.div_(scale)", "gradient.div_(1.0)"),
         "a scale that stays": ("        adapt_loss_scale(optimizer, grad_norm)", "        pass"),
         "sums in more bits": ("(model, torch.bfloat16)", "(model)"),
+    },
+    "stages": {
+        "other layers of a stage": ("(range(0, 1), range(1, 2))", "(range(0, 2), range(2, 2))"),
+        "stages of other ranks": ("STAGE_TO_RANK = (0, 1)", "STAGE_TO_RANK = (1, 0)"),
+        "a mesh without stages": ('MESH = {"pp": 2, "dp": 2}', 'MESH = {"dp": 2, "pp": 2}'),
+        "other axes of DTensors": ('INNER = ("dp",)', 'INNER = ("pp",)'),
+        "a weight that a stage does not read": ("            del self.norm\n", "            pass\n"),
+        "a weight taken from a stage that reads it": ("if stage != LAST:", "if stage != FIRST:", "self.norm = weight("),
+        "another stage begins": ("if self.stage == FIRST:", "if self.stage == LAST:", "(x,) = received"),
+        "a stage that returns too late": ("if self.stage < LAST:", "if self.stage == LAST:", "return cross_entropy("),
+        "layers of another stage": (
+            'for i in LAYERS_OF_STAGE["layers"][self.stage]',
+            'for i in LAYERS_OF_STAGE["layers"][FIRST]',
+            "x = self.layers[str(i)]",
+        ),
+        "a value of another shape crosses": ("example(mesh, 4, SEQ,", "example(mesh, 2, SEQ,", "def crossing("),
+        "a value of another placement crosses": (
+            "placements=[Shard(0)], gradient=[Shard(0)]",
+            "placements=[Replicate()], gradient=[Shard(0)]",
+            "def crossing(",
+        ),
+        "a gradient of another placement crosses": (
+            "placements=[Shard(0)], gradient=[Shard(0)]",
+            "placements=[Shard(0)], gradient=[Replicate()]",
+            "def crossing(",
+        ),
+        "stages along another axis": ('mesh.get_local_rank("pp")', 'mesh.get_local_rank("dp")'),
+        "all stages on each rank": ('if rank == mesh.get_local_rank("pp")', "if rank >= 0", "own = ["),
+        "FSDP2 over all ranks": ("fully_shard(module, mesh=inner", "fully_shard(module, mesh=mesh"),
+        "messages along another axis": ('len(STAGE_TO_RANK), mesh, "pp"', 'len(STAGE_TO_RANK), mesh, "dp"'),
+        "another file of rows": ('with_name("schedule.csv")', 'with_name("rows.csv")'),
+        "microbatches cut along another dim": ('split={"tokens": 0', 'split={"tokens": 1'),
+        "a shared weight that is not summed": ('shared={"wte": (0, 1)}', "shared={}"),
+        "forward alone": ("num_tokens, backward=True", "num_tokens, backward=False"),
+        "each rank's own norm": ("model.total_norm(gradients)", "total_norm(gradients)"),
+    },
+    "cut": {
+        "a weight that stages of a rank do not share": ('    share(stages, "wte")\n', "", "partial(crossing, inner))"),
+        "one layer for all": ("stage_layers(lambda: Layer(mesh), 4", "stage_layers(lambda: Layer(mesh), 3"),
+        "stages that draw in turn": (
+            "stage_module(partial(Llama, inner), stage)",
+            "partial(Llama, inner)(stage)",
+        ),
     },
     "apart": {
         "a coercion that is saved": (

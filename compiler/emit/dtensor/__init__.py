@@ -75,7 +75,7 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         name=class_name(program.name),
         launch=textwrap.wrap(start if windows else "# for a program that gives it the data of the plan", 112),
         legend=legend(program),
-        shown=_shown(proof, not program.pipeline),
+        shown=_shown(proof),
         sizes=[*size_lines(program, model.sizes)],
         axes=json.dumps(whole_mesh(program)),
         stages=[*staged.constants(program)],
@@ -102,12 +102,11 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
     return text.replace("@IMPORTS@\n", import_lines(text, user_modules(program)))
 
 
-def _shown(proof: Proof | None, matched: bool) -> str:
+def _shown(proof: Proof | None) -> str:
     """The lines of the docstring that say what is known of the program."""
-    of = [f"the IR's step evaluated equal to the single-device step of {proof.against}"] if proof else []
-    of += ["this file matches the IR, op for op"] if matched else []
-    shown = ["Shown: " + ",\nand ".join(of) + "."] if of else []
-    return "\n".join([*shown, "Not shown: that torch communicates no more than the plan."])
+    of = f"the IR's step evaluated equal to the single-device step of {proof.against},\nand " if proof else ""
+    shown = f"Shown: {of}this file matches the IR, op for op."
+    return f"{shown}\nNot shown: that torch communicates no more than the plan."
 
 
 def _names(of: Mapping[str, str]) -> Iterator[str]:

@@ -55,14 +55,16 @@ class Statements(Evaluator):
         demand(node, node not in self._running, f"`{node.name}` runs itself")
         self.entered.add(node)
         self._running.add(node)
-        parameters, before = node.args.args, self.frame
+        several = node.args.vararg
+        parameters, before = [*node.args.args, *([several] if several else []), *node.args.kwonlyargs], self.frame
         demand(node, len(parameters) == len(args), f"takes {len(parameters)} arguments, is given {len(args)}")
         own_names = self._own.get(node) or self._own.setdefault(node, _own(node))
         self.frame = Frame(own_names, {p.arg: Binding(value) for p, value in zip(parameters, args, strict=True)})
         self._demand_free(node)
         for parameter, value in zip(parameters, args, strict=True):
-            if value is not own or own is None:
-                self.demand_fits(parameter.annotation, value, parameter)
+            for each in cast(tuple[object, ...], value) if parameter is several else (value,):
+                if each is not own or own is None:
+                    self.demand_fits(parameter.annotation, each, parameter)
         try:
             given = self.run(body_of(node))
         finally:
@@ -254,7 +256,9 @@ def _stored(nodes: Sequence[ast.AST]) -> set[str]:
 
 
 def _own(node: ast.FunctionDef) -> frozenset[str]:
-    return frozenset(_stored(node.body) | {parameter.arg for parameter in node.args.args})
+    args = node.args
+    several = [args.vararg] if args.vararg else []
+    return frozenset(_stored(node.body) | {each.arg for each in (*args.args, *several, *args.kwonlyargs)})
 
 
 def _first(loop: ast.For) -> Callable[[str], int]:

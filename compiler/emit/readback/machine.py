@@ -65,12 +65,16 @@ class Machine(Statements):
                 demand(init, first == "super().__init__()", f"`{first}` should be `super().__init__()`")
                 for each in (init, forward):
                     demand(each, not each.decorator_list, "is decorated")
-                    types_of(each)
+                    self.demand_header(each)
                 self.classes.append(Class(stmt, init, forward))
                 self.define(stmt, stmt.name, self.classes[-1])
             case _:
                 raise wrong(stmt, "is more or less than `__init__` and `forward`")
         return NOTHING
+
+    def demand_header(self, function: ast.FunctionDef) -> None:
+        """Raises where the header of a module's function is more than names and types."""
+        types_of(function)
 
     def define(self, node: ast.AST, name: str, value: object) -> None:
         """Binds a name of the module, once."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ...ir import Arg, Enter, Pipeline, Program, Region, uses
 from ...ir.stages import Stage, crossing, groups, is_free, stages
+from ..target import RUNTIME_TARGET, Target
 from .annotations import NOTHING
 from .compare import compare
 from .forward import Forward, Loops, iter_loops
@@ -21,8 +22,10 @@ from .weights import Weights
 class StagedForward(Forward):
     """Compares all stages with the IR."""
 
-    def __init__(self, machine: Machine, program: Program, pipeline: Pipeline, weights: Weights) -> None:
-        super().__init__(machine, program, weights.paths)
+    def __init__(
+        self, machine: Machine, program: Program, pipeline: Pipeline, weights: Weights, target: Target = RUNTIME_TARGET
+    ) -> None:
+        super().__init__(machine, program, weights.paths, target)
         self._pipeline, self._stages = pipeline, stages(program, pipeline)
         self._groups, self._cut = groups(pipeline, self._forward.body)
         self._counts = [len(values) for values in crossing(program, pipeline)]
@@ -32,20 +35,32 @@ class StagedForward(Forward):
 
     def compare_all(self, model: Class, given: Sequence[str]) -> None:
         """Runs every stage, whose arguments are its number, what crosses and the inputs of these names."""
-        mesh = self._machine.terms.name("mesh")
         alone: list[Instance] = []
         for number, stage in enumerate(self._stages):
-            alone.append(self._machine.instantiate(model.node, model, [mesh, (number,)]))
+            alone.append(self._made(model, number if self._is_module else (number,)))
             self._weights.declare(alone[-1])
             self._compare_stage(number, stage, alone[-1], given)
-        for rank in sorted({*self._pipeline.stage_to_rank}):
-            held = self._pipeline.stages_of(rank)
-            of = self._machine.instantiate(model.node, model, [mesh, held])
-            self._weights.declare(of)
-            self._demand_together(of, [alone[number] for number in held])
+        if not self._is_module:
+            self._compare_ranks(model, alone)
         self._weights.demand_all(model.node)
         read = {name for each in alone for name in each.read}
         demand(model.init, {*alone[0].attributes} <= read | {*self._of_stages(alone[0])}, "sets what no stage reads")
+
+    @property
+    def _is_module(self) -> bool:
+        """Whether a module is of one stage, which it knows, and not of all stages of a rank."""
+        return not self._target.local
+
+    def _made(self, model: Class, stages: object) -> Instance:
+        return self._machine.instantiate(model.node, model, [self._machine.terms.name("mesh"), stages])
+
+    def _compare_ranks(self, model: Class, alone: Sequence[Instance]) -> None:
+        """Compares each rank's model with its stages."""
+        for rank in sorted({*self._pipeline.stage_to_rank}):
+            held = self._pipeline.stages_of(rank)
+            of = self._made(model, held)
+            self._weights.declare(of)
+            self._demand_together(of, [alone[number] for number in held])
 
     def _of_stages(self, of: Instance) -> list[str]:
         return [name for name, value in of.attributes.items() if isinstance(value, Modules)]
@@ -66,7 +81,8 @@ class StagedForward(Forward):
         found = self.begin(named)
         enters = [machine.terms("enters", number, i) for i in range(self._counts[number - 1] if number else 0)]
         what = (enters[0] if len(enters) == 1 else tuple(enters)) if number else machine.terms.name(NOTHING)
-        result = machine.forward(node, model, [number, what, *named.values()])
+        received = [tuple(enters)] if self._is_module else [number, what]
+        result = machine.forward(node, model, [*received, *named.values()])
         before = self.expect()
         self._layers_of = dict(zip(self._pipeline.dims, stage.layers, strict=True))
         self._received = dict(zip(_carried(self._cut[stage.begins]), enters, strict=True)) if number else {}

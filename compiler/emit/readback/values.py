@@ -30,6 +30,9 @@ class Function:
 
     node: ast.FunctionDef
 
+    def __str__(self) -> str:
+        return self.node.name
+
 
 @frozen(eq=False)
 class Class:
@@ -38,6 +41,9 @@ class Class:
     node: ast.ClassDef
     init: ast.FunctionDef
     forward: ast.FunctionDef
+
+    def __str__(self) -> str:
+        return self.node.name
 
 
 @define(eq=False)

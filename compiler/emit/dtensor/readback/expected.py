@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from attrs import frozen
 
 from ....config.settings import ParamGroup
-from ....ir import PRECISIONS, SEQUENCE, Bucket, Op, Program, base
+from ....ir import BATCH, PRECISIONS, SEQUENCE, Bucket, Op, Pipeline, Program, Type, Value, base
+from ....ir.placements import dual_type
+from ....ir.stages import crossing as crossing_of
 from ...naming import DTYPES
 from ...readback.calls import placed
 from ...target import mesh_axes, zigzag_ranks
@@ -22,6 +24,16 @@ class Plan:
     program: Program
     paths: Mapping[str, str]
     model: str
+
+    @property
+    def type(self) -> str:
+        """The type of what runs the model."""
+        return "'Pipeline'" if self.program.pipeline else "nn.Module"
+
+    def given(self, more: str = "") -> str:
+        """The arguments of a step, with `more` before the batch."""
+        batch = "Mapping[str, Tensor]" if self.program.pipeline else "Sequence[tuple[Tensor, ...]]"
+        return f"model: {self.type}{more}, batch: {batch}"
 
     @property
     def inputs(self) -> list[str]:
@@ -38,14 +50,27 @@ class Plan:
 
 
 def _build(it: Plan) -> Iterator[str]:
-    program = it.program
-    yield "def build(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:"
+    program, pipeline = it.program, it.program.pipeline
+    yield f"def build(mesh: DeviceMesh) -> tuple[{it.type}, torch.optim.Optimizer]:"
     master = DTYPES[program.params[0].type.dtype]
-    yield f"    model = {it.model}(mesh){'' if master == 'torch.float32' else f'.to({master})'}"
+    to = "" if master == "torch.float32" else f".to({master})"
+    if pipeline:
+        yield f"    inner = mesh[{(*mesh_axes(program),)!r}]"
+        yield f"    each = enumerate({pipeline.stage_to_rank!r})"
+        yield f"    own = [stage for stage, rank in each if rank == mesh.get_local_rank({pipeline.axis!r})]"
+        yield f"    stages = [stage_module(partial({it.model}, inner), stage){to} for stage in own]"
+        for name, stages in pipeline.param_stages:
+            if len(stages) > len(pipeline.ranks_of(name)):
+                yield f"    share(stages, {it.paths[name]!r})"
+    else:
+        yield f"    model = {it.model}(mesh){to}"
     for repeats, buckets in _sharded(it):
-        yield f"    for module in {_modules(repeats)}:"
-        yield f"        fully_shard(module, mesh=mesh, {', '.join(_sharding(program, buckets))})"
+        yield f"    for module in {'stages' if pipeline else _modules(repeats)}:"
+        mesh = "inner" if pipeline else "mesh"
+        yield f"        fully_shard(module, mesh={mesh}, {', '.join(_sharding(program, buckets))})"
         yield "        sum_gradients(module)"
+    if pipeline:
+        yield from _pipeline(it, pipeline)
     settings = program.train.optimizer
     kind = f"AdamW(groups, betas={tuple(settings.betas)!r}, eps={settings.eps!r}"
     kind = kind if settings.kind == "adamw" else f"SGD(groups, momentum={settings.momentum!r}"
@@ -53,40 +78,66 @@ def _build(it: Plan) -> Iterator[str]:
     yield f"    return model, torch.optim.{kind}, lr={settings.lr!r})"
 
 
+def _pipeline(it: Plan, pipeline: Pipeline) -> Iterator[str]:
+    """The stages of torch's pipelining, and what runs them."""
+    axis, count = repr(pipeline.axis), len(pipeline.stage_to_rank)
+    stage = f"pipeline_stage(module, stage, {count}, mesh, {axis}, partial(crossing, inner))"
+    split = {base(arg.value.name): arg.value.type.dims.index(BATCH) for arg in it.program.microbatches.args}
+    ranks = {it.paths[name]: pipeline.ranks_of(name) for name, _ in pipeline.param_stages}
+    shared = {name: held for name, held in ranks.items() if held[1:]}
+    rows = "Path(__file__).with_name('schedule.csv')"
+    yield f"    parts = [{stage} for module, stage in zip(stages, own, strict=True)]"
+    given = f"mesh, {axis}, parts, {rows}, {it.program.size('microbatches')}"
+    yield f"    model = Pipeline({given}, split={split!r}, shared={shared!r})"
+
+
+def crossing(program: Program, pipeline: Pipeline) -> list[str]:
+    """The values that each stage but the last hands on, with their gradients, as examples."""
+    return [f"[{', '.join(_example(value, program) for value in values)}]" for values in crossing_of(program, pipeline)]
+
+
+CROSSING = "def crossing(mesh: DeviceMesh, stage: int) -> list[tuple[Tensor, Tensor | None]]: ..."
+"""The header of a pipeline's function of examples."""
+
+
+def _example(value: Value, program: Program) -> str:
+    type, shape = value.type, tuple((dim,) for dim in value.type.dims)
+    sizes = ", ".join(str(program.size(dim)) for dim in type.dims)
+
+    def over(of: Type) -> str:
+        return f"[{', '.join(placed(of.at(axis), shape) for axis in mesh_axes(program))}]"
+
+    gradient = f", gradient={over(dual_type(type))}" if type.differentiable else ""
+    return f"example(mesh, {sizes}, dtype={DTYPES[type.dtype]}, placements={over(type)}{gradient})"
+
+
 def _microbatches(it: Plan) -> Iterator[str]:
-    given = ", ".join(f"{name}: Tensor" for name in it.inputs)
-    yield f"def microbatches(mesh: DeviceMesh, {given}) -> list[tuple[Tensor, ...]]:"
+    given, staged = ", ".join(f"{name}: Tensor" for name in it.inputs), it.program.pipeline is not None
+    returned = "dict[str, Tensor]" if staged else "list[tuple[Tensor, ...]]"
+    yield f"def microbatches(mesh: DeviceMesh, {given}) -> {returned}:"
     ranks, parts = zigzag_ranks(it.program), list[str]()
     for arg in it.program.microbatches.args:
         type = arg.value.type
         over = ", ".join(placed(type.at(axis), tuple((dim,) for dim in type.dims)) for axis in mesh_axes(it.program))
         how = f"seq_first={type.dims[0] == SEQUENCE}{f', zigzag={ranks}' if ranks > 1 else ''}"
-        parts.append(f"by_microbatch(mesh, {base(arg.value.name)}, {it.program.size('microbatches')}, [{over}], {how})")
-    yield f"    return list(zip({', '.join(parts)}, strict=True))"
-
-
-STEP = "model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[tuple[Tensor, ...]], lr: float"
+        mesh, name = f"mesh[{(*mesh_axes(it.program),)!r}]" if staged else "mesh", base(arg.value.name)
+        each = f"by_microbatch({mesh}, {name}, {it.program.size('microbatches')}, [{over}], {how})"
+        parts.append(f"{name!r}: all_microbatches({each}, dim={type.dims.index(BATCH)})" if staged else each)
+    yield f"    return {{{', '.join(parts)}}}" if staged else f"    return list(zip({', '.join(parts)}, strict=True))"
 
 
 def _train_step(it: Plan) -> Iterator[str]:
     scaled = bool(_ops(it.program, "loss_scale"))
-    yield f"def train_step({STEP}) -> Metrics:"
+    yield f"def train_step({it.given(', optimizer: torch.optim.Optimizer')}, lr: float) -> Metrics:"
     yield from ["    scale = loss_scale(optimizer)"] * scaled
-    yield f"    num_tokens = count_valid([labels for {it.batch} in batch])"
-    yield "    losses: list[Tensor] = []"
-    sync = [*_each_module(it)]
-    of = f"number, ({it.batch}) in enumerate(batch, start=1)" if sync else f"{it.batch} in batch"
-    yield f"    for {of}:"
-    yield from (f"        {line}" for line in sync)
-    yield f"        loss_sum = model({it.batch})"
-    yield f"        (loss_sum / max(num_tokens, 1){' * scale' * scaled}).backward()"
-    yield "        losses.append(loss_sum.detach())"
-    yield "    loss = whole_sum(losses) / max(num_tokens, 1)"
-    yield f"    gradients = reduced_gradients({', '.join(['model', *_sent(it.program)])})"
+    yield from _pipelined(True, scaled) if it.program.pipeline else _each_microbatch(it, scaled)
+    reduced, norm = ("model.gradients", "model.") if it.program.pipeline else ("reduced_gradients", "")
+    given = [*([] if it.program.pipeline else ["model"]), *_sent(it.program)]
+    yield f"    gradients = {reduced}({', '.join(given)})"
     if scaled:
         yield "    for gradient in gradients:"
         yield "        gradient.div_(scale)"
-    yield "    norm = total_norm(gradients)"
+    yield f"    norm = {norm}total_norm(gradients)"
     if scaled:
         yield "    if num_tokens and loss.isfinite():"
         yield "        adapt_loss_scale(optimizer, norm)"
@@ -100,6 +151,27 @@ def _train_step(it: Plan) -> Iterator[str]:
     yield "    return Metrics(loss, norm, num_tokens)"
 
 
+def _pipelined(trains: bool, scaled: bool = False) -> Iterator[str]:
+    """The lines that run a schedule: all microbatches."""
+    by, back = (" / scale", " / scale") if scaled else ("", "")
+    yield "    num_tokens = count_valid([batch['labels']])"
+    yield f"    loss = model.run(batch, num_tokens{by}, backward={trains}){back}"
+
+
+def _each_microbatch(it: Plan, scaled: bool) -> Iterator[str]:
+    """The lines that run forward and backward of each microbatch."""
+    yield f"    num_tokens = count_valid([labels for {it.batch} in batch])"
+    yield "    losses: list[Tensor] = []"
+    sync = [*_each_module(it)]
+    of = f"number, ({it.batch}) in enumerate(batch, start=1)" if sync else f"{it.batch} in batch"
+    yield f"    for {of}:"
+    yield from (f"        {line}" for line in sync)
+    yield f"        loss_sum = model({it.batch})"
+    yield f"        (loss_sum / max(num_tokens, 1){' * scale' * scaled}).backward()"
+    yield "        losses.append(loss_sum.detach())"
+    yield "    loss = whole_sum(losses) / max(num_tokens, 1)"
+
+
 def _sent(program: Program) -> list[str]:
     """The element type in which gradients are summed, where it is not their own."""
     pairs = {(program.reduce_dtype(bucket), bucket.type.dtype) for bucket in program.buckets}
@@ -108,9 +180,12 @@ def _sent(program: Program) -> list[str]:
 
 def _eval_step(it: Plan) -> Iterator[str]:
     yield "@torch.no_grad()"
-    yield "def eval_step(model: nn.Module, batch: Sequence[tuple[Tensor, ...]]) -> Metrics:"
-    yield f"    num_tokens = count_valid([labels for {it.batch} in batch])"
-    yield f"    loss = whole_sum([model({it.batch}) for {it.batch} in batch]) / max(num_tokens, 1)"
+    yield f"def eval_step({it.given()}) -> Metrics:"
+    if it.program.pipeline:
+        yield from _pipelined(False)
+    else:
+        yield f"    num_tokens = count_valid([labels for {it.batch} in batch])"
+        yield f"    loss = whole_sum([model({it.batch}) for {it.batch} in batch]) / max(num_tokens, 1)"
     yield "    return Metrics(loss, torch.zeros_like(loss), num_tokens)"
 
 
@@ -206,7 +281,7 @@ def _sharding(program: Program, buckets: Sequence[Bucket]) -> Iterator[str]:
     summed = [axis for axis in first.reduce_axes if axis in axes and all(axis in each.reduce_axes for each in buckets)]
     dims = {"shard": [axis for axis in first.shard_axes if axis in axes], "replicate": summed}
     said = (f"{key}={tuple(of) if len(of) > 1 else of[0]!r}" for key, of in dims.items() if of)
-    yield f"reshard_after_forward={first.reshard_after_forward}"
+    yield f"reshard_after_forward={first.reshard_after_forward and not program.pipeline}"
     yield f"dp_mesh_dims=DataParallelMeshDims({', '.join(said)})"
     compute, (stored,) = PRECISIONS[program.train.precision], {param.type.dtype for param in program.params}
     if compute != stored or program.reduce_dtype(first) != stored:

@@ -7,21 +7,48 @@ import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
-from ...readback.evaluate import BUILT_IN, Stub
+from ...readback.evaluate import BUILT_IN, Evaluator, Stub
 from ...readback.execute import NOTHING
 from ...readback.machine import Machine
 from ...readback.stubs import accessor
 from ...readback.terms import Event, Log, Loop, Term, Terms, demand, frozen_key, wrong
-from ...readback.values import Binding, Frame, Instance, Modules
-
-STUBS: dict[str, Stub] = dict.fromkeys(
-    ("DataParallelMeshDims", "MixedPrecisionPolicy", "Partial", "Replicate", "Shard", "enumerate", "max", "min"),
-    accessor,
-)
-"""Names that programs of torch alone use without effects: a row each."""
+from ...readback.values import Binding, Frame, Instance, Modules, Zip
 
 METHODS = ("to",)
 """The methods of a model that a program calls when it builds it; each gives the model."""
+
+
+def _stage_layers(e: Evaluator, node: ast.Call, args: Sequence[object], options: dict[str, object]) -> object:
+    """The layers that a stage has of all, by number."""
+    known = e.known.get("LAYERS_OF_STAGE")
+    counts = {each[-1].stop for each in cast(dict[str, tuple[range, ...]], known).values()} if known else set[int]()
+    match args:
+        case [Term(head="lambda", args=(Instance() as layer,)), int(count), range() as own] if count in counts:
+            return Modules({str(number): layer for number in own})
+        case _:
+            raise wrong(node, "are no layers of a stage")
+
+
+def _len(e: Evaluator, node: ast.Call, args: Sequence[object], options: dict[str, object]) -> object:
+    """The number of values that are known, or a term."""
+    several = args[0] if len(args) == 1 else None
+    return len(cast(tuple[object, ...], several)) if isinstance(several, tuple) else accessor(e, node, args, options)
+
+
+EFFECTLESS = (
+    "DataParallelMeshDims",
+    "MixedPrecisionPolicy",
+    "Partial",
+    "Replicate",
+    "Shard",
+    "enumerate",
+    "max",
+    "min",
+)
+"""Names that programs of torch alone use without effects: a word each."""
+
+STUBS: dict[str, Stub] = {**dict.fromkeys(EFFECTLESS, accessor), "len": _len, "stage_layers": _stage_layers}
+"""The names that do more than make a term: a row each."""
 
 
 class TorchMachine(Machine):
@@ -57,11 +84,22 @@ class TorchMachine(Machine):
 
     # ---- expressions
 
+    def _Compare(self, node: ast.Compare) -> object:
+        match node:
+            case ast.Compare(left=left, ops=[ast.NotIn()], comparators=[several]):
+                inside = self.operate(node, ast.In, self.value(left), self.value(several))
+                demand(node, isinstance(inside, bool), f"`{ast.unparse(node)}` is not known before it runs")
+                return not inside
+            case _:
+                return super()._Compare(node)
+
     def _BoolOp(self, node: ast.BoolOp) -> object:
         return self.terms(type(node.op).__name__, *map(self.value, node.values))
 
     def _Lambda(self, node: ast.Lambda) -> object:
-        """A function with some constants after its operands."""
+        """A module that is made as often as it is called, or a function with some constants after its operands."""
+        if not ast.unparse(node.args):
+            return self.terms("lambda", self.value(node.body))
         match node.body:
             case ast.Call(func=function, args=[ast.Starred(ast.Name(id=name)), *constants], keywords=[]) if (
                 node.args.vararg and ast.unparse(node.args) == f"*{name}"
@@ -89,17 +127,32 @@ class TorchMachine(Machine):
 
     def _domain(self, generator: ast.comprehension, depth: int) -> object:
         """The values that a name runs over, which it has one of from here on."""
-        demand(generator.iter, not (generator.ifs or generator.is_async), "is more than a list of values")
+        demand(generator.iter, not generator.is_async, "is more than a list of values")
         all_, symbol = self.value(generator.iter), self.terms("loop", f"values {depth}")
-        several = {*all_.by_key.values()} if isinstance(all_, Modules) else {self.terms("each", all_, symbol)}
-        demand(generator.iter, len(several) == 1, "are modules that are not all alike")
-        self._bind(generator.target, several.pop())
-        return all_
+        match all_:
+            case Modules(by_key):
+                demand(generator.iter, len({*by_key.values()}) == 1, "are modules that are not all alike")
+                each = next(iter(by_key.values()))
+            case Zip(domains):
+                each = tuple(self.terms("each", domain, symbol) for domain in domains)
+            case _:
+                each = self.terms("each", all_, symbol)
+        self._bind(generator.target, each)
+        return all_, tuple(map(self.value, generator.ifs))
 
     def _Attribute(self, node: ast.Attribute) -> object:
         if node.attr in METHODS and isinstance(of := self.value(node.value), Instance):
             return self.terms("attr", of, node.attr)
         return super()._Attribute(node)
+
+    def demand_header(self, function: ast.FunctionDef) -> None:
+        """Raises where a header is more than names and types, and what a stage is given, by name but for values."""
+        if function.args.vararg is None:
+            super().demand_header(function)
+            return
+        args = function.args
+        plain = not (args.defaults or any(args.kw_defaults) or args.kwarg or args.posonlyargs or args.args[1:])
+        demand(function, plain, f"the header of `{function.name}` is more than names and types")
 
     def register(
         self, node: ast.Call, of: Instance, name: str, args: Sequence[object], options: dict[str, object]
@@ -117,6 +170,21 @@ class TorchMachine(Machine):
         return [*super().parts(node, value, count)]
 
     # ---- statements
+
+    def _do_Delete(self, stmt: ast.Delete) -> object:
+        """Takes away weights that a stage does not have."""
+        for target in stmt.targets:
+            match target:
+                case ast.Attribute(value=ast.Name(id="self"), attr=name) if (
+                    isinstance(own := self.frame.names["self"].value, Instance)
+                    and name in own.attributes
+                    and not own.is_whole
+                ):
+                    value = own.attributes.pop(name)
+                    self.log = [each for each in self.log if not (isinstance(each, Event) and each.term is value)]
+                case _:
+                    raise wrong(stmt, f"`{ast.unparse(stmt)}` takes away no weight")
+        return NOTHING
 
     def _do_AnnAssign(self, stmt: ast.AnnAssign) -> object:
         plain = isinstance(stmt.target, ast.Name) and stmt.value and ast.unparse(stmt.annotation) == "list[Tensor]"

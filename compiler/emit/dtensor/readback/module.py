@@ -8,17 +8,19 @@ import re
 from functools import partial
 from typing import cast
 
-from ....ir import Program, walk
+from ....ir import Pipeline, Program, walk
 from ....syntax.package_data import folder
 from ...hf_names import plain_names
+from ...readback.constants import constants
 from ...readback.execute import body_of
 from ...readback.forward import Forward
 from ...readback.module import File, names_of
+from ...readback.stages import StagedForward
 from ...readback.terms import Terms, demand, frozen_key, wrong
 from ...readback.values import Function, Instance
-from ...target import DTENSOR, mesh_axes
+from ...target import DTENSOR, mesh_axes, whole_mesh
 from ..imports import MODULES, names_in, ops_source
-from .expected import FUNCTIONS, Plan, demand_known
+from .expected import CROSSING, FUNCTIONS, Plan, crossing, demand_known
 from .forward import TorchWeights
 from .machine import TorchMachine, steps
 
@@ -44,7 +46,7 @@ class TorchFile(File):
             "STEPS": train.steps,
             "SEED": train.seed,
         }
-        self._wanted = {"MESH": repr(mesh_axes(program))}
+        self._wanted = _constants(program)
         self._names: dict[ast.AST, object] = {}
 
     # ---- what the module binds
@@ -101,18 +103,24 @@ class TorchFile(File):
         machine, program = self._run, self._program
         functions = self._of_plan()
         built, made = machine.logged(lambda: self._done(functions["build"]))
-        model = cast(tuple[object, ...], made)[0] if isinstance(made, tuple) else None
-        if not isinstance(model, Instance):
-            raise wrong(functions["build"], "makes no model")
-        weights = TorchWeights(machine, program)
-        weights.declare(model)
-        weights.demand_all(model.of.node)
-        plan = Plan(program, weights.paths, model.of.node.name)
+        weights, (*_, model) = TorchWeights(machine, program), machine.classes
+        inputs = Plan(program, {}, "").inputs
+        if program.pipeline:
+            forward: Forward = StagedForward(machine, program, program.pipeline, weights, DTENSOR)
+            forward.compare_all(model, inputs)
+            self._compare_crossing(program.pipeline)
+        else:
+            whole = cast(tuple[object, ...], made)[0] if isinstance(made, tuple) else None
+            if not isinstance(whole, Instance):
+                raise wrong(functions["build"], "makes no model")
+            weights.declare(whole)
+            weights.demand_all(whole.of.node)
+            forward = Forward(machine, program, weights.paths, DTENSOR)
+            forward.compare(whole, inputs)
+        plan = Plan(program, weights.paths, model.node.name)
         for name, node in functions.items():
             log, given = (built, cast(object, made)) if name == "build" else machine.logged(partial(self._done, node))
             self._compare(plan, node, [*steps(log)], given)
-        forward = Forward(machine, program, weights.paths, DTENSOR)
-        forward.compare(model, plan.inputs)
         self._demand_names(weights.paths)
         for stmt in self._tree.body:
             if not (isinstance(stmt, ast.FunctionDef | ast.ClassDef) and stmt.name in self._fixed):
@@ -123,7 +131,8 @@ class TorchFile(File):
 
     def _of_plan(self) -> dict[str, ast.FunctionDef]:
         found = {name: each.node for name, each in self.machine.known.items() if isinstance(each, Function)}
-        demand(self._tree, {*found} == {*FUNCTIONS}, f"defines {', '.join(found)}")
+        own = {*FUNCTIONS, *(["crossing"] if self._program.pipeline else [])}
+        demand(self._tree, {*found} == own, f"defines {', '.join(found)}")
         for node in found.values():
             self._run.compared |= {*ast.walk(node.args)} | {*(ast.walk(node.returns) if node.returns else ())}
         return {name: found[name] for name in FUNCTIONS}
@@ -146,6 +155,18 @@ class TorchFile(File):
         demand(rest[0][0], len(found) == len(expected), f"`{node.name}` does more or less than the plan")
         demand(node.body[-1], frozen_key(given) == frozen_key(result), f"returns {given}, not {result}")
 
+    def _compare_crossing(self, pipeline: Pipeline) -> None:
+        """Raises where what crosses after a stage has another shape, type or placements."""
+        machine, of = self._run, self.machine.known["crossing"]
+        assert isinstance(of, Function), "emit: no function of what crosses"
+        (wanted,) = ast.parse(CROSSING).body
+        assert isinstance(wanted, ast.FunctionDef), "emit: no header of what crosses"
+        demand(of.node, _header(of.node) == _header(wanted), f"`{_header(of.node)}` should be `{_header(wanted)}`")
+        for stage, text in enumerate(crossing(self._program, pipeline)):
+            _, found = machine.logged(partial(machine.function, of.node, [machine.terms.name("mesh"), stage]))
+            _, made = machine.logged(partial(machine.spec, text))
+            demand(of.node, frozen_key(found) == frozen_key(made), f"after stage {stage} {found} cross, not {made}")
+
     def _demand_names(self, paths: dict[str, str]) -> None:
         """The names of tensors in files, where each is a parameter's."""
         wanted = {paths[each.param]: each.tensor for each in self._program.names}
@@ -153,6 +174,15 @@ class TorchFile(File):
         for stmt, value in self._names.items():
             demand(stmt, value == wanted, f"the names of tensors should be {wanted}, not {value}")
         demand(self._tree, bool(wanted) == bool(self._names), "has no names of tensors, or has some")
+
+
+def _constants(program: Program) -> dict[str, str]:
+    """The constants of a program besides sizes and numbers."""
+    found = {"MESH": repr(whole_mesh(program))}
+    if pipeline := program.pipeline:
+        found |= {"LAYERS_OF_STAGE": constants(program)["LAYERS_OF_STAGE"]}
+        found |= {"STAGE_TO_RANK": repr(pipeline.stage_to_rank), "INNER": repr((*mesh_axes(program),))}
+    return found
 
 
 def demand_same(found: ast.AST, wanted: ast.AST, at: ast.AST | None = None) -> None:

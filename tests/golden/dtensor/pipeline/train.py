@@ -12,6 +12,7 @@ From another program: `from train import build, microbatches, train_step`.  Shap
     I, R    on an axis: the same on all ranks, invariant or replicated; S(dim) sharded, P partial
     P→I     a change of placement; bwd: what backward does for it
 
+Shown: this file matches the IR, op for op.
 Not shown: that torch communicates no more than the plan.
 Parameters and activations are DTensors; each coercion of the plan is a `redistribute`.
 """
