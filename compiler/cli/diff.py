@@ -1,4 +1,4 @@
-"""The command `diff`: two plans side by side."""
+"""The command `diff`: two plans, or compiled programs, side by side."""
 
 from argparse import ArgumentParser, Namespace
 
@@ -16,8 +16,9 @@ def diff(options: Namespace) -> int:
 
     from ..analysis.time.expected import expected
     from ..reports.diff import as_json, figures, rows, text
+    from .recheck import compiled
 
-    programs = [load(path).program for path in options.plans]
+    programs = [(compiled(path) if path.is_dir() else load(path)).program for path in options.plans]
     found = [*rows(*(figures(program, expected(program)) for program in programs))]
     different = [row for row in found if row.differs]
     listed = found if options.all else different
@@ -26,7 +27,7 @@ def diff(options: Namespace) -> int:
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("plans", type=file_path, nargs=2, metavar="PLAN", help=PLAN)
+    parser.add_argument("plans", type=file_path, nargs=2, metavar="PLAN", help=f"{PLAN}, or a compiled output folder")
     parser.add_argument("--all", action="store_true", help="show what is equal too")
     parser.add_argument("--json", action="store_true", help="print JSON: both figures by section and name")
 
@@ -38,6 +39,7 @@ COMMAND = Command(
     "show two plans side by side",
     "Shows where two plans differ: where parameters and values lie, collectives, the bytes that a rank sends, its\n"
     "memory, and the seconds of a step where their GPUs are known.  Exits with status 1 if they differ.\n"
+    "A compiled output folder is taken for the plan that it was compiled from, as it was then.\n"
     "Of a pipeline, collectives are those of the rank that sends most, memory that of the rank that needs most.",
     "scalec diff plans/llama3_70b.scale mine.scale",
 )

@@ -19,15 +19,12 @@ def recheck(folder: Path) -> str:
     """The result, in lines.  Raises PlanError where the folder says anything else, UsageError if it is none."""
     from ..analysis.certificate import NOT_EVALUATED
     from ..emit.user_ops import copied
-    from ..passes import lower
     from ..proof import verify
     from ..reports.summary import headline
     from ..syntax.limits import MAX_WRITTEN_BYTES, load
-    from ..syntax.source import Source
 
     written, script = _account(folder / "plan.json"), load(folder / "train.py", most=MAX_WRITTEN_BYTES)
-    model = read(Source(str(folder / "plan.json"), "\n".join(written["model"]) + "\n"))
-    plan = Plan(Source(written["plan"], ""), model, lower(model))
+    plan = _plan(folder, written)
     proof = verify(plan.program, plan.model)
     emit, check = _target(written)
     matched, modules = _matched(script, plan, check), copied(plan.program, folder)
@@ -35,7 +32,7 @@ def recheck(folder: Path) -> str:
     made = emit(
         plan.program,
         plan.source,
-        model,
+        plan.model,
         None if unverified else proof,
         {name: module.text for name, module in modules.items()},
     )
@@ -55,6 +52,19 @@ def recheck(folder: Path) -> str:
     return said + (
         "\n\nit was compiled with --no-verify, and says so; the step was evaluated now" if unverified else ""
     )
+
+
+def compiled(folder: Path) -> Plan:
+    """The plan of an output folder, as its plan.json has it.  Raises UsageError if it is none, PlanError."""
+    return _plan(folder, _account(folder / "plan.json"))
+
+
+def _plan(folder: Path, written: dict[str, Any]) -> Plan:
+    from ..passes import lower
+    from ..syntax.source import Source
+
+    model = read(Source(str(folder / "plan.json"), "\n".join(written["model"]) + "\n"))
+    return Plan(Source(written["plan"], ""), model, lower(model))
 
 
 def _account(path: Path) -> dict[str, Any]:

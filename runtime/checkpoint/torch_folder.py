@@ -60,7 +60,9 @@ class TorchFolder:
         for key in keys:
             found = self._tensors[key]
             parts = [Extent(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in found.chunks]
-            if wrong := fault(tuple(found.size), parts):
+            with _told(self.path):
+                wrong = fault(tuple(found.size), parts)
+            if wrong:
                 raise RunError(f"{self.path}: `{key}`: {wrong}; was the save that wrote it cut off?")
 
 

@@ -129,7 +129,10 @@ def _boxes(start: int, stop: int, sizes: Shape) -> Iterator[tuple[int, int, Exte
 def fault(shape: Shape, extents: Sequence[Extent]) -> str:
     """Why the extents are not one tensor cut into parts: one sticks out, two overlap, a gap; empty if they are."""
     for extent in extents:
-        if any(stop > size for stop, size in zip(extent.stop, shape, strict=True)):
+        outside = [
+            start < 0 or stop > size for start, stop, size in zip(extent.offset, extent.stop, shape, strict=True)
+        ]
+        if any(outside):
             return f"its part {extent} lies outside of {list(shape)}"
     if clash := _clash(shape, extents):
         return f"its parts {clash[0]} and {clash[1]} overlap"

@@ -5,6 +5,8 @@ Non-goals: schedules and sharded state (`test_torch_target`).
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +15,13 @@ from torch import Tensor
 from end_to_end.test_numbers import assert_steps_equal
 from end_to_end.test_stages import CASES, LR, MODELS, STAGED, WHOLE, batches_of, drawn, module_of, plan_of
 from helpers import torch_target, uneven_stages
-from helpers.oracle import harness
-from helpers.oracle.plans import SEQ, Case
+from helpers.forked_ranks import run_ranks
+from helpers.oracle import harness, reference
+from helpers.oracle.plans import SEQ, Case, plan_text
+from helpers.oracle.reference import Tensors
 
-REFUSED = {"dropped", "dropped, one whole", "ops between"}
-"""Those with dropout, or with values that backward recomputes one by one."""
+REFUSED = {"dropped", "dropped, one whole"}
+"""Those with dropout."""
 
 
 @pytest.mark.long
@@ -43,3 +47,47 @@ def _same_steps(whole: str, staged: str, case: Case, batches: Sequence[tuple[Ten
     start = drawn(harness.initial(WHOLE, module, seed=5))
     steps = torch_target.run(case.ranks, torch_target.compiled(staged, folder / "staged"), start, batches, LR)
     assert_steps_equal(steps, harness.run(WHOLE, module, start, batches, LR))
+
+
+SHARDED = Case(
+    pp=2,
+    dp=2,
+    schedule="interleaved_1f1b(chunks=2)",
+    layers=4,
+    microbatches=4,
+    model="tied",
+    optimizer="adamw",
+    state="zero 1 over dp",
+)
+ONE = Case(layers=4, microbatches=8, model="tied", optimizer="adamw")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("first", "then"), [(SHARDED, ONE), (ONE, SHARDED)], ids=["to one", "to stages"])
+def test_a_run_goes_on_in_other_stages(first: Case, then: Case, tmp_path: Path) -> None:
+    """From a checkpoint of torch's own."""
+    start, batches = reference.initial(first.config), [*harness.batches(first, 3)]
+    programs = [
+        torch_target.compiled(plan_text(case), tmp_path / str(number)) for number, case in enumerate((first, then))
+    ]
+    whole = run_ranks(first.ranks, _losses, programs[0], start, batches, str(tmp_path / "saved"))[0]
+    rest = run_ranks(then.ranks, _losses, programs[1], None, batches[2:], str(tmp_path / "saved"))[0]
+    assert rest == pytest.approx(whole[2:], rel=1e-10)
+
+
+def _losses(program: ModuleType, start: Tensors | None, batches: Sequence[tuple[Tensor, ...]], saved: str) -> Any:
+    """Losses and norms of steps, from `start` and saved after the second, or from what was saved."""
+    torch.set_deterministic_debug_mode("default")
+    mesh = torch_target.mesh_of(program)
+    model, optimizer = program.build(mesh)
+    if start is None:
+        program.load_checkpoint(model, optimizer, saved)
+    else:
+        torch_target.fill(program, model, start)
+    found: list[complex] = []
+    for number, batch in enumerate(batches):
+        metrics = program.train_step(model, optimizer, program.microbatches(mesh, *batch), LR)
+        found.append(complex(metrics.loss, metrics.norm))
+        if start is not None and number == 1:
+            program.save_checkpoint(model, optimizer, saved)
+    return found

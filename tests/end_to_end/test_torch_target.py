@@ -87,6 +87,9 @@ MANY = (
     Case(pp=2, tp=2, model="every", schedule="interleaved_1f1b(chunks=2)", layers=4, microbatches=2),
     Case(pp=2, tp=2, model="latent", microbatches=2),
     Case(pp=2, replicas=2, kv=1, microbatches=2, valid="silent_microbatch"),
+    Case(pp=2, tp=2, sp=True, microbatches=4, recompute="selective(attention, silu)", gathered="regather"),
+    Case(pp=2, schedule="zbv", tp=2, layers=4, microbatches=4, recompute="selective(attention, silu)", model="tied"),
+    Case(pp=2, schedule="zbv", cp=2, how="via ring", layers=4, microbatches=2, recompute="full"),
     Case(pp=2, dp=2, tp=2, sp=True, model="tied", microbatches=4, optimizer="adamw", clip=0.05, state="zero 1 over dp"),
 )
 
@@ -171,8 +174,11 @@ def test_windows_of_documents_equal_the_runtime_s(ranks: int, how: str, window: 
     [("fp32", 1e-4), ("bf16", 0.05), ("fp64  reduce = bf16", 0.02), ("fp16  reduce = bf16", 0.02)],
 )
 @pytest.mark.parametrize("state", ["", "zero 3 over dp"])
-def test_narrower_precisions_come_near(precision: str, tolerance: float, state: str, tmp_path: Path) -> None:
-    case = Case(dp=2, tp=2, sp=True, microbatches=2, precision=precision, optimizer="sgd", state=state)
+@pytest.mark.parametrize("other", [{"tp": 2, "sp": True}, {"pp": 2, "schedule": "zbv", "layers": 4}], ids=["tp", "pp"])
+def test_narrower_precisions_come_near(
+    precision: str, tolerance: float, state: str, other: dict[str, Any], tmp_path: Path
+) -> None:
+    case = Case(dp=2, microbatches=2, precision=precision, optimizer="sgd", state=state, **other)
     start, batches = reference.initial(case.config), list(harness.batches(case, 2))
     steps = torch_target.run(case.ranks, torch_target.compiled(plan_text(case), tmp_path), start, batches, LR)
     for got, want in zip(steps, reference.run(case.config, case.training, start, batches, LR), strict=True):
@@ -209,7 +215,8 @@ def _recorded(traffic: Any, module: ModuleType) -> Any:
 def _communicated(case: Case, folder: Path, traffic: Any) -> Beyond:
     """Records a step on gloo ranks, finds each collective of the plan in it, and returns what is beyond.
 
-    Those of activations and stages are the same calls; flat buffers of a plan have padding to whole rows, at most 3%.
+    Those of activations and stages are the same calls; flat buffers of a plan have padding to whole rows, at most 4%,
+    and what stages add to a norm is one sum for all of them.
     """
     text = plan_text(case)
     program = lower(for_torch(resolve(Source("tiny.scale", text))))
@@ -218,7 +225,7 @@ def _communicated(case: Case, folder: Path, traffic: Any) -> Beyond:
     for rank, sent in enumerate(ranks):
         stage = rank * case.pp // case.ranks
         for row in traffic.compared(traffic.planned(program, stage), sent):
-            assert row.bytes >= 0.97 * row.bytes_planned, (rank, row)
+            assert row.bytes >= 0.96 * row.bytes_planned - 8, (rank, row)
             beyond[row.op, row.axes] = row.beyond
         for use in ("activations", "stages"):
             calls = traffic.planned(program, stage, use)
@@ -237,8 +244,13 @@ def test_torch_communicates_what_the_plan_says(case: Case, beyond: Beyond, tmp_p
 @pytest.mark.long
 @pytest.mark.parametrize("case", [case for case in (*FEW, *MANY) if case.ranks <= 4], ids=str)
 def test_torch_communicates_little_beyond_a_plan(case: Case, tmp_path: Path, traffic: Any) -> None:
-    """Sums over ranks: of gradients, over several axes, and of norms."""
-    assert {op for op, _ in _communicated(case, tmp_path, traffic)} <= {"all_reduce"}
+    """Sums over ranks: of gradients, over several axes, and of norms.
+
+    Where backward has two parts, torch recomputes layers for each, and communicates as they do.
+    """
+    twice = case.recompute != "none" and case.schedule in ("zbv", "zb_h1", "zb_h2", "dualpipev")
+    again = {"all_gather", "reduce_scatter", "send", "receive"} if twice else set[str]()
+    assert {op for op, _ in _communicated(case, tmp_path, traffic)} <= {"all_reduce", *again}
 
 
 @pytest.mark.long

@@ -29,6 +29,17 @@ def test_a_plan_does_not_differ_from_itself(capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out) == {}
 
 
+def test_a_compiled_folder_is_the_plan_that_it_was_compiled_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "out"
+    assert main(["compile", LLAMA, "-o", str(folder), "--no-verify"]) == 0
+    capsys.readouterr()
+    for pair, status in (((LLAMA, str(folder)), 0), ((str(folder), PIPELINE), 1), ((LLAMA, str(tmp_path)), 1)):
+        assert main(["diff", *pair]) == status
+    assert f"`{tmp_path}/plan.json`" in capsys.readouterr().err
+
+
 def test_json_has_the_figures_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Seconds are those that each plan's own report has; a factored axis is named as the plan names it."""
     first, second = PLANS / "llama3_70b.scale", tmp_path / "second.scale"

@@ -35,8 +35,9 @@ class Walk:
         self._reduced = 0.0  # when all reductions are done that have begun
         self._sums = dict[str, float]()  # by value, when a reduction has made it
         self._under_way = dict[str, tuple[Op, float]]()  # by value, the exchange that brings it, and when it has
-        # By dim of layers, when each has its parameters, and the kind of waiting for them.
-        self._gathered = dict[str, list[tuple[float, str]]]()
+        # By dims of layers, when each has its parameters, and the kind of waiting for them.
+        self._gathered = dict[tuple[str, ...], list[tuple[float, str]]]()
+        self._around, self._at = tuple[str, ...](), 0  # the dims of the repeats around, and which of their layers it is
         body = program.region.body
         begun = {str(op.get("bucket")) for op in walk(body) if op.kind == "begin"}
         ops = (op for op in body if begun and isinstance(op, Op))
@@ -54,8 +55,8 @@ class Walk:
             elif (layers := self._prices(stmt).layers) and self._prices(stmt).gathers:
                 count, waiting = prod(map(self._program.size, layers)), self._prices(stmt).waiting
                 ends = [(self._begin(stmt), waiting) for _ in range(count)]
-                known = self._gathered.get(layers[-1], ends)
-                self._gathered[layers[-1]] = [*map(max, zip(ends, known, strict=True))]
+                known = self._gathered.get(layers, ends)
+                self._gathered[layers] = [*map(max, zip(ends, known, strict=True))]
             else:
                 self._op(stmt, UPDATE)
 
@@ -103,9 +104,11 @@ class Walk:
         count, prefetch = self._program.size(region.dim), self._program.flow.prefetch
         gathers = [op for op in ops_in(region.body) if self._gathers_layer(op)]
         body, ready = [stmt for stmt in region.body if stmt not in gathers], deque[float]()
-        gathered, line = self._gathered.get(region.dim, []) if self._first else [], str(region.span)
+        outside, dims, line = (self._around, self._at), (*self._around, region.dim), str(region.span)
+        gathered = self._gathered.get(dims, [])[self._at * count :] if self._first else []
 
         def layer(at: int) -> None:
+            self._around, self._at = dims, outside[1] * count + at
             while gathers and len(ready) < min(1 + prefetch, count - at):
                 ready.append(max(map(self._begin, gathers)))
             for op in gathers[-1:]:
@@ -115,6 +118,7 @@ class Walk:
             self.body(body)
 
         self._iterate(count, layer, ready, count if gathered else 1 + prefetch)
+        self._around, self._at = outside
 
     # ---- ops
 

@@ -11,6 +11,7 @@ from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import MICROBATCHES
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
+from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[3] / "plans"
 
@@ -24,3 +25,39 @@ def test_ops_add_up_to_the_step(name: str) -> None:
     assert took.microbatch * program.size(MICROBATCHES) + took.once == pytest.approx(step.seconds)
     ops = sum(row.count * took.ops.get(row.name, 0.0) for row in op_rows(program, on) if row.where != "step")
     assert ops == pytest.approx(step.seconds - took.once, rel=0.05)
+
+
+NESTED = """model nested(tokens[batch, seq], labels[batch, seq]) {
+  dims { vocab = 64  hidden = 16  inner = 16  layers = 3  blocks = 2 }
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  repeat layers as i {
+    repeat blocks { x = x + rmsnorm(x, n1[hidden], 1e-5) }
+    if i < 1 {
+      repeat blocks { x = x + x @ w1[hidden -> inner] @ v1[inner -> hidden] }
+    } else {
+      x = x + x @ w2[hidden -> inner] @ v2[inner -> hidden]
+      repeat blocks { x = x + x @ w3[hidden -> inner] @ v3[inner -> hidden] }
+    }
+  }
+  loss = cross_entropy(x @ head[hidden -> vocab], labels)
+}
+mesh { dp = 2 }
+shard { batch over dp }
+state { zero 1 over dp  bucket = 1KiB }
+train {
+  seq = 8  global_batch = 2  microbatch = 1  steps = 1
+  optimizer adamw { lr = 1e-3 }
+  data text { files = [python_stdlib] }
+}
+cluster { gpu = h100_sxm }
+"""
+"""Repeats of one dim in repeats of two, whose parameters are gathered in stacks of 2 and of 4 layers."""
+
+
+def test_repeats_in_repeats_wait_for_their_own_parameters() -> None:
+    program = compile_plan(Source("nested.scale", NESTED))
+    on = hardware(program)
+    assert on
+    took = op_seconds(program, on)
+    assert took.microbatch * program.size(MICROBATCHES) + took.once == pytest.approx(step_time(program, on).seconds)

@@ -3,7 +3,9 @@
 import json
 import multiprocessing
 import os
+import random
 import re
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -338,3 +340,41 @@ def _killed(folder: Path, made: Path, plan: convert.Contents) -> None:
 
     convert.Disk = Kill
     convert.from_torch(convert.TorchFolder(folder), made / "step-000007", plan)
+
+
+@pytest.mark.parametrize(
+    ("offset", "line"),
+    [([-1], "its part [-1:15] lies outside of [16]"), ([0, 0], "torch is damaged (ValueError")],
+    ids=["negative", "of other dims"],
+)
+def test_parts_that_lie_nowhere_are_a_line(offset: list[int], line: str, tmp_path: Path) -> None:
+    folder, plan, values = _folder(tmp_path)
+    places = {key: {"saved_offsets": [0] * value.ndim} for key, value in values.items()} | {
+        "norm": {"saved_offsets": offset}
+    }
+    save_file(values, folder / "model.safetensors", {"DCP_SHARDING_INFO": json.dumps(places)})
+    last = {"DCP_SHARDING_INFO": json.dumps({"norm": {"saved_offsets": [15]}})}
+    save_file({"norm": values["norm"][:1].clone()}, folder / "more.safetensors", last)
+    with pytest.raises(RunError, match=re.escape(line)):
+        convert.from_torch(convert.TorchFolder(folder), tmp_path / "step-000007", plan)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(25), pytest.param(range(25, 1000), marks=pytest.mark.long)], ids=["few", "many"]
+)
+def test_whatever_a_header_says_is_read_or_a_line(seeds: range, tmp_path: Path) -> None:
+    """Of tensors in parts: their places are JSON in the header, which others may have written."""
+    folder, plan, values = _folder(tmp_path)
+    file = folder / "model.safetensors"
+    places = {key: {"saved_offsets": [0] * value.ndim} for key, value in values.items()}
+    save_file(values, file, {"DCP_SHARDING_INFO": json.dumps(places)})
+    written = file.read_bytes()
+    size = 8 + int.from_bytes(written[:8], "little")
+    for seed in seeds:
+        chosen, data = random.Random(seed), bytearray(written)
+        for _ in range(chosen.randint(1, 3)):
+            at = chosen.randrange(size)
+            data[at] = chosen.choice([*b'0123456789-[]{}",:.eNa', chosen.randrange(256)])
+        file.write_bytes(data)
+        with suppress(RunError):
+            convert.from_torch(convert.TorchFolder(folder), tmp_path / f"step-{seed:06d}", plan)

@@ -66,6 +66,7 @@ def test_overlaps_are_those_of_masks() -> None:
 
 def test_a_scalar_has_one_part() -> None:
     (part,) = _cut(whole(()), random.Random(0), 3)
+    assert "lies outside of" in fault((3,), [Extent((-1,), (2,)), Extent((1,), (1,)), Extent((3,), (0,))])
     assert fault((), [part]) == ""
     assert fault((), []) == "1 of its 1 elements are in no part"
     assert fault((), [part, part]).endswith("overlap")
