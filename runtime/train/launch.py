@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+from contextlib import suppress
 from datetime import timedelta
 from io import TextIOWrapper
 from math import prod
@@ -25,6 +26,7 @@ from .sinks import check_sinks
 
 _MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables by which ranks find each other."""
+_TORCHRUN = b"torchrun", b"torch.distributed.run"  # in the command line of torch's launcher
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _RECORD = "flight_record_"
 """The names of files in the run's folder, but for the rank, that have torch's record of its last calls."""
@@ -49,6 +51,20 @@ def end_with_launcher() -> None:
     ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL)
     if os.getppid() != launcher:
         sys.exit(1)
+
+
+def stop_launcher() -> None:
+    """Signals torch's own torchrun, where it has started this rank, that the run has stopped, as a person would.
+
+    It would take a rank that ends by itself for a failed one, and start all anew.  That of `scalec run` knows better.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
+        return
+    launcher = os.getppid()
+    with suppress(OSError):
+        line = Path(f"/proc/{launcher}/cmdline").read_bytes()
+        if any(name in line for name in _TORCHRUN) and b"scalec.runtime.train.torchrun" not in line:
+            os.kill(launcher, signal.SIGTERM)
 
 
 def check_options(plan: Plan, options: Options) -> None:

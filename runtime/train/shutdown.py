@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ..comm.store import meet, part
 from ..errors import RunError, reason
-from .launch import warn
+from .launch import stop_launcher, warn
 from .stop import Stopped
 
 _GRACE = 1.0  # seconds in which the launcher sees that the first rank to fail has ended
@@ -60,6 +60,7 @@ def ending(watchdog: Watching | None = None) -> Generator[None]:
     if dist.is_initialized():
         dist.destroy_process_group()
     if status:
+        stop_launcher()
         sys.exit(status)
 
 

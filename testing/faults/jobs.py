@@ -17,6 +17,7 @@ from .fault import Fault
 from .ranks import forked, launched, listener, prepare, ran, run_file
 from .seams import MARK, processes
 
+TORCHRUN = "scalec.runtime.train.torchrun"
 HANGS = 600.0
 """Seconds after which a job is taken to hang."""
 
@@ -128,10 +129,15 @@ def fork(program: Program, *faults: Fault, folder: Path | None = None, main: Cal
         return _started(program, faults, folder, partial(ran, main or partial(run_file, program.file), server), own)
 
 
-def torchrun(program: Program, *faults: Fault, folder: Path | None = None) -> Job:
-    """Starts the program by torchrun, which is the job's one process and restarts ranks if its options say so."""
+def torchrun(program: Program, *faults: Fault, folder: Path | None = None, module: str = TORCHRUN) -> Job:
+    """Starts the program by torchrun, which is the job's one process and restarts ranks if its options say so.
+
+    `module` is that of `scalec run`, or torch's own, `torch.distributed.run`.
+    """
     options = ["--standalone", f"--nproc-per-node={program.ranks}", *shlex.split(program.launcher)]
-    return _started(program, faults, folder, partial(launched, options, program.file), [{"OMP_NUM_THREADS": "1"}])
+    return _started(
+        program, faults, folder, partial(launched, module, options, program.file), [{"OMP_NUM_THREADS": "1"}]
+    )
 
 
 def _started(

@@ -90,10 +90,10 @@ def ran(main: Callable[[], Any], server: socket.socket, folder: Path) -> int:
     return 0
 
 
-def launched(options: Sequence[str], file: str, folder: Path) -> NoReturn:
+def launched(module: str, options: Sequence[str], file: str, folder: Path) -> NoReturn:
     """Has this process be torchrun, with these options, of a program's ranks."""
     note(folder, LAUNCHER, os.getpid())
-    module, rank = "scalec.runtime.train.torchrun", ["-m", f"{__package__}", str(folder), file, *sys.argv[1:]]
+    rank = ["-m", f"{__package__}", str(folder), file, *sys.argv[1:]]
     os.execv(sys.executable, [sys.executable, "-m", module, *options, *rank])
 
 

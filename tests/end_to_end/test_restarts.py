@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from helpers.launched import text_files
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
 from scalec.runtime.checkpoint.reader import Saved
+from scalec.runtime.train.options import SEPARATE_STORES
 from scalec.testing.faults import LAUNCHER, Action, Fault, Point, Program, Send, Slow, fork, kill, torchrun
 
 RUN = Path("runs", "tiny")
@@ -78,4 +80,22 @@ def test_a_signal_ends_all_and_the_same_line_goes_on(action: Action, status: int
         assert f"saved {RUN}/checkpoints/step-{last:06}\n" in ended.out[0]
     assert fork(program).wait().succeeded
     assert _steps(program) == [*range(1, 13)]
+    assert torch.equal(_weights(program), wanted)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("action", [Send(signal.SIGTERM), Send(signal.SIGTERM, (LAUNCHER,))], ids=["rank", "launcher"])
+def test_a_stop_is_no_failure_to_torchs_own_torchrun(action: Action, program: Program) -> None:
+    """Which ends with 1 in place of 75, and starts nothing anew."""
+    wanted = _undisturbed(program)
+    slow = [Fault(Point("step", None, rank), Slow(0.5), times=9) for rank in range(2)]
+    name, _, value = SEPARATE_STORES.partition("=")
+    plain = replace(program, environment={name: value})
+    ended = torchrun(plain, Fault(Point("step", 5, 1), action), *slow, module="torch.distributed.run").wait()
+    assert ended.statuses == (1,), ended.err
+    assert "death signal" in ended.err[0]
+    last = max(_steps(program))
+    assert 5 <= last < 12
+    assert ended.out[0].count(f"saved {RUN}/checkpoints/step-{last:06}\n") == 1
+    assert fork(program).wait().succeeded
     assert torch.equal(_weights(program), wanted)
