@@ -31,6 +31,18 @@ CASES = {
     "apart": plan_text(
         Case(tp=2, sp=True, cp=2, how="via ring", gathered="regather", recompute="selective(attention, silu)")
     ),
+    "nested": """model nested(tokens[batch, seq], labels[batch, seq]) {
+  dims { vocab = 32  hidden = 16  layers = 2  blocks = 2 }
+  init ~ normal(0.02)
+  x = embedding(tokens, wte[vocab, hidden])
+  repeat layers { repeat blocks { x = x + silu(x @ wte) @ w[vocab -> hidden] + silu(x @ wte) @ v[vocab -> hidden] } }
+  loss = cross_entropy(x @ wte, labels)
+}
+mesh  { dp = 2 }
+shard { batch over dp }
+train { seq = 8  global_batch = 4  microbatch = 2  steps = 2  precision = bf16  optimizer sgd { lr = 0.1 }
+        data text { files = [python_stdlib] } }
+""",
     "scaled": plan_text(Case(dp=2, tp=2, precision="fp16  reduce = bf16", clip=1.0)),
     "stages": plan_text(
         Case(pp=2, dp=2, microbatches=4, model="tied", optimizer="adamw", clip=0.05, state="zero 1 over dp")
@@ -50,6 +62,13 @@ def compiled(plan: str) -> tuple[str, Program]:
 
 
 PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
+    "nested": {
+        "a parameter that is not cast": (
+            "x = layer(x, self.wte.bfloat16())",
+            "x = layer(x, self.wte)",
+            "silu(linear(x, wte))",
+        )
+    },
     "scaled": {
         "a loss without its scale": ("num_tokens, 1) * scale)", "num_tokens, 1))"),
         "gradients that keep the scale": ("gradient.div_(scale)", "gradient.div_(1.0)"),

@@ -21,6 +21,7 @@ from ...ir.placements import ends
 from ...ops import OPS
 from ...ops.dropout import are_draws
 from ..expressions import ATOM, CASTS, Context, Expr, express
+from ..line_writer import captured
 from ..loop_hooks import repeat_of
 from ..target import RUNTIME_TARGET, Target
 from .buckets import LayerMoves, Repeats
@@ -222,6 +223,10 @@ class Forward:
             self.values[followed] = self._move(function, self.values[followed], own[0])
         inner = layer.rest()
         self.done |= {op.outputs[0].name for op in layer.flat()}
+        given = {name: self.term(name) for name in captured(region) if name in self._leaves and name not in self.values}
+        self.values |= (
+            given  # parameters of the model, which a layer is given as they are read, and its layers after it
+        )
         whole = self.recomputes(region)
         machine.recompute = self.recompute(loop, whole)
         self.body(inner.body, iter_loops(loop.log), uses(region), around, whole)
@@ -230,6 +235,8 @@ class Forward:
         for function in last:
             results[followed] = self._move(function, results[followed], own[0])
         compare(loop.node, loop.log, machine.log)
+        for name in given:
+            del self.values[name]
         for (arg, name), value in zip(carried.items(), region.results, strict=False):
             demand(loop.node, loop.end[name] is results[arg.value.name], f"`{name}` does not end as {value.name}")
             self.values[value.name] = loop.after[name]
