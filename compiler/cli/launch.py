@@ -18,6 +18,8 @@ def launch(options: Namespace) -> None:
 
     if options.scheduler == "k8s" and not options.image:
         raise UsageError("a job of Kubernetes needs an image with scalec in it: --image IMAGE")
+    if options.scheduler == "slurm":
+        _check_time(options.time, options.grace)
     plan = load(options.plan)
     folder = Path(written(plan, options).parent)
     how = {name: getattr(options, name) for name in ("time", "grace", "cpus", "sbatch", "image", "claim")}
@@ -29,6 +31,32 @@ def launch(options: Namespace) -> None:
     file = folder / FILES[options.scheduler]
     start = {"slurm": f"sbatch {file}", "k8s": f"kubectl apply -f {file}"}[options.scheduler]
     print(f"wrote {file}\nto train:\n\n  {start}")
+
+
+_NO_LIMIT = ("0", "unlimited", "infinite")
+_EARLY = 60
+"""Seconds by which Slurm may signal earlier than it is asked to (sbatch, `--signal`)."""
+
+
+def _check_time(time: str, grace: int) -> None:
+    """UsageError unless a job has time to train before it is signalled: it would be put back for ever."""
+    if time.lower() in _NO_LIMIT:
+        return
+    if (limit := seconds(time)) is None:
+        raise UsageError(f"`--time {time}` is not a time of Slurm's: write H:M:S or D-H:M:S")
+    if limit < grace + _EARLY:
+        early = f"Slurm signals {grace} s before the end, and up to {_EARLY} s earlier"
+        raise UsageError(f"`--time {time}` leaves none to train: {early}; give more, or a shorter --grace")
+
+
+def seconds(time: str) -> int | None:
+    """The seconds of a time as Slurm reads it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None of anything else."""
+    days, dash, rest = time.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isascii() and part.isdigit() for part in (*parts, *([days] if dash else []))) or len(parts) > 3:
+        return None
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    return 86_400 * int(days or 0) + sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
 
 
 def _arguments(parser: ArgumentParser) -> None:

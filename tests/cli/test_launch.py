@@ -15,6 +15,7 @@ import torch
 from helpers.fake_slurm import sbatch
 from helpers.launched import run_file
 from scalec.compiler.cli import main
+from scalec.compiler.cli.launch import seconds
 from scalec.runtime.checkpoint.reader import Saved
 
 PLAN = """
@@ -112,10 +113,23 @@ def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     Path("p.scale").write_text(PLAN + SMALL)
     assert main(["launch", "k8s", "p.scale"]) == 2
     assert "needs an image with scalec in it: --image IMAGE" in capsys.readouterr().err
-    Path("out").mkdir()
+    assert main(["launch", "slurm", "p.scale", "--time", "0:02:59"]) == 2
+    assert "leaves none to train: Slurm signals 120 s before the end, and up to 60 s earlier" in capsys.readouterr().err
+    assert main(["launch", "slurm", "p.scale", "--time", "a day"]) == 2
+    assert "`--time a day` is not a time of Slurm's" in capsys.readouterr().err
+    assert main(["launch", "slurm", "p.scale", "-o", "out", "--no-verify", "--time", "UNLIMITED"]) == 0
     Path("out/job.sbatch").write_text("mine")
     assert main(["launch", "slurm", "p.scale", "-o", "out", "--no-verify"]) == 2
     assert "`out/job.sbatch` was not written by scalec" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("time", "wanted"),
+    [("90", 5400), ("2:30", 150), ("1:00:05", 3605), ("1-2", 93_600), ("1-2:30", 95_400), ("2-0:0:1", 172_801)]
+    + [(wrong, None) for wrong in ("", "-", "1-", "-1", "1::2", "1:2:3:4", "1-2-3", "1h", "²", "+1")],
+)
+def test_times_are_those_of_slurm(time: str, wanted: int | None) -> None:
+    assert seconds(time) == wanted
 
 
 STUB = """#!/usr/bin/env python3
