@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from .command import Command, output_arguments, plan_argument
-from .shown import show
+from .shown import TEXT, format_argument, show, tell
 from .streams import PLAN_WRONG, UsageError
-from .tell import TEXT, format_argument, tell
-from .torch_alone import DTENSOR, write_torch
 
 if TYPE_CHECKING:
     from ..analysis.certificate import Proof
     from ..ir import Program
     from ..syntax.diagnostics import Diagnostic
     from ..syntax.source import Source
+
+
+DTENSOR = "dtensor"
+"""The target of programs of torch alone; those of the other one use scalec's runtime."""
 
 
 class Plan(NamedTuple):
@@ -48,14 +50,22 @@ def compile_(options: Namespace) -> None:
 
 def _torch_alone(options: Namespace) -> None:
     """`scalec compile --target dtensor`."""
-    from ..emit.dtensor import for_torch
+    from ..emit.dtensor import emit, for_torch
+    from ..emit.write_files import OutputError, write
+    from ..reports.summary import headline, launch
 
     plan = load(options.plan, changed=for_torch)
     folder = options.output or Path("out", f"{options.plan.stem}_{DTENSOR}")
-    said = write_torch(plan.program, plan.source, plan.model, _proved(plan, options), folder)
+    proof, script = _proved(plan, options), folder / "train.py"
+    try:
+        write(folder, emit(plan.program, plan.source, plan.model, proof))
+    except OutputError as error:
+        raise UsageError(str(error)) from error
     tell(warnings(plan), options.format)
     if options.format == TEXT:
-        print(said)
+        start = f"to train on the bytes of a file:\n\n  {launch(plan.program).command(script)} FILE"
+        wrote = f"wrote {script} and {script.with_name('plan.json')}"
+        print(f"{headline(plan.program)}\n\n{_verified(proof)}\n{wrote}\n{start}")
 
 
 def check(options: Namespace) -> int:
@@ -181,10 +191,9 @@ def written(plan: Plan, options: Namespace) -> Path:
     proof, paths = _put(plan, options)
     *first, last = map(str, paths)
     wrote = f"{', '.join(first)} and {last}"
-    shown = f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
     parts = [said(plan.program) for said in (headline, elastic, communication, needs_by_load, kernels, recomputation)]
     parts.append(largest_bucket(plan.program, plan.model))
-    show("\n\n".join(filter(None, (*parts, f"{shown}\nwrote {wrote}"))))
+    show("\n\n".join(filter(None, (*parts, f"{_verified(proof)}\nwrote {wrote}"))))
     return paths[0].parent / "train.py"
 
 
@@ -195,6 +204,10 @@ def _proved(plan: Plan, options: Namespace) -> "Proof | None":
     from ..proof import verify
 
     return verify(plan.program, plan.model)
+
+
+def _verified(proof: "Proof | None") -> str:
+    return f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
 
 
 def _put(plan: Plan, options: Namespace) -> "tuple[Proof | None, tuple[Path, ...]]":

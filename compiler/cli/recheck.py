@@ -6,9 +6,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from .compile import Plan, read
+from .compile import DTENSOR, Plan, read
 from .streams import UsageError
-from .torch_alone import DTENSOR
 
 if TYPE_CHECKING:
     from ..ir import Program

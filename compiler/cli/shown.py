@@ -1,10 +1,16 @@
-"""Reports on standard output: on a terminal with headings, numbers and places set apart, elsewhere as they are."""
+"""Reports and diagnostics on the standard streams: for people, on a terminal with styles, or in a form for machines."""
 
 import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from .streams import as_file
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+    from ..syntax.diagnostics import Diagnostic
 
 STYLES = (
     r"(?<![\w.:])(?P<cyan>\d[\d,.]*(?: ?(?:%|[KMGTP]i?B|B|[mµ]?s|GPUs?|ranks?|nodes?)\b)?)",
@@ -38,3 +44,27 @@ def styled(text: str) -> "Text":
     for pattern in STYLES:
         found.highlight_regex(pattern)
     return found
+
+
+TEXT = "text"
+"""The form for people."""
+
+
+def format_argument(parser: ArgumentParser) -> None:
+    """The option of commands whose diagnostics can have another form."""
+    help = "the form of errors and warnings; one for machines is all that is printed (default: text)"
+    parser.add_argument("--format", choices=(TEXT, "json", "sarif", "github"), default=TEXT, help=help)
+
+
+def tell(found: "Sequence[Diagnostic]", form: str = TEXT) -> None:
+    """Prints diagnostics: for people on standard error, for machines on standard output."""
+    if form == TEXT:
+        from ..syntax.diagnostics import render, wants_colour
+
+        colour = wants_colour(sys.stderr)
+        sys.stderr.write("".join(f"{render(each, colour=colour)}\n\n" for each in found))
+        return
+    from ..reports.diagnostic_formats import FORMATS
+
+    as_file()
+    sys.stdout.write(FORMATS[form](found))

@@ -6,7 +6,7 @@ import pytest
 
 from scalec.compiler.analysis.memory import account, fits, too_large
 from scalec.compiler.cli import main
-from scalec.compiler.cli.torch_alone import DTENSOR
+from scalec.compiler.cli.compile import DTENSOR
 from scalec.compiler.emit.dtensor import emit, for_torch
 from scalec.compiler.frontend import resolve
 from scalec.compiler.ir import Program
