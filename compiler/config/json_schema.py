@@ -6,7 +6,7 @@ import attrs
 
 from .fields import Field, Part, Settings, fields_of, heading_of
 from .settings import Cluster, Flow, Pipelining, Train, Watch
-from .values import Selection, Size
+from .values import Selection, Size, record
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -40,13 +40,9 @@ def _section(cls: type[Settings]) -> dict[str, Any]:
     name, heading = heading_of(cls)
     named = {} if heading is None else {name: {"enum": [*heading]} if heading else {"type": "string"}}
     fields = fields_of(cls)
-    return {
-        "description": (cls.__doc__ or "").partition("\n")[0],
-        "type": "object",
-        "properties": named | {field.name: _field(cls, field) for field in fields},
-        "required": [*named, *(field.name for field in fields if field.required)],
-        "additionalProperties": False,
-    }
+    properties = named | {field.name: _field(cls, field) for field in fields}
+    required = (*named, *(field.name for field in fields if field.required))
+    return {"description": (cls.__doc__ or "").partition("\n")[0]} | record(properties, *required)
 
 
 def _field(cls: type[Settings], field: Field) -> dict[str, Any]:

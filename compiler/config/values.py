@@ -41,6 +41,12 @@ UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 POWERS = {"k": 1, "m": 2, "g": 3, "b": 3, "t": 4}
 """Letters for thousands, millions and so on, which may be those of 1000 or of 1024."""
 
+
+def record(properties: Json, *required: str) -> dict[str, Any]:
+    """The JSON Schema of an object that has these properties and no others."""
+    return {"type": "object", "properties": properties, "required": [*required], "additionalProperties": False}
+
+
 _NOUNS: dict[type, str] = {
     tree.Name: "a name",
     tree.Range: "a range",
@@ -173,12 +179,11 @@ def _sized(size: int) -> str:
 _SIZES = f"a size is a whole number above 0 and one of {listing(UNITS)}"
 _IN_BYTES = _INTEGER | {"minimum": 1}
 BYTES = Value("a size, as in `25MiB`", _bytes, _sized, (INT64,), help=lambda _: _SIZES, json=_IN_BYTES)
-_SIZE = {"type": "object", "properties": {"bytes": _IN_BYTES}, "required": ["bytes"], "additionalProperties": False}
 COUNT_OR_BYTES = Value(
     "an integer or a size, as in `40GiB`",
     _count_or_bytes,
     lambda value: _sized(value.bytes) if isinstance(value, Size) else str(value),
-    json={"anyOf": [_IN_BYTES, _SIZE]},
+    json={"anyOf": [_IN_BYTES, record({"bytes": _IN_BYTES}, "bytes")]},
 )
 
 
@@ -219,13 +224,11 @@ def _number_or_skip(key: tree.Name, expr: tree.Expr) -> float | Skip | None:
 
 
 _MOST = real(POSITIVE).schema
-_SKIP = {
-    "type": "object",
-    "properties": {"deviations": _MOST},
-    "required": ["deviations"],
-    "additionalProperties": False,
-}
-NUMBER_OR_SKIP = Value(f"a number or a rule, as in `{SKIP}(10)`", _number_or_skip, json={"anyOf": [_MOST, _SKIP]})
+NUMBER_OR_SKIP = Value(
+    f"a number or a rule, as in `{SKIP}(10)`",
+    _number_or_skip,
+    json={"anyOf": [_MOST, record({"deviations": _MOST}, "deviations")]},
+)
 
 
 # ---- lists
@@ -322,8 +325,7 @@ def selection(*words: str, of: str, each: str) -> Value:
         "number": _INTEGER,
         "memory": {"anyOf": [_IN_BYTES, {"type": "null"}]},
     }
-    json = {"type": "object", "properties": properties, "required": ["word"], "additionalProperties": False}
-    return Value(f"one of {choices}", parse, json=json)
+    return Value(f"one of {choices}", parse, json=record(properties, "word"))
 
 
 # ---- strings
