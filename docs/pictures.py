@@ -12,7 +12,7 @@ from scalec.compiler.config.units import amount
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.drawing import Canvas, ticks
-from scalec.compiler.reports.html.calls import calls
+from scalec.compiler.reports.html.calls import busiest, by_rank
 from scalec.compiler.reports.html.model import model
 from scalec.compiler.reports.html.model_svg import drawn
 from scalec.compiler.reports.summary import axes_of, launch
@@ -247,7 +247,8 @@ def sent_by_axis() -> Canvas:
 def five_axes() -> Canvas:
     """One layer under all five axes."""
     of = subject(ROOT / "docs" / "tutorial" / "10_five_axes.scale", proved=False)
-    return drawn(model(of, calls(of)), {axis.name: at for at, axis in enumerate(of.program.axes)})
+    ranks = by_rank(of)
+    return drawn(model(of.program, busiest(ranks), ranks), {axis.name: at for at, axis in enumerate(of.program.axes)})
 
 
 PICTURES: dict[str, Callable[[], Canvas]] = {

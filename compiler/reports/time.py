@@ -81,7 +81,7 @@ def _watched(it: Report) -> Iterator[str]:
 
 
 def _unpriced(it: Report) -> Iterator[str]:
-    """What no time is known of: kernels that are told to be deterministic, by the IR or by `replay`."""
+    """Kernels of which no time is known: those that are told to be deterministic, by the IR or by `replay`."""
     program = it.program
     told = bool(program.watch.replay) or any(dict(op.attrs).get(DETERMINISTIC.name) == "on" for op in program.ops)
     if told and not it.on.synchronous:
