@@ -52,9 +52,15 @@ def compiled(plan: str, folder: Path, at: str = "tiny.scale") -> ModuleType:
     return imported(folder / "train.py")
 
 
-def run(ranks: int, module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float) -> list[Step]:
-    """Trains a program from `start` on global batches, [rows, seq] each; its steps, put together of all ranks'."""
-    return [_joined(each, start) for each in zip(*run_ranks(ranks, _train, module, start, batches, lr), strict=True)]
+def run(
+    ranks: int, module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float, is_read: bool = True
+) -> list[Step]:
+    """Trains a program from `start` on global batches, [rows, seq] each; its steps, put together of all ranks'.
+
+    Torch compares each message of stages with what the plan says of it, where each stage reads all that it receives.
+    """
+    found = run_ranks(ranks, _train, module, start, batches, lr, is_read)
+    return [_joined(each, start) for each in zip(*found, strict=True)]
 
 
 def _joined(steps: Sequence[Step], start: Tensors) -> Step:
@@ -86,10 +92,12 @@ def mesh_of(module: ModuleType) -> Any:
     return init_device_mesh("cpu", tuple(module.MESH.values()), mesh_dim_names=tuple(module.MESH))
 
 
-def _train(module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float) -> list[Step]:
+def _train(module: ModuleType, start: Tensors, batches: Sequence[Inputs], lr: float, is_read: bool) -> list[Step]:
     torch.set_deterministic_debug_mode("default")  # torch's own optimizers and DTensors sum as they like
     mesh = mesh_of(module)
     model, optimizer = module.build(mesh)
+    for stage in model.schedule._stages if hasattr(model, "schedule") else ():
+        stage._runtime_validate = is_read
     fill(module, model, start)
     return [_step(module, model, optimizer, module.microbatches(mesh, *batch), lr, start) for batch in batches]
 
