@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -126,7 +127,7 @@ def _small(model: str) -> str:
         ("tiny", "torchtitan"),
         ("gpt2", "hf"),
         ("llama3_2", "torchtitan"),
-        ("qwen3_moe", "torchtitan"),
+        pytest.param("qwen3_moe", "torchtitan", marks=pytest.mark.long),
         ("deepseek_v3", "torchtitan"),
         *(
             pytest.param(model, "hf", marks=pytest.mark.long)
@@ -331,6 +332,22 @@ def test_a_full_disk_and_a_kill_leave_nothing_by_the_name(tmp_path: Path, monkey
     assert saver.checkpoints(tmp_path / "made") == []
     convert.from_torch(convert.TorchFolder(folder), tmp_path / "made" / "step-000007", plan)
     assert [path.name for path in saver.checkpoints(tmp_path / "made")] == ["step-000007"]
+
+
+def test_a_kill_while_a_folder_is_written_leaves_none_by_its_name(tmp_path: Path) -> None:
+    _, plan, values = _folder(tmp_path)
+    left = multiprocessing.get_context("fork").Process(target=_killed_writing, args=(tmp_path, plan))
+    left.start()
+    left.join()
+    assert left.exitcode == -9
+    assert not (tmp_path / "again").exists()
+    convert.to_torch(Saved(tmp_path / "run" / "step-000007"), tmp_path / "again", plan)
+    assert _equal(load_file(tmp_path / "again" / "model.safetensors"), values)
+
+
+def _killed_writing(folder: Path, plan: convert.Contents) -> None:
+    safetensors.torch.save_file = lambda *_, **__: os.kill(os.getpid(), 9)
+    convert.to_torch(Saved(folder / "run" / "step-000007"), folder / "again", plan)
 
 
 def _killed(folder: Path, made: Path, plan: convert.Contents) -> None:
