@@ -42,7 +42,7 @@ class Recomputed:
         self.made: dict[int, Tensor] = {}
 
     def held(self, arg: Any) -> Callable[[], Any]:
-        """What gives an argument in backward."""
+        """The function that gives an argument in backward."""
         if not isinstance(arg, Tensor) or isinstance(arg, nn.Parameter):
             return lambda: arg
         packed, wanted = self.pack_outside(arg.detach()), arg.requires_grad
@@ -87,7 +87,7 @@ class Recomputed:
 
 
 def view_like(saved: Tensor) -> Callable[[Tensor], Tensor]:
-    """What makes of a recomputed tensor the view that one of its first making was."""
+    """The function that makes of a recomputed result the view of it that was saved."""
     local = local_part(saved)
     place = local.shape, local.stride(), local.storage_offset()
     if not isinstance(saved, DTensor):

@@ -70,7 +70,7 @@ MANY = (
     ),
     Case(dp=2, recompute="selective(attention, embedding, silu)", state="zero 2 over dp", microbatches=2),
     Case(cp=2, tp=2, sp=True, how="via ring", gathered="regather", recompute="selective(attention, rope)"),
-    Case(dp=2, cp=2, gathered="regather", recompute="selective(silu, rmsnorm)", model="latent"),
+    Case(dp=2, cp=2, gathered="regather", recompute="selective(silu, rmsnorm)", model="tied"),
     Case(pp=2, tp=2, sp=True, layers=4, microbatches=4, gathered="regather", recompute="selective(attention, silu)"),
     Case(cp=4, how="as zigzag via ring", kv=1, microbatches=2, recompute="full", optimizer="adamw"),
     Case(cp=2, tp=2, sp=True, how="via ring", model="latent"),
