@@ -8,7 +8,11 @@ from random import Random
 
 import pytest
 
+from frontend.test_mistakes import PLAN as SMALL
 from helpers.mistakes import MISTAKES, PLAN, Mistake, edited
+from helpers.pipeline_plan import PLAN as PIPELINE
+from helpers.pipeline_plan import edited as of_pipeline
+from helpers.refused_plans import RULES_TP
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
@@ -72,6 +76,28 @@ def test_one_mistake_is_one_message(mistake: Mistake, folder: Path) -> None:
 def test_several_mistakes_are_all_told_and_nothing_else(size: int, count: int, folder: Path) -> None:
     wrong = [[each.name for each in several] for several in drawn(Random(0), count, size) if differs(folder, several)]
     assert not wrong
+
+
+SOFTMAX = {"silu(x @ w_in[hidden -> ffn])": "softmax(x @ w_in[hidden -> ffn], over=ffn)"}  # needs ffn whole
+SWAPPED = {"dp = 2  tp": "tp = 2  cp", "batch over dp": "", "seq over tp": "seq over tp, cp"}  # tp is not innermost
+RING = {"tp = 2": "cp = 2", RULES_TP: "seq over cp via ring"}
+LATE = [  # what is written instead of what in a plan; what is told, of which the last could wait for a pass
+    (PIPELINE, {"layers = 6": "layers = 1", "lr = 1e-3": "lr = -1"}, "E0405 E0517"),
+    (PIPELINE, {**SOFTMAX, "batch over": "ffn over", "pipeline {": "pipeline { stages = [1, 2, 2, 2]"}, "E0517 E0601"),
+    (PIPELINE, {**SOFTMAX, "batch over": "ffn over", "steps = 3": "steps = none"}, "E0404 E0601"),
+    (PIPELINE, {**SOFTMAX, "batch over": "ffn over", "= 1f1b": "= 2f2b"}, "E0104 E0601"),
+    (SMALL, {"theta = 10000": "theta = -1", "kv_heads, ffn": "ffn", **SOFTMAX}, "E0313 E0601 E0609"),
+    (SMALL, {"steps = 3": "steps = 3  recompute = selective(atention)", **SOFTMAX}, "E0410 E0601"),
+    (SMALL, {**SWAPPED, "1e-3": "-1"}, "E0405 E0506"),
+    (SMALL, {**SWAPPED, "nodes = 1": "nodes = 2"}, "E0506 E0512"),
+    (SMALL, {"ffn = 48": "ffn = 0", **RING, "steps = 3": "steps = 3  compile = on"}, "E0304 E0412"),
+    (SMALL, {**SOFTMAX, "steps = 3": "steps = 3  recompute = auto"}, "E0419 E0601"),
+]
+
+
+@pytest.mark.parametrize(("plan", "edits", "codes"), LATE, ids=[codes for *_, codes in LATE])
+def test_what_passes_find_is_told_beside_the_rest(plan: str, edits: dict[str, str], codes: str, folder: Path) -> None:
+    assert " ".join(code for code, _ in told(folder, of_pipeline(edits, plan))) == codes
 
 
 @pytest.mark.long
