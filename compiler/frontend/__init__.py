@@ -12,6 +12,7 @@ from ..syntax.diagnostics import Diagnostics, Note, listing, wrong
 from ..syntax.limits import Reader, load
 from ..syntax.source import Source
 from .arithmetic import Scalar, evaluate, whole
+from .branch_names import declared
 from .elastic import begun_at, check_ranges, check_rows
 from .hf_weights import stored
 from .inputs import check_data
@@ -64,7 +65,8 @@ def _program(
     document: Document, sections: Mapping[str, tree.Section], settings: Sections, found: Diagnostics
 ) -> Program:
     """The program but for what depends on its data, as far as mistakes, which are added to `found`, leave one."""
-    axes, rules = axes_of(sections["mesh"], found), rules_of(sections["shard"], found)
+    rules = rules_of(sections["shard"], found)
+    axes = axes_of(sections["mesh"], rules, found)
     train = settings.train or standing_in(sections["train"], axes)
     if not settings.train:
         found.doubt(section="train")
@@ -148,7 +150,7 @@ def _dims(model: tree.Model, found: Diagnostics) -> tuple[dict[str, Dim], dict[s
         if isinstance(section, tree.Section):
             for entry in section.entries:
                 with found.catch():
-                    _define(section, entry, dims, scope)
+                    _define(section, entry, dims, scope, found)
                     continue
                 if section.kind.name not in ("dims", "const"):
                     found.doubt(*section.span.names, section="statements")
@@ -156,6 +158,11 @@ def _dims(model: tree.Model, found: Diagnostics) -> tuple[dict[str, Dim], dict[s
                     found.doubt(entry.key.name)
                     if section.kind.name == "dims":
                         dims.setdefault(entry.key.name, Dim(entry.key.name, UNKNOWN_SIZE, span=entry.span))
+    if "dims" in found.in_part:
+        uses = [dim for use in declared(model.body) for dim in (*use.outs, *use.ins)]
+        for dim in uses:
+            if dim.name in found.doubtful - scope.keys():
+                dims.setdefault(dim.name, Dim(dim.name, UNKNOWN_SIZE, span=dim.span))
     return dims, scope
 
 
@@ -165,7 +172,9 @@ UNKNOWN_SIZE = 2**40 * 3 * 5 * 7
 _IN_MODEL = "a model has `dims { … }` and `const { … }`; `repeat layers { … }` repeats its statements"
 
 
-def _define(section: tree.Section, entry: tree.Entry, dims: dict[str, Dim], scope: dict[str, Scalar]) -> None:
+def _define(
+    section: tree.Section, entry: tree.Entry, dims: dict[str, Dim], scope: dict[str, Scalar], found: Diagnostics
+) -> None:
     """Adds a dim or a constant.  Raises PlanError."""
     match section.kind.name, entry:
         case "dims", tree.Setting(key) if key.name in (*DATA_DIMS, MICROBATCHES):
@@ -177,6 +186,7 @@ def _define(section: tree.Section, entry: tree.Entry, dims: dict[str, Dim], scop
             size = whole(key, evaluate(value, scope), value, scope)
             dims[key.name] = Dim(key.name, _padded(size, entry), size, span=entry.span)
             scope[key.name] = size
+            found.doubtful.discard(key.name)  # whatever else is not read
         case "const", tree.Setting(key, value):
             scope[key.name] = evaluate(value, scope)
         case (("dims" | "const"), _):

@@ -48,8 +48,13 @@ def count(items: Iterable[tree.Statement]) -> int:
 
 def declarations(items: Iterable[Item]) -> Iterator[tree.Name]:
     """The parameters that statements declare."""
+    return (use.name for use in declared(items))
+
+
+def declared(items: Iterable[Item]) -> Iterator[tree.ParamUse]:
+    """The same with their dims."""
     for bind in _binds(items):
-        yield from (each.name for each in mentioned(bind.expr) if isinstance(each, tree.ParamUse))
+        yield from (each for each in mentioned(bind.expr) if isinstance(each, tree.ParamUse))
 
 
 def bound_in(items: Iterable[Item]) -> Iterator[str]:

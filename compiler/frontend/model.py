@@ -61,7 +61,7 @@ def build(
     region = Region("model", body, (*args, *draws.inputs), ends, span=model.span)
     params = tuple(parameters.all.values())
     with found.catch():
-        params = tuple(initialised(model, parameters.all, parameters.roles, numbers))
+        params = tuple(initialised(model, parameters.all, parameters.roles, numbers, found))
     return Built(region, params, (*parameters.buffers.values(),))
 
 

@@ -160,10 +160,14 @@ class Parameters:
 
 
 def initialised(
-    model: tree.Model, params: Mapping[str, Param], roles: Mapping[str, str], scope: Mapping[str, Scalar]
+    model: tree.Model,
+    params: Mapping[str, Param],
+    roles: Mapping[str, str],
+    scope: Mapping[str, Scalar],
+    found: Diagnostics,
 ) -> Iterator[Param]:
     """The parameters with their initial values: by name, else by role, else by the model's `init ~ …`."""
-    explicit, default = _inits(model, scope)
+    explicit, default = _inits(model, scope, found)
     for param in params.values():
         init = explicit.get(param.name) or (Init(roles[param.name]) if param.name in roles else default)
         if init is None:
@@ -172,13 +176,15 @@ def initialised(
         yield evolve(param, init=init)
 
 
-def _inits(model: tree.Model, scope: Mapping[str, Scalar]) -> tuple[dict[str, Init], Init | None]:
-    """Initial values of single parameters, and of all others."""
+def _inits(model: tree.Model, scope: Mapping[str, Scalar], found: Diagnostics) -> tuple[dict[str, Init], Init | None]:
+    """Initial values of single parameters, and of all others; 0 in place of mistakes, which are added to `found`."""
     explicit: dict[str, Init] = {}
     default: Init | None = None
     for item in model.body:
         if isinstance(item, tree.Init):
-            init = _distribution(item.dist, scope)
+            init = Init("zeros")
+            with found.catch():
+                init = _distribution(item.dist, scope)
             for name in item.names:
                 explicit[name.name] = init
             default = default if item.names else init

@@ -16,8 +16,8 @@ from ..syntax.source import Span
 from .elastic import MOST, range_of
 
 
-def axes_of(section: tree.Section, found: Diagnostics) -> tuple[Axis, ...]:
-    """The axes of a mesh; one without a size is of size 1."""
+def axes_of(section: tree.Section, rules: Sequence[tree.Rule], found: Diagnostics) -> tuple[Axis, ...]:
+    """The axes of a mesh; one without a size, or of which only rules can be read, is of size 1."""
     axes: dict[str, Axis] = {}
     for entry in section.entries:
         match entry:
@@ -38,6 +38,8 @@ def axes_of(section: tree.Section, found: Diagnostics) -> tuple[Axis, ...]:
                 if isinstance(entry, tree.Setting):  # rules may name it
                     found.doubt(entry.key.name)
                     axes.setdefault(entry.key.name, Axis(entry.key.name, 1, entry.key.name, span=entry.span))
+    for axis in (axis for rule in rules for axis in rule.axes if axis.name in found.doubtful):
+        axes.setdefault(axis.name, Axis(axis.name, 1, axis.name, span=axis.span))
     return tuple(axes.values())
 
 

@@ -15,6 +15,7 @@ from .flatten_sums import flatten_sums
 from .insert_collectives import insert_collectives
 from .partition_stages import with_stages
 from .propagate import propagate
+from .schedule_pipeline import demand_rows
 from .split_axes import factor_axes
 
 PLACELESS = {"E0204", "E0501", "E0502", "E0503", "E0504", "E0505", "E0507", "E0518", "E0519", "E0520"}
@@ -35,16 +36,35 @@ def look_ahead(program: Program, found: Diagnostics) -> None:
     """Adds to what is `found` in a program what later passes find in its sound parts."""
     with found.catch():
         _recomputed(program, found)
-    if program.after not in BEFORE:
-        return
     if program.after == "resolve":
         validate(program, found)  # for the words that are in doubt
     if found.codes & PLACELESS or found.in_part & {"mesh", "shard"}:
         return
-    is_whole = found.codes <= BESIDE and not found.in_part & {"model", "statements", "loss"}
-    if is_whole and program.pipeline:
+    is_sound = found.codes <= BESIDE and not found.in_part & {"model", "statements", "loss"}
+    is_whole = program.after != "resolve" or is_sound
+    with found.catch():
+        program = _staged(program, found) if is_whole else program
+    if program.after in BEFORE:
+        _placed(program, found, is_whole)
+
+
+def _staged(program: Program, found: Diagnostics) -> Program:
+    """The program with its pipeline's stages, if it has any; rows that do not rest on times are made.
+
+    Raises PlanError.
+    """
+    if not (pipeline := program.pipeline):
+        return program
+    made = program if pipeline.layers else with_stages(program, pipeline)
+    by_name = pipeline.settings.schedule.kind != AUTO
+    if by_name and made.pipeline and "train" not in found.in_part and not found.codes & {"E0310", "E0520"}:
         with found.catch():
-            program = with_stages(program, program.pipeline)
+            demand_rows(made, made.pipeline)
+    return made
+
+
+def _placed(program: Program, found: Diagnostics, is_whole: bool) -> None:
+    """Adds what is wrong with the work of single ops, and of a whole program with its collectives too."""
     count = found.count
     worked = propagate(flatten_sums(_factored(program, found)), found)
     if is_whole and found.count == count and not any(claim.via == AUTO for claim in program.claims):

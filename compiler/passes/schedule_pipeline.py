@@ -6,7 +6,7 @@ sums over the axis.  Before: `fuse_buckets`.  Non-goals: which stages there are 
 
 from attrs import evolve
 
-from ..analysis.stage_schedule import scheduled
+from ..analysis.stage_schedule import rows, scheduled
 from ..config.settings import ON
 from ..config.units import counted
 from ..ir import (
@@ -45,6 +45,15 @@ def schedule_pipeline(program: Program) -> Program:
 def summed(program: Program, pipeline: Pipeline) -> Program:
     """The program with sums over its stages' ranks."""
     return evolve(program, region=_Sums(program, pipeline).region())
+
+
+def demand_rows(program: Program, pipeline: Pipeline) -> None:
+    """Raises PlanError where a schedule that has a name has no rows for the plan's microbatches, or rows that split."""
+    try:
+        made = rows(pipeline, program.axis(pipeline.axis).size, program.size(MICROBATCHES))
+    except ScheduleError as error:
+        raise PlanError([impossible(error, program, pipeline)]) from None
+    _demand_whole(program, evolve(pipeline, schedule=made))
 
 
 def _demand_whole(program: Program, pipeline: Pipeline) -> None:

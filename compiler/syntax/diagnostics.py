@@ -205,7 +205,7 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("E0311", "E0312", "E0314", "E0316"), ()),
     **dict.fromkeys(("E0402", "E0409", "E0503", "E0504", "E0519"), ()),
     "E0508": ("model", "statements"),
-    **dict.fromkeys(("E0310", "E0510", "E0511", "E0512", "E0609"), ("mesh",)),
+    **dict.fromkeys(("E0310", "E0507", "E0510", "E0511", "E0512", "E0609"), ("mesh",)),
     **dict.fromkeys(("E0509", "E0515"), ("shard",)),
     **dict.fromkeys(("E0412", "E0612", "E0615"), ("train",)),
     "E0517": ("shard", "model"),

@@ -17,6 +17,9 @@ from .source import Source, Span
 Part = tuple[int, int]
 """Offsets of a part of a text, its end exclusive."""
 
+BETWEEN = {"over", "as", "via", "to", "by", "from", "pad", "every"}
+"""Words of the language that are in rules, routes and settings, and in messages about these."""
+
 _NAME = re.compile(r"(?<!\w)[A-Za-z_]\w*")
 _COMMENT = re.compile(r"#[^\n]*")
 
@@ -28,8 +31,8 @@ def blanked(text: str, part: Part) -> str:
 
 
 def words(text: str, part: Part) -> set[str]:
-    """The names in a part of a text, without comments."""
-    return {*_NAME.findall(_COMMENT.sub("", text[part[0] : part[1]]))}
+    """The names in a part of a text, without comments and the words between names."""
+    return {*_NAME.findall(_COMMENT.sub("", text[part[0] : part[1]]))} - BETWEEN
 
 
 def offset(span: Span) -> int:

@@ -81,11 +81,14 @@ def test_several_mistakes_are_all_told_and_nothing_else(size: int, count: int, f
 SOFTMAX = {"silu(x @ w_in[hidden -> ffn])": "softmax(x @ w_in[hidden -> ffn], over=ffn)"}  # needs ffn whole
 SWAPPED = {"dp = 2  tp": "tp = 2  cp", "batch over dp": "", "seq over tp": "seq over tp, cp"}  # tp is not innermost
 RING = {"tp = 2": "cp = 2", RULES_TP: "seq over cp via ring"}
+FFN = {**SOFTMAX, "batch over": "ffn over"}
 LATE = [  # what is written instead of what in a plan; what is told, of which the last could wait for a pass
     (PIPELINE, {"layers = 6": "layers = 1", "lr = 1e-3": "lr = -1"}, "E0405 E0517"),
-    (PIPELINE, {**SOFTMAX, "batch over": "ffn over", "pipeline {": "pipeline { stages = [1, 2, 2, 2]"}, "E0517 E0601"),
-    (PIPELINE, {**SOFTMAX, "batch over": "ffn over", "steps = 3": "steps = none"}, "E0404 E0601"),
-    (PIPELINE, {**SOFTMAX, "batch over": "ffn over", "= 1f1b": "= 2f2b"}, "E0104 E0601"),
+    (PIPELINE, {**FFN, "pipeline {": "pipeline { stages = [1, 2, 2, 2]"}, "E0517 E0601"),
+    (PIPELINE, {**FFN, "steps = 3": "steps = none"}, "E0404 E0601"),
+    (PIPELINE, {**FFN, "= 1f1b": "= 2f2b"}, "E0104 E0601"),
+    (PIPELINE, {**FFN, "1f1b": "dualpipev", "pp = 4": "pp = 2", "= 24": "= 6"}, "E0517 E0601"),
+    (PIPELINE, {**FFN, "1f1b": "zb_h1", "steps = 3": "steps = 3  compile = on"}, "E0412 E0601"),
     (SMALL, {"theta = 10000": "theta = -1", "kv_heads, ffn": "ffn", **SOFTMAX}, "E0313 E0601 E0609"),
     (SMALL, {"steps = 3": "steps = 3  recompute = selective(atention)", **SOFTMAX}, "E0410 E0601"),
     (SMALL, {**SWAPPED, "1e-3": "-1"}, "E0405 E0506"),
@@ -95,7 +98,7 @@ LATE = [  # what is written instead of what in a plan; what is told, of which th
 ]
 
 
-@pytest.mark.parametrize(("plan", "edits", "codes"), LATE, ids=[codes for *_, codes in LATE])
+@pytest.mark.parametrize(("plan", "edits", "codes"), LATE, ids=map(str, range(len(LATE))))
 def test_what_passes_find_is_told_beside_the_rest(plan: str, edits: dict[str, str], codes: str, folder: Path) -> None:
     assert " ".join(code for code, _ in told(folder, of_pipeline(edits, plan))) == codes
 
