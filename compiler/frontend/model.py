@@ -6,6 +6,7 @@ from attrs import frozen
 
 from ..ir import BATCH, FLOATS, Arg, Buffer, Enter, Leave, Param, Program, Region, Type, Yield, defs
 from ..ops import roles
+from ..ops.experts import DISPATCH
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Unknown, wrong
 from .arithmetic import Scalar
@@ -128,7 +129,7 @@ class _Statements:
         """A statement with a mistake: what it binds and declares is unknown, but for what it would bind anew."""
         names = {*map(str, declarations([item])), *bound_in([item])} - self._scope.bound.keys()
         self._found.doubt(*names, section="statements")
-        self._found.used.update(item.span.names)
+        self._found.used |= item.span.names | ({DISPATCH.name} if "route" in item.span.names else set[str]())
 
     def _read(self, item: tree.Statement) -> None:
         match item:

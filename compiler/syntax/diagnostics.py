@@ -211,15 +211,15 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     "E0517": ("shard", "model"),
     "E0202": ("model",),
     "E0212": ("loss",),
-    "E0410": ("model", "statements"),
+    "E0410": ("model",),
 }
 """Mistakes that may follow from others, and the sections, or other parts of a plan, on all of which each rests.
 
 Such a mistake is not told where one of its words, or a part of these sections, is in doubt.
 """
 
-UNUSED = ("E0212", "E0508", "E0509", "E0515")
-"""Mistakes that say of something that nothing uses it."""
+UNUSED = ("E0212", "E0410", "E0508", "E0509", "E0515")
+"""Mistakes that say of something that nothing uses it, or that there is no such op."""
 
 OF_A_CONSTANT = ("E0312", "E0313")
 """Mistakes that are told once, however many ops are given the constant."""

@@ -135,11 +135,11 @@ MODEL = [
     *("E0505", "E0602", "E0603", "E0604", "E0606", "E0613"),
 ]
 RESTS = {
-    **dict.fromkeys(MODEL, "model"),
+    **dict.fromkeys(MODEL, "op model"),
     **dict.fromkeys(("E0310", "E0510", "E0511", "E0512"), "train mesh shard cluster"),
     **dict.fromkeys(("E0404", "E0405", "E0407", "E0409", "E0411", "E0416"), "train"),
-    **dict.fromkeys(("E0402", "E0410"), "train model"),
-    **dict.fromkeys(("E0508", "E0509", "E0601", "E0609", "E0611", "E0614"), "model mesh shard"),
+    **dict.fromkeys(("E0402", "E0410"), "train op model"),
+    **dict.fromkeys(("E0508", "E0509", "E0601", "E0609", "E0611", "E0614"), "op model mesh shard"),
 }
 """The sections on which a mistake rests: it can be told only where what it is about is known."""
 
