@@ -231,9 +231,11 @@ def _machines(program: Program, found: Diagnostics) -> None:
 
 def _within_node(program: Program, found: Diagnostics) -> None:
     """Axes over which weights lie communicate inside every layer: they stay within one machine, if it can hold them."""
-    gpus, order = _gpus_per_node(program), [axis.name for axis in program.axes]
+    gpus, idle = _gpus_per_node(program), _idle_axes(program)
+    order = [axis.name for axis in program.axes if axis not in idle]
     wide = {dim for dim in program.choices if _degree(program, dim) > gpus}
-    wide |= found.used if "route" in found.doubtful else set[str]()  # which may be dims of experts
+    if "route" in found.used and not program.choices:
+        wide |= found.used  # which may be dims of experts
     weights = {claim.axis: claim for claim in program.claims[::-1] if claim.dim not in {*DATA_DIMS, *wide}}
     for axis, claim in weights.items():
         inner = order[order.index(axis) :]
