@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Shard, distribute_tensor
 from torch.nn.functional import scaled_dot_product_attention as attention
 
+from end_to_end.test_stages import CASES, MODELS, plan_of
 from helpers.forked_ranks import run_ranks
 from helpers.oracle.plans import Case, plan_text
 from helpers.torch_target import files_of, text_of
@@ -42,6 +43,11 @@ def test_a_pipeline_reads_as_it_did(golden: Callable[[str, str], None]) -> None:
     files = files_of(plan_text(case))
     for name in ("train.py", "schedule.csv"):
         golden(f"dtensor/pipeline/{name}", files[name])
+
+
+def test_a_value_that_a_stage_passes_on_is_copied() -> None:
+    """It enters recomputed layers, and torch detaches in place what a stage returns where backward has two parts."""
+    assert "return x, s.clone()" in text_of(plan_of(MODELS["more later"], *CASES["more later"]))
 
 
 @pytest.mark.parametrize("model", ["llama", "every", "tied"])

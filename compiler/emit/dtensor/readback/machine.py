@@ -84,6 +84,14 @@ class TorchMachine(Machine):
 
     # ---- expressions
 
+    def call(self, node: ast.Call, function: object, args: Sequence[object], options: dict[str, object]) -> object:
+        """The result of a call: of a copy, the value itself."""
+        match function:
+            case Term(head="attr", args=(Term() as of, "clone")) if not args and not options:
+                return of
+            case _:
+                return super().call(node, function, args, options)
+
     def _Compare(self, node: ast.Compare) -> object:
         match node:
             case ast.Compare(left=left, ops=[ast.NotIn()], comparators=[several]):
