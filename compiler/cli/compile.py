@@ -3,7 +3,7 @@
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,14 +57,15 @@ def _torch_alone(options: Namespace) -> None:
     plan = load(options.plan, changed=for_torch)
     folder = options.output or Path("out", f"{options.plan.stem}_{DTENSOR}")
     proof, script = _proved(plan, options), folder / "train.py"
+    files = emit(plan.program, plan.source, plan.model, proof)
     try:
-        write(folder, emit(plan.program, plan.source, plan.model, proof))
+        write(folder, files)
     except OutputError as error:
         raise UsageError(str(error)) from error
     tell(warnings(plan), options.format)
     if options.format == TEXT:
         start = f"to train on the bytes of a file:\n\n  {launch(plan.program).command(script)} FILE"
-        wrote = f"wrote {script} and {script.with_name('plan.json')}"
+        wrote = _wrote([folder / name for name in files])
         print(f"{headline(plan.program)}\n\n{_verified(proof)}\n{wrote}\n{start}")
 
 
@@ -189,11 +190,9 @@ def written(plan: Plan, options: Namespace) -> Path:
 
     tell(warnings(plan))
     proof, paths = _put(plan, options)
-    *first, last = map(str, paths)
-    wrote = f"{', '.join(first)} and {last}"
     parts = [said(plan.program) for said in (headline, elastic, communication, needs_by_load, kernels, recomputation)]
     parts.append(largest_bucket(plan.program, plan.model))
-    show("\n\n".join(filter(None, (*parts, f"{_verified(proof)}\nwrote {wrote}"))))
+    show("\n\n".join(filter(None, (*parts, f"{_verified(proof)}\n{_wrote(paths)}"))))
     return paths[0].parent / "train.py"
 
 
@@ -208,6 +207,11 @@ def _proved(plan: Plan, options: Namespace) -> "Proof | None":
 
 def _verified(proof: "Proof | None") -> str:
     return f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
+
+
+def _wrote(paths: Sequence[Path]) -> str:
+    *first, last = map(str, paths)
+    return f"wrote {', '.join(first)} and {last}"
 
 
 def _put(plan: Plan, options: Namespace) -> "tuple[Proof | None, tuple[Path, ...]]":

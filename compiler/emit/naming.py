@@ -45,9 +45,9 @@ DTYPES = {
 
 PROGRAM = set(
     """
-    DTensor DeviceMesh FIRST GLOBAL_BATCH LAST LAYERS_OF_STAGE MESH MICROBATCHES PIPELINE PLAN Partial Replicate SEED
-    STEPS Sequence Shard TILES Tensor batch build cast eval_step lr mesh model nn optimizer partial reduce self state
-    torch train_step
+    DTensor DeviceMesh FIRST GLOBAL_BATCH INNER LAST LAYERS_OF_STAGE MESH MICROBATCHES NAMES PIPELINE PLAN Partial
+    Replicate SEED STAGE_TO_RANK STEPS Sequence Shard TILES Tensor batch build cast eval_step lr mesh model nn optimizer
+    partial reduce self state torch train_step
     """.split()
 )
 """Names that emitted programs give meaning to."""

@@ -21,15 +21,19 @@ class OutputError(Exception):
 def write(folder: Path, files: dict[str, str]) -> None:
     """Writes `files`, name → text, into `folder`; those that already say the same are left alone.
 
-    Everything is checked before anything is written.  Raises OutputError.
+    Files that the program before read, and this one does not, are removed.  Everything is checked before anything is
+    written.  Raises OutputError.
     """
     try:
         _check_folder(folder)
         for name, text in files.items():
             _check_file(folder / name, text.encode())
+        stale = [path for path in _companions(folder) if path.name not in files]
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             _replace(folder / name, text.encode())
+        for path in stale:
+            path.unlink()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise OutputError(f"cannot write `{folder}`: {reason}; choose another folder with -o") from error
@@ -62,6 +66,13 @@ def _is_known(path: Path) -> bool:
     """Whether a file without a mark is the one whose hash a program beside it has."""
     program = path.with_name("train.py")
     return program.is_file() and _is_ours(program) and sha256(path.read_bytes()).hexdigest() in program.read_text()
+
+
+def _companions(folder: Path) -> list[Path]:
+    """The files that the program in a folder reads, as far as they are as it was written for them."""
+    return [
+        path for path in folder.glob("*.*") if path.suffix in (".csv", ".json") and path.is_file() and _is_known(path)
+    ]
 
 
 def _written_by(path: Path) -> str:

@@ -104,6 +104,16 @@ def test_rows_are_known_by_the_program_beside_them(tmp_path: Path) -> None:
     write(tmp_path, newer)
 
 
+def test_files_that_the_program_no_longer_reads_are_removed(tmp_path: Path) -> None:
+    rows, names = "0F0\n", '{"written_by": "scalec 1"}'
+    known = " ".join(sha256(text.encode()).hexdigest() for text in (rows, names))
+    write(tmp_path, {"train.py": f"{PROGRAM}# {known}\n", "schedule.csv": rows, "names.json": names})
+    (tmp_path / "of_a_user.csv").write_text("1,2\n")
+    (tmp_path / "folder.csv").mkdir()
+    write(tmp_path, {"train.py": PROGRAM})
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "of_a_user.csv", "folder.csv"}
+
+
 @pytest.mark.parametrize("target", ["elsewhere.py", "missing.py"])
 def test_refuses_a_file_that_is_a_symbolic_link(tmp_path: Path, target: str) -> None:
     (tmp_path / "elsewhere.py").write_text(PROGRAM)

@@ -98,8 +98,8 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         lr_doc=f"The learning rate of a step, from 0: {program.train.optimizer.schedule.kind}, after a warm-up.",
         lr=[*_learning_rate(program)],
     )
-    text = body.replace("@OPS@\n", ops_source(body) + "\n")
-    return text.replace("@IMPORTS@\n", import_lines(text, user_modules(program)))
+    text = body.replace("# @OPS@\n", ops_source(body) + "\n")
+    return text.replace("# @IMPORTS@\n", import_lines(text, user_modules(program)))
 
 
 def _shown(proof: Proof | None) -> str:

@@ -1,8 +1,8 @@
 """The imports of a program of torch alone, and the source of what it calls of `codegen_templates/torch_*.py`."""
 
 import ast
-import re
 from collections.abc import Iterator
+from symtable import Symbol, SymbolTable, symtable
 
 from ...ops.protocol import FUNCTIONAL
 from ...syntax.package_data import folder
@@ -86,5 +86,12 @@ def _definitions(file: str) -> Iterator[tuple[str, str]]:
 
 
 def names_in(text: str) -> set[str]:
-    """The names that a text uses: other than attributes and what is in comments and strings."""
-    return set(re.findall(r"(?<![\w.])[A-Za-z_]\w*\b", re.sub(r'(?s)""".*?"""|#[^\n]*|"[^"\n]*"', "", text)))
+    """The names that a text uses and does not bind itself: no attributes, parameters or variables of functions."""
+    scopes = [symtable(text, "train.py", "exec")]
+    for scope in scopes:
+        scopes += scope.get_children()
+    return {each.get_name() for scope in scopes for each in scope.get_symbols() if _is_global(scope, each)}
+
+
+def _is_global(scope: SymbolTable, name: Symbol) -> bool:
+    return name.is_global() or (scope.get_type() == "module" and name.is_referenced())

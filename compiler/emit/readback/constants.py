@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from ...analysis.elastic import every_size
 from ...ir import MICROBATCHES, Pipeline, Program, Value, base
 from ...ir.stages import crossing, stages
-from ..naming import DTYPES
+from ..naming import DTYPES, PROGRAM
 from ..plan_json import digest
 
 _GROUP = r"\[([^]]*)\]"
@@ -24,7 +24,7 @@ def constants(program: Program) -> dict[str, str]:
 
 def sizes(program: Program) -> dict[str, int]:
     """The sizes that a program may name, by the dims' names in capitals, and of stages the first and the last one."""
-    of_dims = {dim.name.upper(): dim.size for dim in program.dims}
+    of_dims = {name: dim.size for dim in program.dims if (name := dim.name.upper()) not in PROGRAM}
     return of_dims | ({"FIRST": 0, "LAST": len(program.pipeline.stage_to_rank) - 1} if program.pipeline else {})
 
 

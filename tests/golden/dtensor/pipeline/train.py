@@ -329,21 +329,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return nn.functional.rms_norm(x, weight.shape, weight, eps)
 
 
-def mean(x: Tensor, dim: int | tuple[int, ...], size: int) -> Tensor:
-    """Σ x / size over some dims."""
-    return (x.sum(dim, dtype=wide(x)) / size).to(x.dtype)
-
-
-def split(x: Tensor, *sizes: int) -> tuple[Tensor, ...]:
-    """Consecutive slices of the last dim."""
-    return x.split_with_sizes(sizes, dim=-1)
-
-
-def softcap(x: Tensor, cap: float) -> Tensor:
-    """cap · tanh(x / cap)."""
-    return cap * torch.tanh(x / cap)
-
-
 def embedding(tokens: Tensor, table: Tensor) -> Tensor:
     """Rows of `table`.  DTensor's own rule masks rows elsewhere on one axis of a mesh, and not on two."""
     pairs = zip(cast(DTensor, tokens).placements, cast(DTensor, table).placements, strict=True)
