@@ -21,6 +21,7 @@ from ...frontend.load_plan import opened
 from ...frontend.validate import validate
 from ...ir import Op, Program
 from ...passes import lower
+from ...passes.look_ahead import look_ahead
 from ...reports.lints import advice
 from ...syntax import tree
 from ...syntax.diagnostics import Diagnostic, PlanError
@@ -180,7 +181,7 @@ def typed(before: Document | None, source: Source, read: Reader = load) -> Docum
     try:
         found = syntax_of(source, read)
         syntax = found if is_whole(source) or not syntax else syntax
-        model = validate(resolve(source, STAND_IN if found.is_model else None, read))
+        model = validate(resolve(source, STAND_IN if found.is_model else None, read, look_ahead))
     except PlanError as error:
         mistakes = tuple(each for each in error.diagnostics if each.span.path != STAND_IN.path)
     return evolve(before, source=source, syntax=syntax, model=model, mistakes=mistakes)
