@@ -79,8 +79,13 @@ def ran(main: Callable[[], Any], server: socket.socket, folder: Path) -> int:
         if rank:
             server.close()
         else:
-            meeting: Any = import_module("torch.distributed.rendezvous")  # a function of torch.distributed has its name
-            meeting.TCPStore = partial(meeting.TCPStore, master_listen_fd=server.detach())
+            fd = server.detach()
+            for name in (
+                "torch.distributed",
+                "torch.distributed.rendezvous",
+            ):  # a function of the one has the other's name
+                meeting: Any = import_module(name)
+                meeting.TCPStore = partial(meeting.TCPStore, master_listen_fd=fd)
         main()
     except SystemExit as ended:
         return int(ended.code or 0)
