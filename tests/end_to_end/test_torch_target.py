@@ -25,6 +25,7 @@ from helpers.oracle.models import HEADS, Model
 from helpers.oracle.plans import Case, plan_text
 from scalec.compiler.emit.dtensor import for_torch
 from scalec.compiler.frontend import resolve
+from scalec.compiler.ir import Program
 from scalec.compiler.passes import lower
 from scalec.compiler.syntax.source import Source
 from scalec.runtime import Mesh
@@ -213,20 +214,24 @@ def _recorded(traffic: Any, module: ModuleType) -> Any:
     return traffic.sent_by(lambda: module.train_step(model, optimizer, batch, LR), module.MESH)
 
 
+def _program(text: str) -> Program:
+    return lower(for_torch(resolve(Source("tiny.scale", text))))
+
+
 def _communicated(case: Case, folder: Path, traffic: Any) -> Beyond:
     """Records a step on gloo ranks, finds each collective of the plan in it, and returns what is beyond.
 
-    Those of activations and stages are the same calls; flat buffers of a plan have padding to whole rows, at most 4%,
-    and what stages add to a norm is one sum for all of them.
+    Those of activations and stages are the same calls; flat buffers of a plan have padding to whole rows, at most a
+    tenth of these small ones, and what stages add to a norm is one sum for all of them.
     """
     text = plan_text(case)
-    program = lower(for_torch(resolve(Source("tiny.scale", text))))
+    program = _program(text)
     ranks = run_ranks(case.ranks, _recorded, traffic, torch_target.compiled(text, folder), functional=True)
     beyond: Beyond = {}
     for rank, sent in enumerate(ranks):
         stage = rank * case.pp // case.ranks
         for row in traffic.compared(traffic.planned(program, stage), sent):
-            assert row.bytes >= 0.96 * row.bytes_planned - 8, (rank, row)
+            assert row.bytes >= 0.9 * row.bytes_planned - 8, (rank, row)
             beyond[row.op, row.axes] = row.beyond
         for use in ("activations", "stages"):
             calls = traffic.planned(program, stage, use)
@@ -247,11 +252,13 @@ def test_torch_communicates_what_the_plan_says(case: Case, beyond: Beyond, tmp_p
 def test_torch_communicates_little_beyond_a_plan(case: Case, tmp_path: Path, traffic: Any) -> None:
     """Sums over ranks: of gradients, over several axes, and of norms.
 
-    Where backward has two parts, torch recomputes layers for each, and communicates as they do.
+    Where backward has two parts, torch recomputes layers for each, and communicates as they do; a dim that lies over
+    two axes is gathered and summed over one after the other.
     """
     twice = case.recompute != "none" and case.schedule in ("zbv", "zb_h1", "zb_h2", "dualpipev")
     again = {"all_gather", "reduce_scatter", "send", "receive"} if twice else set[str]()
-    assert {op for op, _ in _communicated(case, tmp_path, traffic)} <= {"all_reduce", *again}
+    in_turn = {call.op for call in traffic.planned(_program(plan_text(case))) if len(call.axes) > 1}
+    assert {op for op, _ in _communicated(case, tmp_path, traffic)} <= {"all_reduce", *again, *in_turn}
 
 
 @pytest.mark.long
