@@ -328,8 +328,8 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
             "for tokens, labels in batch]) / len(batch)",
         ),
         "another function on DTensors": (
-            "    return cap * torch.tanh",
-            "    return torch.tanh",
+            "self.softcap * torch.tanh",
+            "torch.tanh",
         ),
         "another sum of losses": (
             "reduce(torch.add, terms)",
@@ -373,7 +373,7 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
         "a residual left out": (
             "return x + linear(",
             "return linear(",
-            "x = recomputed(",
+            "for layer in self.layers",
         ),
         "labels for tokens": (
             "embedding(tokens, self.wte)",
