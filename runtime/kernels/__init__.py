@@ -5,7 +5,7 @@ Only a program that was compiled with kernels imports this package; the runtime 
 
 from .accumulate import Accumulate
 from .adamw import AdamW
-from .attention import Attention, Block, Blocks, Merge, RingAttention
+from .attention import Attention, Block, Blocks, RingAttention
 from .cross_entropy import CrossEntropy, LogitSoftmaxStats, rescale_to_global_max
 from .experts import (
     Balance,
@@ -50,7 +50,6 @@ __all__ = [
     "LinearCrossEntropy",
     "LinearSoftmaxStats",
     "LogitSoftmaxStats",
-    "Merge",
     "Product",
     "Products",
     "RMSNorm",

@@ -50,7 +50,7 @@ def forward(
 
 
 def backward(
-    saved: Saved, g_out: Tensor, g_lse: None, how: Setting, dtype: torch.dtype | None = None
+    saved: Saved, g_out: Tensor, how: Setting, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `plain_attention.backward`; the result and its log-sum-exp may be of more keys than these."""
     q, k, v, _, _, out, lse = saved

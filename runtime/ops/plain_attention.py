@@ -68,14 +68,13 @@ def forward(
 
 
 def backward(
-    saved: Saved, g_out: Tensor, g_lse: Tensor | None, how: Setting, dtype: torch.dtype | None = None
+    saved: Saved, g_out: Tensor, how: Setting, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, each as it is shaped, in `dtype`, by default its own."""
     q, k, v, q_ids, k_ids, out, lse = saved
     q_heads, k_heads, v_heads, g_heads = _queries(q, k, how), _keys(k, how), _keys(v, how), _queries(g_out, k, how)
     lse_heads = lse.view(*q_heads.shape[:-1])
     delta = (_widened(g_heads) * _queries(out, k, how)).sum(-1)
-    delta = delta if g_lse is None else delta - g_lse.view(delta.shape)
     g_q, g_k, g_v = (torch.zeros(each.shape, dtype=wide(q.dtype), device=q.device) for each in (q, k, v))
     for rows, columns, pairs in _parts(q, k, q_ids, k_ids, how):
         q_part, g_part = _widened(q_heads[..., rows, :]), _widened(g_heads[..., rows, :])

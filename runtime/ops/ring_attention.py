@@ -183,7 +183,7 @@ class _Ring:
                 saved_here = (*given, *ids, self._rows(out, rows), lse.narrow(-1, *rows).contiguous())
                 back = self._of(*given, ids, how).backward
                 totals = self._rows(g_q, rows), self._rows(g_k, columns), self._rows(g_v, columns)
-                _add(totals, back(saved_here, self._rows(g_out, rows), None, how, dtype=g_q.dtype))
+                _add(totals, back(saved_here, self._rows(g_out, rows), how, dtype=g_q.dtype))
             if hop:
                 work.wait()
                 flat += arriving

@@ -1,8 +1,7 @@
 """Flash attention: forward, backward, the merge of partial results, and a ring of ranks."""
 
-from .merge import Merge
 from .op import Attention, Choice, backend
 from .ring import RingAttention
 from .tiles import Block, Blocks
 
-__all__ = ["Attention", "Block", "Blocks", "Choice", "Merge", "RingAttention", "backend"]
+__all__ = ["Attention", "Block", "Blocks", "Choice", "RingAttention", "backend"]

@@ -1,7 +1,7 @@
 """Backward of attention: the kernels of delta, of keys and values, and of queries (arXiv:2307.08691, algorithm 2).
 
 Both of the latter recompute the weights from q, k and the log-sum-exp, without atomics.  The gradient of a softmax
-subtracts δ = Σ out · dout − dlse of each row.
+subtracts δ = Σ out · dout of each row.
 """
 # pyright: basic, reportGeneralTypeIssues=false
 
@@ -36,7 +36,7 @@ _ELEMENTS = 4096
 
 @triton.jit(do_not_specialize=["heads", "queries"])
 def delta_kernel(
-    out, g_out, g_lse, delta,
+    out, g_out, delta,
     out_batch, out_row, out_head, g_batch, g_row, g_head, heads, queries,
     D: tl.constexpr, DP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -45,14 +45,11 @@ def delta_kernel(
     out_tile = load_tile(out + batch * out_batch + head * out_head, begin, out_row, queries, ROWS, D, DP, True)
     g_tile = load_tile(g_out + batch * g_batch + head * g_head, begin, g_row, queries, ROWS, D, DP, True)
     result = tl.sum(out_tile.to(tl.float32) * g_tile.to(tl.float32), 1)
-    of_head = (batch * heads + head) * queries
-    if g_lse is not None:
-        result -= load_row(g_lse + of_head, begin, queries, ROWS, True)
-    store_row(delta + of_head, result, begin, queries, ROWS)
+    store_row(delta + (batch * heads + head) * queries, result, begin, queries, ROWS)
 
 
-def delta(out: Tensor, g_out: Tensor, g_lse: Tensor | None, seq: int) -> Tensor:
-    """Float32 [b, n, s]; without a gradient of the log-sum-exp that is 0."""
+def delta(out: Tensor, g_out: Tensor, seq: int) -> Tensor:
+    """δ, float32 [b, n, s]."""
     batch, queries, heads = sizes(out, seq)
     result = out.new_empty((batch, heads, queries), dtype=torch.float32)
     dim = out.shape[-1]
@@ -60,7 +57,7 @@ def delta(out: Tensor, g_out: Tensor, g_lse: Tensor | None, seq: int) -> Tensor:
     launching.launch(
         delta_kernel,
         (batch * heads * launching.blocks(queries, rows),),
-        *(out, g_out, g_lse if g_lse is None else g_lse.contiguous(), result),
+        *(out, g_out, result),
         *(*strides(out, seq), *strides(g_out, seq), heads, queries),
         D=dim,
         DP=padded(dim),
@@ -167,7 +164,6 @@ def queries_kernel(
 def backward(
     saved: Saved,
     g_out: Tensor,
-    g_lse: Tensor | None,
     how: Setting,
     blocks: Blocks,
     dtype: torch.dtype | None = None,
@@ -178,7 +174,7 @@ def backward(
     batch, queries, heads = sizes(q, how.seq)
     _, keys, kv_heads = sizes(k, how.seq)
     g_q, g_k, g_v = (each.new_empty(each.shape, dtype=dtype) for each in (q, k, v))
-    given = (q, k, v, q_ids, k_ids, g_out, lse, delta(out, g_out, g_lse, how.seq))
+    given = (q, k, v, q_ids, k_ids, g_out, lse, delta(out, g_out, how.seq))
     lie = (*operand_strides(q, k, v, q_ids, k_ids, how.seq), *strides(g_out, how.seq))
     rest = (heads, queries, keys, how.shift, how.scale)
     compiled_for = constants(how, q, k, q_ids)

@@ -69,7 +69,7 @@ def attend(
 
 
 class _Attend(Function):
-    """Both results have gradients: that of the log-sum-exp adds to each score's as much as the score's weight."""
+    """By kernels or by plain torch, with the same tensors saved; the log-sum-exp has no gradient."""
 
     @staticmethod
     def forward(
@@ -87,18 +87,14 @@ class _Attend(Function):
         out, lse = forward.forward(*given, blocks.forward) if blocks else plain_attention.forward(*given)
         ctx.save_for_backward(q, k, v, q_ids, k_ids, out, lse)
         ctx.how, ctx.blocks = how, blocks
+        ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        g_out, g_lse = grad_outputs
-        saved = cast(Saved, ctx.saved_tensors)
-        g_out = saved[5].new_zeros(saved[5].shape) if g_out is None else g_out
-        if ctx.blocks:
-            gradients = backward.backward(saved, g_out, g_lse, ctx.how, ctx.blocks)
-        else:
-            gradients = plain_attention.backward(saved, g_out, g_lse, ctx.how)
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        given = cast(Saved, ctx.saved_tensors), grad_outputs[0], ctx.how
+        gradients = backward.backward(*given, ctx.blocks) if ctx.blocks else plain_attention.backward(*given)
         return *gradients, None, None, None, None
 
 
@@ -160,7 +156,7 @@ class Attention:
         k_documents: Tensor | None = None,
         shift: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """Attention to some of the keys, and its log-sum-exp [b, n, s], natural, float32 at least: for `Merge`.
+        """Attention to some of the keys, and its log-sum-exp [b, n, s], natural, float32 at least.
 
         The first query is `shift` keys after the first key; `shift` may be less than 0.  Queries that see none of the
         keys have 0 and −∞.

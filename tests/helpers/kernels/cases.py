@@ -44,13 +44,16 @@ def moved(x: Tensor) -> Tensor:
     return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
 
 
-def check_equal(actual: Tensor, expected: Tensor, precision: Precision) -> None:
-    """Raises where a result differs from one in float64 by more than the element type explains."""
+def check_equal(actual: Tensor, expected: Tensor, precision: Precision, least: float = 1.0) -> None:
+    """Raises where a result differs from one in float64 by more than the element type explains.
+
+    least: the largest element, where none of the result is as large.
+    """
     assert actual.dtype == precision.dtype, f"{actual.dtype} instead of {precision.dtype}"
     scale = expected.abs().max().item() if expected.numel() else 1.0
     wide = actual.detach().to("cpu", torch.float64)
     torch.testing.assert_close(
-        wide, expected.detach().cpu(), atol=precision.atol * max(scale, 1.0), rtol=precision.rtol
+        wide, expected.detach().cpu(), atol=precision.atol * max(scale, least), rtol=precision.rtol
     )
 
 
@@ -59,21 +62,24 @@ def check_against(
     formula: Callable[..., Tensor | tuple[Tensor, ...]],
     tensors: Sequence[Tensor],
     precision: Precision,
+    least: float = 1.0,
 ) -> None:
     """Holds results and gradients of `op` against those of a plain formula in float64, of the same tensors.
 
-    The gradients of the results are random, the same for both.
+    The gradients of the results are random, the same for both; some results may have none, in both.
+    least: of the gradients, as in `check_equal`.
     """
     wide = [tensor.detach().to("cpu", torch.float64).requires_grad_() for tensor in tensors]
     actual, expected = _tuple(op(*tensors)), _tuple(formula(*wide))
     for one, other in zip(actual, expected, strict=True):
         check_equal(one, other, precision)
+    actual, expected = ([it for it in results if it.requires_grad] for results in (actual, expected))
     seeds = [torch.randn(it.shape, generator=torch.Generator().manual_seed(7 + i)) for i, it in enumerate(expected)]
     seeds = [seed.to(precision.dtype) for seed in seeds]
     gradients = torch.autograd.grad(actual, list(tensors), [seed.to(actual[0].device) for seed in seeds])
     right = torch.autograd.grad(expected, wide, [seed.double() for seed in seeds])
     for one, other in zip(gradients, right, strict=True):
-        check_equal(one, other, precision)
+        check_equal(one, other, precision, least)
 
 
 def _tuple(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -125,8 +125,6 @@ def _calls() -> None:
     rows, block = randn(14, 40), {40: kernels.Tile(rows=2, warps=4, columns=16)}
     differentiate(kernels.Dispatch(block)(randn(7, 40), order))
     differentiate(kernels.Combine(block)(rows, torch.rand(7, 2, requires_grad=True), order))
-    merge = kernels.Merge({8: tile})
-    differentiate(*merge(randn(5, 1, 2, 8), torch.randn(1, 2, 5), randn(5, 1, 2, 8), torch.randn(1, 2, 5), 0))
     p, g, m, v, copies = (torch.rand(2, 100) for _ in range(5))
     part = Part(ParamGroup(), p, g, {"exp_avg": m, "exp_avg_sq": v}, copies)
     kernels.AdamW(tile=kernels.Tile(rows=1, warps=4, columns=64)).update(part, 1e-3, torch.ones(()), torch.zeros(()))

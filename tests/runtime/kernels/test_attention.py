@@ -9,7 +9,7 @@ from torch import Tensor
 
 from helpers.kernels.cases_attention import SMALL
 from scalec.runtime import attention
-from scalec.runtime.kernels import Attention, Merge
+from scalec.runtime.kernels import Attention
 from scalec.runtime.kernels.attention import backend
 
 OPTIONS: list[dict[str, Any]] = [
@@ -91,22 +91,6 @@ def test_attention_keeps_its_operands_its_result_and_a_sum_for_each_row(dtype: t
     assert [it.data_ptr() for it in rest[1:]] == [it.data_ptr() for it in results]
     assert results[1].shape == (2, 4, LENGTH)
     assert results[1].dtype == dtype
-
-
-def test_a_merge_keeps_what_it_is_given_and_is_exact_in_float64() -> None:
-    attended, merge, qkv = Attention({8: SMALL}), Merge({}), _operands(1)
-    halves = [[it[:, :150] for it in qkv], [it[:, 150:] for it in qkv]]
-    (q1, k1, v1), (q2, k2, v2) = halves
-    one, other = attended.partial(q2, k1, v1, 1, shift=150), attended.partial(q2, k2, v2, 1)
-    parts = (*one, *other)
-    kept = _kept(lambda: merge(*parts, 1))
-    assert [it.data_ptr() for it in kept] == [it.data_ptr() for it in parts]
-    actual = torch.cat([attended.partial(q1, k1, v1, 1)[0], merge(*parts, 1)[0]], 1)
-    expected = attention(*qkv, layout="bshd")
-    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)
-    gradients = [torch.autograd.grad(it.sin().sum(), qkv, retain_graph=True) for it in (actual, expected)]
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 
 
 def test_queries_that_see_nothing() -> None:

@@ -34,7 +34,7 @@ TWICE = {("norm_kernels.norm_backward", "s"), ("norm_kernels.norm_backward", "da
 def test_kernels_move_each_operand_and_result_once() -> None:
     large = [(kernel, name, each) for kernel, times in traffic() for name, each in times.items() if name not in CACHED]
     assert {kernel.partition(".")[0] for kernel, *_ in large} == {
-        *("accumulate", "adamw", "gates", "logit_kernels", "merge", "norm_kernels", "rope", "rows")
+        *("accumulate", "adamw", "gates", "logit_kernels", "norm_kernels", "rope", "rows")
     }
     again = {(kernel, name) for kernel, name, (loaded, _) in large if loaded == 2}
     assert again == TWICE

@@ -85,7 +85,7 @@ def test_it_is_plain_attention(seq: int, how: Setting, keys: int, dtype: torch.d
     slope = torch.randn(found[0].shape, generator=SLOPE).to(dtype)
     merged = (expected[0].to(dtype) * 0.9, expected[1] + 0.4)
     of_flash, of_plain = (
-        it.backward((*given, *merged), slope, None, how, dtype=wide(dtype)) for it in (flash_attention, plain_attention)
+        it.backward((*given, *merged), slope, how, dtype=wide(dtype)) for it in (flash_attention, plain_attention)
     )
     for one, other in zip((*found, *of_flash), (*expected, *of_plain), strict=True):
         torch.testing.assert_close(one, other, atol=close, rtol=close)
@@ -98,5 +98,5 @@ def test_operators_for_cuda_take_what_they_are_given(how: Setting) -> None:
     out, lse = flash_attention.forward(*given, how, dtype=torch.float32)
     assert (out.shape, out.dtype, lse.shape, lse.dtype) == (given[0].shape, torch.float32, (2, 4, 6), torch.float32)
     slope = torch.empty_like(given[0])
-    gradients = flash_attention.backward((*given, out.bfloat16(), lse), slope, None, how, dtype=torch.float32)
+    gradients = flash_attention.backward((*given, out.bfloat16(), lse), slope, how, dtype=torch.float32)
     assert [(it.shape, it.dtype) for it in gradients] == [(it.shape, torch.float32) for it in given[:3]]
