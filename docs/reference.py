@@ -2,6 +2,7 @@
 
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from textwrap import dedent
 
 import attrs
 from mkdocs.config.defaults import MkDocsConfig
@@ -101,7 +102,7 @@ def _codes() -> Iterator[str]:
         yield f"\n## {code}\n\n**{meaning}.** {entry['text']}"
         for kind in ("wrong", "right"):
             if kind in entry:
-                yield f"\n{kind.capitalize()}:\n\n```\n{entry[kind].rstrip()}\n```"
+                yield f"\n{kind.capitalize()}:\n\n```\n{dedent(entry[kind]).rstrip()}\n```"
 
 
 def _cell(text: str) -> str:

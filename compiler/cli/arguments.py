@@ -52,7 +52,7 @@ COMMANDS = (
 
 EPILOG = """exit status:
   0  done
-  1  the plan has errors, which are printed on standard error
+  1  the plan has errors, which are printed on standard error, or fails what the command checks
   2  the command line is wrong, or the output would overwrite files that scalec did not write
 
 SCALEC_DUMP=<pass>|all prints the program after that pass, or after each, on standard error.

@@ -51,6 +51,7 @@ def compile_(options: Namespace) -> None:
 def _torch_alone(options: Namespace) -> None:
     """`scalec compile --target dtensor`."""
     from ..emit.dtensor import emit, for_torch
+    from ..emit.dtensor.refusals import without_effect
     from ..emit.write_files import OutputError, write
     from ..reports.summary import headline, launch
 
@@ -62,7 +63,7 @@ def _torch_alone(options: Namespace) -> None:
         write(folder, files)
     except OutputError as error:
         raise UsageError(str(error)) from error
-    tell(warnings(plan), options.format)
+    tell((*warnings(plan), *without_effect(plan.program)), options.format)
     if options.format == TEXT:
         start = f"to train on the bytes of a file:\n\n  {launch(plan.program).command(script)} FILE"
         wrote = _wrote([folder / name for name in files])
@@ -254,7 +255,8 @@ COMPILE = Command(
     "kernels, and DIR/hf_names.json, Hugging Face's names.\n"
     "Prints what a step communicates and the command that starts training.  Never overwrites files that\n"
     "scalec did not write.\n"
-    "With --target dtensor DIR/train.py imports nothing but torch, and reads DIR/schedule.csv alone.",
+    "With --target dtensor DIR/train.py imports nothing but torch, reads DIR/schedule.csv alone, and trains on the\n"
+    "bytes of a file, or in a loop of your own on any data; it saves and watches nothing by itself.",
     "scalec compile plans/tiny_llama.scale -o out/tiny_llama",
 )
 

@@ -50,6 +50,7 @@ COMMAND = Command(
     "look at the machines that are to train a plan",
     "Compares versions, clocks, GPUs, links, ports, the run's folder, disk and limits with each other and with\n"
     "the needs of the plan, a line each: ok, warn or fail, and what to do.  Looks at this machine, with a process\n"
-    "for each rank of a node; under torchrun --no-python, at all nodes.  Exits with status 1 if anything failed.",
+    "for each rank of a node if it has as many GPUs, or cores, and else with one, without links and ports; under\n"
+    "torchrun --no-python, at all nodes.  Exits with status 1 if anything failed.",
     "scalec doctor plans/tiny_llama.scale",
 )

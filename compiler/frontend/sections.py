@@ -59,7 +59,7 @@ def _check_skips(watch: Watch) -> None:
         raise wrong("E0405", "`skips` needs a look at each step: `finite every 1`", watch.spans["finite"], help=help)
     if watch.limited and not watch.skips:
         help = "add `skips = 3`: as many steps in a row may be skipped, and one more ends the run"
-        raise wrong("E0402", f"`spikes = {watch.spikes}` needs `skips`", watch.spans["spikes"], help=help)
+        raise wrong("E0402", "`spikes = skip(…)` needs `skips`", watch.spans["spikes"], help=help)
 
 
 def standing_in(section: tree.Section, axes: Sequence[Axis]) -> Train:

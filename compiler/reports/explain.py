@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from textwrap import indent
+from textwrap import dedent, indent
 from typing import Any
 
 from ..analysis.collective import Collective, Use
@@ -31,7 +31,8 @@ def explain_code(code: str) -> str:
     """All that is known of one of CODES, for people."""
     entry = texts()[code]
     parts = [f"{code}: {CODES[code]}", entry["text"]]
-    parts += [f"{kind}:\n\n{indent(entry[kind].rstrip(), '  ')}" for kind in ("wrong", "right") if kind in entry]
+    words = {kind: dedent(entry[kind]).rstrip() for kind in ("wrong", "right") if kind in entry}
+    parts += [f"{kind}:\n\n{indent(each, '  ')}" for kind, each in words.items()]
     return "\n\n".join(parts)
 
 

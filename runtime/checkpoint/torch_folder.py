@@ -90,7 +90,7 @@ def _opened(path: Path) -> FileSystemReader:
         safetensors()
         return HuggingFaceStorageReader(str(path))
     if not path.exists():
-        raise RunError(f"there is no {path}")
+        raise RunError(f"there is no `{path}`")
     within = ": name the folder `sharded` in it" if (path / "sharded").is_dir() else ""
     raise RunError(f"{path} is no checkpoint: it has no index.json, no .metadata and no *.safetensors{within}")
 

@@ -64,15 +64,15 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--steps", type=_positive, default=plan.steps, help="train up to this step (default %(default)s)")
     add("--lr", type=float, default=plan.lr, help="peak learning rate (default %(default)s)")
     add("--data", nargs="+", default=plan.data.files, metavar="GLOB", help=f"files to train on (default {files})")
-    add("--seed", type=int, default=plan.seed, help="of initial values and data order (default %(default)s)")
+    add("--seed", type=int, default=plan.seed, help="seed of values and data order (default %(default)s)")
     help = "go on from the newest checkpoint of the run folder; `auto`: if there is one, else begin"
     add("--resume", nargs="?", const="newest", default="", choices=("newest", "auto"), metavar="auto", help=help)
-    help = "the same, though seed, data, batch or model are not those of the checkpoint"
+    help = "the same, even if seed, data, batch or model differ from those of the checkpoint"
     add("--resume-anyway", action="store_true", help=help)
     add("--init", type=_path, metavar="PATH", help="begin with these weights: a .safetensors file, or a folder of them")
     help = "write the newest checkpoint of the run folder as safetensors into this new folder, and end; one process"
     add("--export", type=_path, metavar="DIR", help=help)
-    help = "element type of what is exported (default that in which the model computes); fp32 keeps masters whole"
+    help = "element type of the export (default: that in which the model computes); fp32 keeps master weights whole"
     add("--export-dtype", choices=tuple(EXPORTED), help=help)
     add("--out", type=_path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
     help = f"write the numbers of log.jsonl to these, too: {', '.join(SINKS)}"
@@ -83,14 +83,14 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--save-every", type=_positive, default=plan.save_every, metavar="N", help=help)
     help = "newest checkpoints to keep (default %(default)s)"
     add("--keep", type=_positive, default=plan.keep, metavar="N", help=help)
-    help = "keep each checkpoint of a step that N divides, too (default %(default)s, none if 0)"
+    help = "keep checkpoints of steps that N divides, too (default %(default)s; 0: none)"
     add("--keep-every", type=_natural, default=plan.keep_every, metavar="N", help=help)
     add("--device", choices=("cpu", "cuda"), default=device, help="default here: %(default)s")
-    help = "all ranks end where one comes no further for so long, until the first step is done (default %(default)s)"
+    help = "end all ranks if one makes no progress for so long before the first step is done (default %(default)s)"
     add("--first-step-limit", type=_seconds, default=1800.0, metavar="SECONDS", help=help)
     help = "the same in later steps (default 10 times the longest so far, 120 at least)"
     add("--step-limit", type=_seconds, metavar="SECONDS", help=help)
-    help = "the same in a save, pauses between its tries apart (default %(default)s)"
+    help = "the same in a save, without the pauses between its tries (default %(default)s)"
     add("--save-limit", type=_seconds, default=1800.0, metavar="SECONDS", help=help)
     values: dict[str, Any] = vars(parser.parse_args(arguments))
     values["resume"] = values["resume"] or ("newest" if values["resume_anyway"] else "")

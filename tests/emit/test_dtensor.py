@@ -26,6 +26,7 @@ from scalec.compiler.frontend import resolve
 from scalec.compiler.passes import lower
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.limits import load
+from scalec.compiler.syntax.source import Source
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,7 +94,7 @@ REFUSED = {
 def test_it_refuses_what_torch_cannot_express(
     golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each by one error; its text names the feature, the version of torch, and the call."""
+    """Each by one error; its text names the feature and, where torch cannot do it, its version and the call."""
     monkeypatch.setattr(refusals, "version", lambda _: "2.x")
     golden("dtensor/refusals.txt", "\n\n".join(_told(feature, plan) for feature, plan in REFUSED.items()) + "\n")
 
@@ -103,8 +104,16 @@ def _told(feature: str, plan: str) -> str:
         text_of(plan)
     text = str(caught.value)
     assert text.count("error[") == 1
-    assert f"torch 2.x alone cannot express {feature}" in text
+    assert re.search(f"(torch 2.x alone cannot express|`--target dtensor` does not write) {feature}", text)
     return text
+
+
+def test_it_says_which_settings_of_a_run_have_no_effect(golden: Callable[[str, str], None]) -> None:
+    plan = (
+        plan_text(Case()).replace("steps = 10", "steps = 10  save_every = 5") + "watch { copies every 9  skips = 2 }\n"
+    )
+    program = lower(for_torch(resolve(Source("tiny.scale", plan))))
+    golden("dtensor/without_effect.txt", "\n\n".join(map(str, refusals.without_effect(program))) + "\n")
 
 
 def test_each_refusal_has_a_plan() -> None:

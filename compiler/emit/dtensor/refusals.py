@@ -1,7 +1,7 @@
 """The parts of a plan that torch alone cannot express: one row each, with the call of torch that fails.
 
 Tests make each of these calls, so that a version of torch that learns one is noticed.
-Non-goals: parts that torch could express and this target does not write yet; they have rows too, and say so.
+Parts that torch could express and this target does not write yet have rows too, without a call.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,9 +10,11 @@ from importlib.metadata import version
 from attrs import frozen
 
 from ...analysis.elastic import elastic_axis
+from ...config.fields import fields_of
+from ...config.settings import Watch
 from ...ir import SEQUENCE, Op, Program, Region, walk
 from ...ops.dropout import are_draws
-from ...syntax.diagnostics import Diagnostics, Note
+from ...syntax.diagnostics import Diagnostic, Diagnostics, Note
 from ...syntax.source import Span
 from .staged import of as staged
 from .staged import shared_on_rank
@@ -22,22 +24,33 @@ Where = Callable[[Program], Iterator[Span]]
 
 @frozen
 class Refusal:
-    """A part of a plan: its name, where a program has it, and why torch cannot do it."""
+    """A part of a plan: its name, where a program has it, and why torch cannot do it; "" where it could."""
 
     feature: str
     where: Where
-    why: str
+    why: str = ""
 
 
 def refuse(program: Program) -> None:
-    """Raises PlanError with all that torch cannot express of a program."""
+    """Raises PlanError with all parts of a program that torch cannot express."""
     found = Diagnostics()
     for each in REFUSALS:
         if (span := next(each.where(program), None)) is not None:
-            message = f"torch {version('torch').partition('+')[0]} alone cannot express {each.feature}"
+            unable = f"torch {version('torch').partition('+')[0]} alone cannot express {each.feature}"
+            message = unable if each.why else f"`--target dtensor` does not write {each.feature} yet"
             help = "compile without `--target dtensor`, or change this part of the plan"
-            found.error("E0707", message, span, notes=(Note(None, each.why),), help=help)
+            found.error("E0707", message, span, notes=(Note(None, each.why),) if each.why else (), help=help)
     found.check()
+
+
+def without_effect(program: Program) -> Iterator[Diagnostic]:
+    """Warnings about settings of a run that only programs of scalec's runtime follow."""
+    watch, train = program.watch, program.train
+    watched = [each.key for each in fields_of(Watch) if getattr(watch, each.key) != getattr(Watch(), each.key)]
+    for name in (*watched, *train.saves):
+        span = (watch if name in watched else train).spans[name]
+        message = f"`{name}` has no effect: a program of torch alone saves and watches nothing by itself"
+        yield Diagnostic("W0912", message, span, help="compile without `--target dtensor`, or do this in your own loop")
 
 
 def _forward(program: Program) -> Iterator[Op]:
@@ -61,7 +74,8 @@ def _draws(program: Program) -> Iterator[Span]:
 
 
 def _limit(program: Program) -> Iterator[Span]:
-    yield from (op.span for op in program.ops if op.kind == "loss_limit")
+    if program.watch.limited:
+        yield program.watch.spans["spikes"]
 
 
 def _zigzag(program: Program) -> Iterator[Span]:
@@ -121,7 +135,6 @@ REFUSALS = (
     Refusal(
         "steps that are skipped by their loss",
         _limit,
-        "this target does not write it yet",
     ),
     Refusal(
         "two chunks of the sequence on each rank over several axes, or of a parameter",
