@@ -30,7 +30,7 @@ def convert(options: Namespace) -> int:
         show(between(load(options.plan).program, load(options.source).program))
         return 0
     if options.output is None:
-        raise UsageError("convert needs a place for what it makes: -o TARGET")
+        raise UsageError("convert needs a name for its result: -o TARGET")
     for package in ("torch", "safetensors"):
         if find_spec(package) is None:
             raise UsageError(f"{package} is not installed for {sys.executable}; converting needs it")
@@ -87,8 +87,8 @@ COMMAND = Command(
     "convert checkpoints to torch.distributed.checkpoint and back",
     "Writes parameters and optimizer state of a checkpoint as safetensors that torch.distributed.checkpoint reads\n"
     "(HuggingFaceStorageReader), bit for bit, in one process; or makes a checkpoint, with which a run goes on, of\n"
-    "such a folder, or of one in torch's own format.  Every tensor is checked against the plan, and nothing is there\n"
-    "under its name before it is whole.  Of two plans it says how a checkpoint of one is written, each element once\n"
-    "as their types show, and read by the other: a run goes on with it as it is, on any mesh.",
+    "such a folder, or of one in torch's own format.  Every tensor is checked against the plan, and the result gets\n"
+    "its name only when it is whole.  With two plans it says how a checkpoint of the first is written, each element\n"
+    "once as their types show, and how the second reads it: a run goes on with it as it is, on any mesh.",
     "scalec convert plans/tiny_llama.scale runs/tiny_llama -o titan --names torchtitan",
 )

@@ -40,6 +40,6 @@ COMMAND = Command(
     "Shows where two plans differ: where parameters and values lie, collectives, the bytes that a rank sends, its\n"
     "memory, and the seconds of a step where their GPUs are known.  Exits with status 1 if they differ.\n"
     "A compiled output folder is taken for the plan that it was compiled from, as it was then.\n"
-    "Of a pipeline, collectives are those of the rank that sends most, memory that of the rank that needs most.",
+    "For a pipeline, collectives are those of the rank that sends most, memory that of the rank that needs most.",
     "scalec diff plans/llama3_70b.scale mine.scale",
 )

@@ -68,6 +68,6 @@ COMMAND = Command(
     "write a page that shows a plan, or two side by side",
     "Writes one page, which needs no network: the mesh on its machines, the model with its shards and collectives,\n"
     "memory over a step, the pipeline, operations, seconds, days of training, the certificate, and the plan's text\n"
-    "with notes.  Of two plans, what differs too.",
+    "with notes.  For two plans, their differences too.",
     "scalec report plans/llama3_70b.scale -o report.html",
 )

@@ -63,9 +63,9 @@ def files(
 def _size(program: Program, job: Mapping[str, Any]) -> str:
     """For instance `4 nodes of 8 GPUs make the 32 ranks of the mesh dp 4 x tp 8`."""
     each = counted(job["ranks_per_node"], "GPU" if job["device"] == "cuda" else "rank")
-    least = f"{job['least']} to " if job["least"] < job["nodes"] else ""
+    least, most = (f"{job['least']} to ", "up to ") if job["least"] < job["nodes"] else ("", "")
     mesh = f" of the mesh {words}" if (words := mesh_words(program)) else ""
-    return f"{least}{counted(job['nodes'], 'node')} of {each} make {counted(job['ranks'], 'rank')}{mesh}"
+    return f"{least}{counted(job['nodes'], 'node')} of {each} make {most}{counted(job['ranks'], 'rank')}{mesh}"
 
 
 def _shown(text: str) -> str:

@@ -79,4 +79,4 @@ def test_two_plans_say_who_writes_and_who_reads(capsys: pytest.CaptureFixture[st
         "no checkpoint goes from one to the other: `wte` is [256, 8] in one, [250, 8] in the other; convert it with"
     )
     assert main(["convert", "few.scale", "runs"]) == 2
-    assert capsys.readouterr().err == "error: convert needs a place for what it makes: -o TARGET\n"
+    assert capsys.readouterr().err == "error: convert needs a name for its result: -o TARGET\n"

@@ -209,7 +209,7 @@ def document(outcomes: Outcomes) -> str:
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     codes = sorted({code for it in outcomes.values() if it != PROVED for code in it.split()})
     said = "\n".join(f"- `{code}`: {CODES[code]}" for code in codes)
-    return f"{HEAD}Of {sum(counts)} pairs {counts[0]} are proved and {counts[1]} refused.\n\n{table}\n\n{said}\n"
+    return f"{HEAD}{sum(counts)} pairs: {counts[0]} are proved, {counts[1]} refused.\n\n{table}\n\n{said}\n"
 
 
 def _cell(outcomes: Outcomes, one: str, other: str) -> str:
