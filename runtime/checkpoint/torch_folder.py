@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,18 +24,19 @@ from . import torch_metadata
 from .files import index_of
 from .hf_weights import safetensors
 
-_METADATA = ".metadata"
-
 
 class TorchFolder:
     """The tensors of a folder, by key.  RunError where it is none, or damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._reader = _opened(path)
         with _told(path):
-            metadata = self._reader.read_metadata()
-        cast(Any, self._reader).read_metadata = partial(_first, metadata)  # which `load` asks for each time
+            self._reader, metadata = _opened(path)
+
+        def read_metadata(*_: object, **__: object) -> Metadata:  # `load` asks for it each time
+            return metadata
+
+        cast(Any, self._reader).read_metadata = read_metadata
         found = metadata.state_dict_metadata.items()
         self._tensors = {key: each for key, each in found if isinstance(each, TensorStorageMetadata)}
 
@@ -66,29 +66,17 @@ class TorchFolder:
                 raise RunError(f"{self.path}: `{key}`: {wrong}; was the save that wrote it cut off?")
 
 
-def _first(found: Metadata, *_: object, **__: object) -> Metadata:
-    return found
-
-
-class _Restricted(FileSystemReader):
-    """Torch's reader of its own files, which reads their metadata as data."""
-
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """As torch's, but for what is no tensor.  RunError."""
-        file = Path(cast(Any, self).path, _METADATA)
+def _opened(path: Path) -> tuple[FileSystemReader, Metadata]:
+    """The reader for the files in a folder, and what they hold; torch's own, a pickle, is read as data."""
+    if (file := path / ".metadata").exists():
         try:
-            return torch_metadata.parsed(index_of(file))
+            return FileSystemReader(path), torch_metadata.parsed(index_of(file))
         except RunError as error:
             raise RunError(f"{file} {error}") from None
-
-
-def _opened(path: Path) -> FileSystemReader:
-    """The reader for the files in a folder."""
-    if (path / _METADATA).exists():
-        return _Restricted(path)
     if path.is_dir() and any(path.glob("*.safetensors")):
         safetensors()
-        return HuggingFaceStorageReader(str(path))
+        reader = HuggingFaceStorageReader(str(path))
+        return reader, reader.read_metadata()
     if not path.exists():
         raise RunError(f"there is no `{path}`")
     within = ": name the folder `sharded` in it" if (path / "sharded").is_dir() else ""
