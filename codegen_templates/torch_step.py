@@ -87,18 +87,30 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     return {**get_model_state_dict(model), **state}
 
 
+def scaled_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """`training_state`, and the loss scale of fp16 with the steps since it changed."""
+    scale, steps = scale_and_steps(optimizer)
+    own = {"optimizer/loss_scale": scale, "optimizer/loss_scale_steps": steps}
+    return {**training_state(model, optimizer), **own}
+
+
+def scale_and_steps(optimizer: torch.optim.Optimizer) -> tuple[Tensor, Tensor]:
+    """The loss scale, which keeps gradients that are small in fp16, and the steps since it changed; on the CPU."""
+    return optimizer.param_groups[0].setdefault("loss_scale", (torch.tensor(2.0**16), torch.tensor(0.0)))
+
+
 def loss_scale(optimizer: torch.optim.Optimizer) -> float:
-    """The factor of a loss in fp16, which keeps small gradients; it is no part of `training_state`, but found anew."""
-    return optimizer.param_groups[0].setdefault("loss_scale", 2.0**16)
+    """The factor of this step's loss."""
+    return scale_and_steps(optimizer)[0].item()
 
 
 def adapt_loss_scale(optimizer: torch.optim.Optimizer, norm: Tensor) -> None:
     """As `torch.amp.GradScaler`: halves it after an overflow, doubles it after 2,000 steps without one, up to 2²⁴."""
-    group = optimizer.param_groups[0]
-    steps = group.get("loss_scale_steps", 0) + 1
+    scale, steps = scale_and_steps(optimizer)
+    steps += 1
     factor = 0.5 if not norm.isfinite() else 2.0 if steps == 2000 else 1.0
-    group["loss_scale"] = min(group["loss_scale"] * factor, 2.0**24)
-    group["loss_scale_steps"] = steps if factor == 1 else 0
+    scale.mul_(factor).clamp_(max=2.0**24)
+    steps.mul_(factor == 1)
 
 
 def update(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -86,6 +86,7 @@ def checkpoint_names(program: Program, of: Table | None) -> str:
             "shapes": {patterns[name]: shape for name, shape in shapes.items()},
             "slots": program.train.optimizer.slots,
             "copies": copies,
+            "scaled": program.train.precision == "fp16",
         }
     )
 

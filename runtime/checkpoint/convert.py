@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..errors import RunError, counted, named, reason
 from ..state.engine import STEP
+from ..state.loss_scale import LossScale
 from ..state.shards import Box
 from .export import Made, held_in, made, put_tensors
 from .files import DAMAGE, Disk
@@ -44,12 +45,14 @@ class Contents:
     shapes  of parameters in the plan's own checkpoints, by name pattern
     slots   the optimizer's state of each element of a parameter
     copies  tensors that a folder may have beside others of the same values: these, by the copy's name
+    scaled  whether the plan's steps have a loss scale
     """
 
     names: HFNames
     shapes: Mapping[str, tuple[int, ...]]
     slots: tuple[str, ...]
     copies: Mapping[str, str]
+    scaled: bool
 
     @cached_property
     def places(self) -> Places:
@@ -91,7 +94,7 @@ def contents(text: str) -> Contents:
         getattr(torch, said["dtype"]), {k: HFWeight.read(v) for k, v in said["weights"].items()}, said["repeats"]
     )
     shapes = {pattern: tuple(shape) for pattern, shape in said["shapes"].items()}
-    return Contents(names, shapes, tuple(said["slots"]), said["copies"])
+    return Contents(names, shapes, tuple(said["slots"]), said["copies"], said["scaled"])
 
 
 # ---- to torch
@@ -108,6 +111,9 @@ def to_torch(saved: Saved, folder: Path, plan: Contents) -> str:
     tensors |= {key: _kept(key, saved, recorded) for key in recorded if _is_kept(key)}
     if STEP in recorded:
         tensors |= dict.fromkeys(plan.steps, _kept(STEP, saved, recorded))
+    if plan.scaled:  # the first scale where the run had none, as in another precision
+        first = LossScale(torch.device("cpu")).kept()
+        tensors = {key: Made(value.nbytes, partial(Tensor.clone, value)) for key, value in first} | tensors
     put_tensors(folder, tensors, {BESIDE: json.dumps({"run": {**saved.run}}) + "\n"})
     return f"wrote {saved} to {folder}: {counted(len(tensors), 'tensor')}"
 

@@ -74,6 +74,7 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
         "gradients that keep the scale": ("gradient.div_(scale)", "gradient.div_(1.0)"),
         "a scale that stays": ("        adapt_loss_scale(optimizer, grad_norm)", "        pass"),
         "sums in more bits": ("(model, torch.bfloat16)", "(model)"),
+        "a checkpoint without the scale": ("dcp.save(scaled_state(", "dcp.save(training_state("),
     },
     "stages": {
         "other layers of a stage": ("(range(0, 1), range(1, 2))", "(range(0, 2), range(2, 2))"),

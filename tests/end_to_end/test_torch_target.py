@@ -281,13 +281,47 @@ def _scaled(module: ModuleType, batches: list[harness.Inputs], scale: float, goo
     mesh = torch_target.mesh_of(module)
     model, optimizer = module.build(mesh)
     torch_target.fill(module, model, test_fp16.initial())
-    optimizer.param_groups[0] |= {"loss_scale": scale, "loss_scale_steps": good}
-    seen = list[tuple[Any, ...]]()
-    for batch in batches:
-        metrics = module.train_step(model, optimizer, module.microbatches(mesh, *batch), test_fp16.LR)
-        group, params = optimizer.param_groups[0], torch_target.whole(model)
-        seen += [(float(metrics.loss), float(metrics.norm), group["loss_scale"], group["loss_scale_steps"], params)]
-    return seen
+    _set_scale(module, optimizer, scale, good)
+    return [_scaled_step(module, model, optimizer, mesh, batch) for batch in batches]
+
+
+def _scaled_step(module: ModuleType, model: Any, optimizer: Any, mesh: Any, batch: harness.Inputs) -> tuple[Any, ...]:
+    metrics = module.train_step(model, optimizer, module.microbatches(mesh, *batch), test_fp16.LR)
+    scale_and_steps = map(float, module.scale_and_steps(optimizer))
+    return float(metrics.loss), float(metrics.norm), *scale_and_steps, torch_target.whole(model)
+
+
+def _set_scale(module: ModuleType, optimizer: Any, scale: float, good: int) -> None:
+    for own, value in zip(module.scale_and_steps(optimizer), (scale, good), strict=True):
+        own.fill_(value)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("state", test_fp16.STATES)
+def test_fp16_goes_on_from_a_checkpoint_to_the_last_bit(state: str, tmp_path: Path) -> None:
+    """With a loss scale that grows in the step after it."""
+    module = torch_target.compiled(test_fp16.PLAN.format(state=state), tmp_path)
+    for rank in run_ranks(2, _resumed, module, test_fp16.batches(2), str(tmp_path / "saved"), functional=True):
+        (*before, first), (*after, second) = rank
+        assert before == after
+        assert before[-2:] == [2.0**11, 0]
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def _resumed(module: ModuleType, batches: list[harness.Inputs], folder: str) -> list[tuple[Any, ...]]:
+    """The second step without a pause, and from a checkpoint of the first, in a program that has done nothing else."""
+    torch.set_deterministic_debug_mode("default")
+    first, second = batches
+    mesh = torch_target.mesh_of(module)
+    model, optimizer = module.build(mesh)
+    torch_target.fill(module, model, test_fp16.initial())
+    _set_scale(module, optimizer, 2.0**10, 1998)
+    _scaled_step(module, model, optimizer, mesh, first)
+    module.save_checkpoint(model, optimizer, folder)
+    undisturbed = _scaled_step(module, model, optimizer, mesh, second)
+    model, optimizer = module.build(mesh)
+    module.load_checkpoint(model, optimizer, folder)
+    return [undisturbed, _scaled_step(module, model, optimizer, mesh, second)]
 
 
 PARTED = """

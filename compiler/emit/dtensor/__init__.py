@@ -94,6 +94,7 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         train=[*_train(program, inputs, model.patterns)],
         evaluate=[*_evaluate(program, inputs)],
         windows=windows,
+        state="scaled_state" if program.train.precision == "fp16" else "training_state",
         names=[*_names(plain_names(program, model.patterns))],
         lr_doc=f"The learning rate of a step, from 0: {program.train.optimizer.schedule.kind}, after a warm-up.",
         lr=[*_learning_rate(program)],
@@ -209,7 +210,7 @@ def _backward(program: Program, inputs: list[str], patterns: Mapping[str, str]) 
     """The lines that run forward and backward of all microbatches."""
     sync = [*sync_lines(program, patterns)]
     of = ", ".join(inputs)
-    yield f"num_tokens = count_valid([labels for {', '.join(n if n == 'labels' else '_' for n in inputs)} in batch])"
+    yield _count_valid(inputs)
     yield "losses: list[Tensor] = []"
     if sync:
         yield f"for number, ({of}) in enumerate(batch, start=1):"
@@ -239,11 +240,14 @@ def _gradients(program: Program) -> Iterator[str]:
 def _evaluate(program: Program, inputs: list[str]) -> Iterator[str]:
     if program.pipeline:
         yield from staged.step_lines(backward=False)
-        yield "return Metrics(loss, torch.zeros_like(loss), num_tokens)"
-        return
-    yield f"num_tokens = count_valid([labels for {', '.join(n if n == 'labels' else '_' for n in inputs)} in batch])"
-    yield f"loss = whole_sum([model({', '.join(inputs)}) for {', '.join(inputs)} in batch]) / max(num_tokens, 1)"
+    else:
+        yield _count_valid(inputs)
+        yield f"loss = whole_sum([model({', '.join(inputs)}) for {', '.join(inputs)} in batch]) / max(num_tokens, 1)"
     yield "return Metrics(loss, torch.zeros_like(loss), num_tokens)"
+
+
+def _count_valid(inputs: list[str]) -> str:
+    return f"num_tokens = count_valid([labels for {', '.join(n if n == 'labels' else '_' for n in inputs)} in batch])"
 
 
 def _learning_rate(program: Program) -> Iterator[str]:

@@ -6,6 +6,7 @@ import os
 import random
 import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -93,6 +94,16 @@ def test_there_and_back_is_the_same_to_the_last_bit(name: str, tmp_path: Path) -
     assert _equal(_values(before), _values(tmp_path / "other" / "step-000007"))
     assert Saved(tmp_path / "other" / "step-000007").run == {"seed": 5, "model": "a"}
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["step-000007"]
+
+
+def test_a_plan_in_fp16_has_a_loss_scale_whatever_the_run_had(tmp_path: Path) -> None:
+    """A program of torch alone loads all that its state has, or fails."""
+    module, _ = _plan(plan_text(CASES["adamw"]), tmp_path / "program", "scalec")
+    scaled = compile_plan(Source("tiny.scale", plan_text(replace(CASES["adamw"], precision="fp16"))))
+    plan = convert.contents(checkpoint_names(scaled, None))
+    convert.to_torch(Saved(_saved(module, tmp_path / "run")), tmp_path / "torch", plan)
+    values = load_file(tmp_path / "torch" / "model.safetensors")
+    assert (values["optimizer/loss_scale"], values["optimizer/loss_scale_steps"]) == (2.0**16, 0)
 
 
 EXPERTS = "heads = 4  experts = 8  expert_ffn = 8  layers = 4"

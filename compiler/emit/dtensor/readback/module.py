@@ -37,7 +37,7 @@ class TorchFile(File):
         super().__init__(program, ast.parse(text))
         self._run = TorchMachine(Terms())
         self.machine = self._run
-        own = ast.parse(f"{_template()}\n{ops_source(text)}").body
+        own = ast.parse(f"{_template(program)}\n{ops_source(text)}").body
         self._fixed = {node.name: node for node in own if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         train = program.train
         self._numbers = {
@@ -210,9 +210,10 @@ def _said(what: object) -> str:
     return "a loop or a choice" if isinstance(what, tuple) else str(what)
 
 
-def _template() -> str:
-    """The functions and classes of the template that are the same in all programs."""
-    text = (folder("codegen_templates") / "dtensor.py.j2").read_text()
+def _template(program: Program) -> str:
+    """The functions and classes of the template that are the same in all programs, or in all of fp16."""
+    state = "scaled_state" if any(op.kind == "loss_scale" for op in program.ops) else "training_state"
+    text = (folder("codegen_templates") / "dtensor.py.j2").read_text().replace("{{ state }}", state)
     found = (each.partition("\n\n\n")[0] for each in re.split(r"(?m)^(?=def |class )", text)[1:])
     alone = (re.sub(r"(\n\{%.*)+\Z", "", each) for each in found)
     return "\n".join(each for each in alone if "{{" not in each and "{%" not in each)
