@@ -81,6 +81,11 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
         "stages of other ranks": ("STAGE_TO_RANK = (0, 1)", "STAGE_TO_RANK = (1, 0)"),
         "a mesh without stages": ('MESH = {"pp": 2, "dp": 2}', 'MESH = {"dp": 2, "pp": 2}'),
         "other axes of DTensors": ('INNER = ("dp",)', 'INNER = ("pp",)'),
+        "examples, and more": (
+            "    return [\n        example(",
+            "    torch.load('x')\n    return [\n        example(",
+            "def crossing",
+        ),
         "a weight that a stage does not read": ("            del self.norm\n", "            pass\n"),
         "a weight taken from a stage that reads it": ("if stage != LAST:", "if stage != FIRST:", "self.norm = weight("),
         "another stage begins": ("if self.stage == FIRST:", "if self.stage == LAST:", "(x,) = received"),

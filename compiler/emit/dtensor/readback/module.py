@@ -163,9 +163,11 @@ class TorchFile(File):
         assert isinstance(wanted, ast.FunctionDef), "emit: no header of what crosses"
         demand(of.node, _header(of.node) == _header(wanted), f"`{_header(of.node)}` should be `{_header(wanted)}`")
         for stage, text in enumerate(crossing(self._program, pipeline)):
-            _, found = machine.logged(partial(machine.function, of.node, [machine.terms.name("mesh"), stage]))
-            _, made = machine.logged(partial(machine.spec, text))
+            log, found = machine.logged(partial(machine.function, of.node, [machine.terms.name("mesh"), stage]))
+            examples, made = machine.logged(partial(machine.spec, text))
             demand(of.node, frozen_key(found) == frozen_key(made), f"after stage {stage} {found} cross, not {made}")
+            done, whole = ([what for _, what in steps(each)] for each in (log, examples))
+            demand(of.node, done == whole, "`crossing` does more than the plan")
 
     def _demand_names(self, paths: dict[str, str]) -> None:
         """The names of tensors in files, where each is a parameter's."""
