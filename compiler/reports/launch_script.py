@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from json import dumps
 from pathlib import Path, PurePath
 from shlex import join, quote
@@ -30,6 +31,7 @@ def files(
     `run` is the name of its runs; `how` has time, grace, cpus, sbatch, image and claim; `rest` are options of train.py.
     """
     job = needs(program, run)
+    job["files"] = _given(rest, "--data") or job["files"]
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", run)
     label = re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")[:30].strip("-")
     label = label if label[:1].isalpha() else f"run-{label}".strip("-")  # names of services begin with a letter
@@ -54,8 +56,8 @@ def files(
         memory=host * per_node,
         tries=TRIES,
         restarts=RESTARTS,
-        out=quote(_option(rest, "--out") or str(PurePath("runs", run))),
-        command=join([str(folder / "train.py"), *([] if _option(rest, "--resume") else ["--resume", "auto"]), *rest]),
+        out=quote((_given(rest, "--out") or [str(PurePath("runs", run))])[-1]),
+        command=join([str(folder / "train.py"), *([] if _given(rest, "--resume") else ["--resume", "auto"]), *rest]),
     )
     return {NEEDS: dumps(job, indent=2) + "\n", file: text}
 
@@ -73,11 +75,12 @@ def _shown(text: str) -> str:
     return "".join(sign if sign.isprintable() else "_" for sign in text)
 
 
-def _option(words: Sequence[str], name: str) -> str:
-    """The value of an option among words; "" without it."""
+def _given(words: Sequence[str], name: str) -> list[str]:
+    """The values of an option among words, where it is given last."""
+    found: list[str] = []
     for at, word in enumerate(words):
         if word.startswith(f"{name}="):
-            return word.partition("=")[2]
+            found = [word.partition("=")[2]]
         if word == name:
-            return words[at + 1] if at + 1 < len(words) else ""
-    return ""
+            found = [*takewhile(lambda each: not each.startswith("--"), words[at + 1 :])]
+    return found

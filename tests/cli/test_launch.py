@@ -63,6 +63,15 @@ def test_scripts(golden: Callable[[str, str], None], capsys: pytest.CaptureFixtu
     golden("launch/elastic.sbatch", _launched("slurm", ELASTIC))
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_job_looks_at_the_folder_and_the_data_that_it_trains_on() -> None:
+    words = ("--data", "other/*.txt", "more/*.txt", "--out", "first", "--out=last", "--resume", "auto")
+    said = _launched("slurm", SMALL, "--", *words)
+    assert json.loads(Path("out/needs.json").read_text())["files"] == ["other/*.txt", "more/*.txt"]
+    assert "doctor out/needs.json --out last\n" in said
+    assert "out/train.py --data 'other/*.txt' 'more/*.txt' --out first --out=last --resume auto\n" in said
+
+
 def _yaml(text: str) -> Any:
     return pytest.importorskip("yaml").safe_load(text)
 

@@ -85,7 +85,7 @@ def _clocks(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Fin
     off = abs(by_node[worst] - usual)
     if len(by_node) > 1 or off > DRIFT:
         level = OK if off < DRIFT else WARN if off < APART else FAIL
-        help = "" if level == OK else "start chrony or ntpd on it: torchrun takes nodes of other times for lost"
+        help = "" if level == OK else "start chrony or ntpd on it: torchrun gives up a node by its clock"
         yield Finding(level, "clocks", f"at most {off:.2f} s apart" + (f", on {worst}" if help else ""), help)
 
 
@@ -96,14 +96,14 @@ def _gpus(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Findi
     yield from wrong
     if not wrong:
         names = sorted({name for report in reports for _, name, _, _ in report.gpus})
-        need = f", with room for the plan's {needs.memory / GIB:.1f} GiB" if needs.memory and names else ""
+        need = f", with memory for the plan's {needs.memory / GIB:.1f} GiB" if needs.memory and names else ""
         yield Finding(OK, "GPUs", (", ".join(names) or "none here") + need)
 
 
 def _wrong_gpus(needs: Needs, node: str, its: Sequence[Report]) -> Iterator[Finding]:
     found, wanted = its[0].gpu_count, max(len(its), needs.ranks_per_node) if needs.device else 0
     if found < wanted:
-        help = "name another node, or give `nodes` and `gpus_per_node` in the plan's `cluster`"
+        help = "take another node, or set `nodes` and `gpus_per_node` in the plan's `cluster`"
         yield Finding(FAIL, "GPUs", f"{node} has {counted(found, 'GPU')}, the plan takes {wanted}", help)
         return
     for number, name, total, free in (gpu for report in its for gpu in report.gpus):
@@ -173,7 +173,9 @@ def _disk(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Findi
         return
     said = f"{free / GIB:.1f} GiB free, {KEPT} checkpoints take {wanted / GIB:.1f}"
     level = OK if free >= wanted else FAIL
-    yield Finding(level, "disk", said, "" if level == OK else "make room, or name a folder on another disk with --out")
+    yield Finding(
+        level, "disk", said, "" if level == OK else "free some space, or name a folder on another disk with --out"
+    )
 
 
 def _data(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
@@ -181,7 +183,7 @@ def _data(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Findi
         return
     for report in reports:
         if report.data.startswith("no data"):
-            help = "start it from the plan's folder, or name files with --data"
+            help = "start it from the plan's folder, or name other files in the plan"
             yield Finding(FAIL, "data", f"{report.node}: {report.data}", help)
             return
     if unlike := _unlike(reports, lambda report: report.data):
@@ -219,7 +221,9 @@ def _memory(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Fin
             said = f"{node} has {free / GIB:.0f} GiB free, {ranks} ranks take up to {wanted / GIB:.0f}"
             yield Finding(WARN, "host memory", said, "ask for more memory of the node: a job that exceeds it is killed")
         if needs.device == "cuda" and ranks > 1 and 0 <= its[0].shared_memory < SHARED:
-            said = f"/dev/shm of {node} has {its[0].shared_memory / 2**20:.0f} MiB, by which NCCL's ranks talk"
+            said = (
+                f"/dev/shm of {node} has {its[0].shared_memory / 2**20:.0f} MiB, through which NCCL's ranks communicate"
+            )
             yield Finding(WARN, "host memory", said, "give the container more, as docker's --shm-size=8g does")
 
 
