@@ -266,9 +266,13 @@ def _sized(dim: str, type: Type, program: Program) -> str:
     return f"{letter(dim)}{lost}" + (f"/{axes_word(axes, program)}" if axes else "")
 
 
+UNFIT = r"[^\w.\-/ ]"
+"""The characters that no comment and no docstring has."""
+
+
 def place(span: Span) -> str:
     """The plan line of a span, fit for a comment."""
-    return f"{file_word(span.path)}:{span.line}"
+    return f"{re.sub(UNFIT, '_', span.file)}:{span.line}"
 
 
 def run_word(path: str) -> str:
@@ -278,4 +282,4 @@ def run_word(path: str) -> str:
 
 def file_word(path: str) -> str:
     """A file's name, fit for a comment or a docstring."""
-    return re.sub(r"[^\w.\- ]", "_", PurePath(path).name)
+    return re.sub(UNFIT, "_", PurePath(path).name)

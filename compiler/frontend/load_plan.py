@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing, wrong
@@ -116,12 +116,16 @@ def _over(base: tree.Section | None, section: tree.Section) -> tree.Section:
 
 
 def opened(use: tree.Use, source: Source, read: Reader = load, users: tuple[str, ...] = ()) -> Source:
-    """The file that a plan uses.  Raises PlanError where it cannot be read, or is one of its `users`."""
+    """The file that a plan uses, shown with its folder where a user has its name.
+
+    Raises PlanError where it cannot be read, or is one of its `users`.
+    """
     written, path = use.path.value, used_path(use, source)
     if len(users) > DEEPEST or str(path) in users:
         help = f"files cannot use one another in a cycle, nor be nested deeper than {DEEPEST}"
         raise wrong("E0205", f"cannot use `{written}`", use.path.span, "used here", help=help)
-    return read(path, use.path.span)
+    found, known = read(path, use.path.span), {Path(it).name for it in (*users, source.path)}
+    return evolve(found, shown="/".join(path.parts[-2:])) if path.name in known else found
 
 
 def used_path(use: tree.Use, source: Source) -> Path:

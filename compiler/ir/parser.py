@@ -266,7 +266,7 @@ class _Builder(Transformer[Token, Program]):
         path, _, line = text[1:].rpartition(":")
         if len(line) > MAX_DIGITS:
             raise self._wrong(f"a number of more than {MAX_DIGITS} digits", text)
-        return Span(path, int(line), 1, int(line), 1)
+        return Span(path, int(line), 1, int(line), 1, shown=path)
 
     def _count(self, text: Token) -> int:
         value = self.number(text)

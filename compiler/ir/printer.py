@@ -4,7 +4,6 @@ Non-goals: plan text (`config.schema.show` and `config.hf_names.show_names` writ
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import PurePath
 
 from attrs import asdict
 
@@ -175,7 +174,7 @@ def _quoted(word: str) -> str:
 
 
 def _location(span: Span) -> str:
-    return f"!{PurePath(span.path).name}:{span.line}"
+    return f"!{span}"
 
 
 def _join(parts: Iterable[object]) -> str:

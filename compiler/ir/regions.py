@@ -1,7 +1,6 @@
 """Ops, and the regions that nest them."""
 
 from enum import Enum
-from pathlib import PurePath
 from typing import Literal
 
 from attrs import field, frozen
@@ -11,7 +10,7 @@ from .types import Attr, Value
 
 
 def _line(span: Span) -> tuple[str, int]:
-    return PurePath(span.path).name, span.line
+    return span.file, span.line
 
 
 def written_at() -> Span:

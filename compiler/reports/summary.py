@@ -16,7 +16,7 @@ from ..analysis.recompute_cut import added, again
 from ..analysis.time.expected import expected
 from ..config.settings import AUTO, TRITON
 from ..config.units import amount, counted
-from ..ir import MICROBATCHES, Op, Program, walk
+from ..ir import MICROBATCHES, Program, walk
 from ..ops import OPS
 from ..ops.fused import FUSED
 
@@ -156,7 +156,7 @@ def kernels(program: Program) -> str:
     places: dict[str, dict[str, None]] = {}
     for op in walk(program.forward.body):
         if op.kind in FUSED:
-            places.setdefault(op.kind, {})[_line(op)] = None
+            places.setdefault(op.kind, {})[str(op.span)] = None
     fused = "; ".join(f"{kind} at {', '.join(lines)}" for kind, lines in sorted(places.items()))
     return f"kernels: Triton's, with tiles for {chip(program)}" + (f"\nfused: {fused}" if fused else "")
 
@@ -173,7 +173,7 @@ def recomputation(program: Program) -> str:
     found, dims = again(program), {dim.name for dim in program.dims}
     layers = [f"all of each of {name}" for name in program.recomputed if name in dims]
     ops = [found[name] for name in program.recomputed if name in found]
-    what = ", ".join(layers or dict.fromkeys(f"{OPS[op.kind].plan_name} at {_line(op)}" for op in ops))
+    what = ", ".join(layers or dict.fromkeys(f"{OPS[op.kind].plan_name} at {op.span}" for op in ops))
     return f"recomputed: {what}; adds {added(program):.1%} to {_measure(program)} of a microbatch"
 
 
@@ -195,10 +195,6 @@ def _measure(program: Program) -> str:
     from ..analysis.hardware import hardware
 
     return "the computation" if hardware(program) else "the operations"
-
-
-def _line(op: Op) -> str:
-    return f"{PurePath(op.span.path).name}:{op.span.line}"
 
 
 Row = tuple[str, str, str, str, str]

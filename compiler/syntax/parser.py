@@ -309,8 +309,9 @@ class _Builder(Transformer[Token, tree.Plan]):
     def _place(self, part: Any) -> Span:
         if not isinstance(part, Token):
             return part.span
+        source = self._source
         line, column, end_line, end_column = part.line or 0, part.column or 0, part.end_line or 0, part.end_column or 0
-        return Span(self._source.path, line, column, end_line, end_column, self._source.text)
+        return Span(source.path, line, column, end_line, end_column, source.text, source.shown)
 
 
 @cache

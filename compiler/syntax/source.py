@@ -10,7 +10,8 @@ from attrs import field, frozen
 class Span:
     """A stretch of a text: lines and columns count from 1, the end is exclusive; line 0 is the file as a whole.
 
-    `text` is the whole text, so that an excerpt shows what was read, whatever became of the file since.
+    `text` is the whole text, so that an excerpt shows what was read, whatever became of the file since.  `shown` is the
+    file's name in short where it is not the last part of the path.
     """
 
     path: str
@@ -19,9 +20,15 @@ class Span:
     end_line: int
     end_column: int
     text: str = field(default="", eq=False, repr=False)
+    shown: str = field(default="", eq=False, repr=False)
 
     def __str__(self) -> str:
-        return f"{PurePath(self.path).name}:{self.line}"
+        return f"{self.file}:{self.line}"
+
+    @property
+    def file(self) -> str:
+        """The file's name in short."""
+        return self.shown or PurePath(self.path).name
 
     @property
     def start(self) -> tuple[int, int]:
@@ -30,8 +37,8 @@ class Span:
 
     @property
     def words(self) -> str:
-        """The part of the text that it covers, of its first line alone."""
-        line = self.text.split("\n")[self.line - 1] if self.line else ""
+        """The part of the text that it covers, of its first line alone; none of a text that is not at hand."""
+        line = self.text.split("\n")[self.line - 1] if self.line and self.text else ""
         return line[self.column - 1 : self.end_column - 1 if self.end_line == self.line else None]
 
     @property
@@ -42,23 +49,24 @@ class Span:
 
     def to(self, last: "Span") -> "Span":
         """From the beginning of this span to the end of `last`."""
-        return Span(self.path, self.line, self.column, last.end_line, last.end_column, self.text)
+        return Span(self.path, self.line, self.column, last.end_line, last.end_column, self.text, self.shown)
 
 
 @frozen
 class Source:
-    """A text and the path it is known by."""
+    """A text, the path it is known by, and `shown` as spans have it."""
 
     path: str
     text: str = field(repr=False)
+    shown: str = field(default="", repr=False)
 
     def whole(self) -> Span:
         """The text as a whole."""
-        return Span(self.path, 0, 0, 0, 0, self.text)
+        return Span(self.path, 0, 0, 0, 0, self.text, self.shown)
 
     def span(self, start: int, end: int) -> Span:
         """The span between two offsets."""
-        return Span(self.path, *self._position(start), *self._position(end), self.text)
+        return Span(self.path, *self._position(start), *self._position(end), self.text, self.shown)
 
     def _position(self, offset: int) -> tuple[int, int]:
         line_start = self.text.rfind("\n", 0, offset) + 1

@@ -4,11 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.frontend import resolve
 from scalec.compiler.frontend.load_plan import gather
+from scalec.compiler.ir.parser import read_ir
+from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.diagnostics import Diagnostics, PlanError
 from scalec.compiler.syntax.limits import load
+from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[2] / "plans"
 TRAIN = """
@@ -33,6 +37,16 @@ def test_a_model_of_any_folder(used: str, tmp_path: Path) -> None:
     plan = tmp_path / "mine.scale"
     plan.write_text(f'use "{used}" {DIMS}{TRAIN}')
     assert compile_plan(load(plan)).name == "llama"
+
+
+def test_a_used_file_of_the_plans_name_is_shown_with_its_folder(tmp_path: Path) -> None:
+    plan = tmp_path / "llama.scale"
+    plan.write_text(f'use "scalec:models/llama.scale" {DIMS}{TRAIN}')
+    program = resolve(load(plan))
+    assert str(program.param("wte").span) == "models/llama.scale:19"
+    text = print_ir(program)
+    assert print_ir(read_ir(Source("llama.ir", text))) == text
+    assert "  models/llama.scale:21\n" in train_py(compile_plan(load(plan)), load(plan))
 
 
 def test_every_plan_that_ships_can_be_used(tmp_path: Path) -> None:

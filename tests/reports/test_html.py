@@ -16,10 +16,12 @@ from scalec.compiler.analysis.link_traffic import sent
 from scalec.compiler.analysis.memory import account
 from scalec.compiler.cli.report import subject
 from scalec.compiler.config.units import amount
+from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.reports.drawing import LETTER, columns, ticks
 from scalec.compiler.reports.explain import memory as explained_memory
 from scalec.compiler.reports.html import Subject, report
 from scalec.compiler.reports.html.calls import busiest, by_rank
+from scalec.compiler.reports.html.lines import texts
 from scalec.compiler.reports.html.memory import memory
 from scalec.compiler.reports.html.mesh import mesh
 from scalec.compiler.reports.html.model import model
@@ -197,6 +199,26 @@ def test_the_groups_of_a_mesh() -> None:
     assert [(node.number, {*node.group}) for node in dp.nodes] == [(at, {8 * at}) for at in range(4)]
     assert (tp.axis, tp.crosses, tp.more) == ("tp", False, 0)
     assert {*tp.nodes[0].group} == {*range(8)}
+
+
+def test_notes_are_those_of_a_line_of_its_own_file_where_two_have_one_name(tmp_path: Path) -> None:
+    path = tmp_path / "llama.scale"
+    path.write_text((PLANS / "tiny_llama.scale").read_text().replace('"models/', '"scalec:models/'))
+    of = subject(path, proved=False)
+    own, used = texts(of, busiest(by_rank(of)))
+    assert (own.name, used.name) == ("llama.scale", "models/llama.scale")
+    assert not any(line.badge for line in own.lines)
+    assert {line.text.split()[0] for line in own.lines if line.notes} == {"mesh", "batch", "vocab,", "seq"}
+    same = plan("tiny_llama")
+    assert used.lines == texts(same, busiest(by_rank(same)))[1].lines
+
+
+def test_a_page_of_ir_text_has_the_pictures_of_its_plan(tmp_path: Path) -> None:
+    path = tmp_path / "tiny_llama.ir"
+    path.write_text(print_ir(plan("tiny_llama").program))
+    of = subject(path, proved=False)
+    assert memory(of, None) == memory(plan("tiny_llama"), None)
+    assert path.name in report(of)
 
 
 def test_ticks_are_round_and_few() -> None:

@@ -98,5 +98,5 @@ def emitted(facts: Facts, span: Span) -> tuple[str, list[int]]:
     from ...emit.train_py import train_py
 
     text = train_py(facts.program, facts.source)
-    mark = re.compile(rf"{re.escape(str(span))}(?!\d)")
+    mark = re.compile(rf"(?<![\w./-]){re.escape(str(span))}(?!\d)")
     return text, [number for number, line in enumerate(text.split("\n"), 1) if mark.search(line)]

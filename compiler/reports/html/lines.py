@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import PurePath
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...analysis.memory import account, capacity
 from ...config.units import amount, counted
@@ -36,16 +35,15 @@ class Text:
 
 def texts(of: Subject, calls: Sequence[Call]) -> list[Text]:
     """The plan, then other files that its ops are from."""
-    files = {of.source.path: of.source.text}
     spans = [op.span for op in walk(of.program.region.body)] + [param.span for param in of.program.params]
-    files |= {span.path: span.text for span in spans if span.text and span.path not in files}
+    files = {span.path: span for span in (of.source.whole(), *spans) if span.text}
     notes = _notes(of, calls)
-    return [Text(PurePath(path).name, tuple(_lines(path, text, notes, calls))) for path, text in files.items()]
+    return [Text(span.file, tuple(_lines(span, notes, calls))) for span in files.values()]
 
 
-def _lines(path: str, text: str, notes: dict[str, list[str]], calls: Sequence[Call]) -> Iterator[Line]:
-    for number, line in enumerate(text.rstrip("\n").split("\n"), 1):
-        place = str(Span(path, number, 1, number, 1))
+def _lines(span: Span, notes: dict[str, list[str]], calls: Sequence[Call]) -> Iterator[Line]:
+    for number, line in enumerate(span.text.rstrip("\n").split("\n"), 1):
+        place = str(evolve(span, line=number))
         own = [call for call in calls if call.line == place]
         badge = f"sends {amount(sum(call.sent for call in own))}" if own else ""
         yield Line(number, line, tuple(notes.get(place, ())), badge)
