@@ -20,6 +20,8 @@ class _Builder:
         self._made: dict[str, int] = {}
         for param in program.params:
             self._made[param.name] = self._node(None, f"param {param.name}", "param", param.span)
+        for buffer in program.buffers:
+            self._made[buffer.name] = self._node(None, f"buffer {buffer.name}", "buffer", buffer.span)
         self._region(program.region, None)
 
     def _node(self, parent: int | None, label: str, kind: str, span: Span, **more: str) -> int:

@@ -44,6 +44,13 @@ def test_a_repeat_is_a_cycle_through_its_node_and_without_regions_there_is_none(
     assert nx.is_directed_acyclic_graph(graph)
 
 
+def test_a_buffer_is_a_node() -> None:
+    graph = ir_graph(program("deepseek_v3", "resolve"))
+    (bias,) = (node for node, kind in graph.nodes(data="kind") if kind == "buffer")
+    assert graph.nodes[bias] == {"kind": "buffer", "label": "buffer r_bias", "line": "models/deepseek_v3.scale:43"}
+    assert {graph.nodes[to]["label"] for to in graph.successors(bias)} >= {"repeat layers_1"}
+
+
 def test_an_edge_says_what_it_carries_and_how_it_enters() -> None:
     graph = ir_graph(program("tiny_llama", "resolve"))
     kind = dict(graph.nodes(data="kind"))
