@@ -240,7 +240,7 @@ def write(plan: Plan, proof: "Proof | None", folder: Path) -> tuple[Path, ...]:
 def _compile_arguments(parser: ArgumentParser) -> None:
     plan_argument(parser)
     output_arguments(parser)
-    help = "dtensor: a program of torch alone, with DTensors and FSDP2; by default one that uses scalec's runtime"
+    help = "dtensor: a program of torch alone, by default in out/NAME_dtensor; otherwise one that uses scalec's runtime"
     parser.add_argument("--target", choices=("runtime", DTENSOR), default="runtime", help=help)
     format_argument(parser)
 
