@@ -103,21 +103,17 @@ def _unfit(entry: OpDef, what: str, span: Span, label: str, help: str = "", note
     return wrong("E0606", f"`{entry.name}` {what}", span, label, help, notes=notes)
 
 
+@frozen
 class Calls:
     """Reads calls of the language's ops and of `user_ops`; `tensor` gives the value of an operand, and its name."""
 
-    def __init__(
-        self,
-        scope: Scope,
-        parameters: Parameters,
-        builder: ModelBuilder,
-        draws: Draws,
-        user_ops: Mapping[str, UserOp],
-        tensor: Callable[[tree.Expr, str], str],
-        found: Diagnostics,
-    ) -> None:
-        self._scope, self._parameters, self._builder, self._user_ops = scope, parameters, builder, user_ops
-        self._draws, self._tensor, self._found = draws, tensor, found
+    _scope: Scope
+    _parameters: Parameters
+    _builder: ModelBuilder
+    _draws: Draws
+    _user_ops: Mapping[str, UserOp]
+    _tensor: Callable[[tree.Expr, str], str]
+    _found: Diagnostics
 
     def call(self, call: tree.Call, like: Sequence[str]) -> tuple[str, ...]:
         """The values that a call computes, as many as `like`, after which they are named."""

@@ -50,9 +50,9 @@ def build(
     draws = Draws(builder, parameters.repeats)
     args = tuple(_input(given, scope, builder) for given in checked_inputs(model, found))
     expressions = Expressions(scope, parameters, builder, draws, user_ops, found)
-    statements = _Statements(scope, parameters, builder, expressions, found)
-    statements.read(model)
-    results = list(statements.routes.results())
+    routes = Routes(scope, parameters, builder, expressions, found)
+    _Statements(scope, parameters, builder, expressions, routes, found).read(model)
+    results = list(routes.results())
     with found.catch():
         results.insert(0, _loss(model, scope, builder))
     if not results or results[0] != scope.bound.get("loss"):
@@ -97,23 +97,19 @@ def _loss(model: tree.Model, scope: Scope, builder: ModelBuilder) -> str:
     return loss
 
 
+@frozen
 class _Statements:
-    def __init__(
-        self,
-        scope: Scope,
-        parameters: Parameters,
-        builder: ModelBuilder,
-        expressions: Expressions,
-        found: Diagnostics,
-    ) -> None:
-        self._scope, self._parameters, self._builder = scope, parameters, builder
-        self._expressions, self._found = expressions, found
-        self.routes = Routes(scope, parameters, builder, expressions, found)
+    _scope: Scope
+    _parameters: Parameters
+    _builder: ModelBuilder
+    _expressions: Expressions
+    _routes: Routes
+    _found: Diagnostics
 
     def read(self, model: tree.Model) -> None:
         for item in model.body:
             if isinstance(item, tree.Statement):
-                self._statement(item, self.routes.begin)
+                self._statement(item, self._routes.begin)
 
     def _statement(self, item: tree.Statement, begin: Callable[[tree.Statement], None] = lambda item: None) -> None:
         body, before, bound = self._builder.body, len(self._builder.body), {**self._scope.bound}
@@ -138,7 +134,7 @@ class _Statements:
             case tree.Bind():
                 self._bind(item)
             case tree.Route():
-                with self.routes.route(item):
+                with self._routes.route(item):
                     for each in item.body:
                         self._statement(each)
             case tree.If():
@@ -195,7 +191,7 @@ class _Statements:
             if isinstance(statement, tree.Bind):
                 yield from statement.names
             elif isinstance(statement, tree.Route):
-                yield from (tree.Name(name, statement.value.span) for name in self.routes.assigned(statement))
+                yield from (tree.Name(name, statement.value.span) for name in self._routes.assigned(statement))
             elif isinstance(statement, tree.Repeat):
                 yield from self._assigned(statement)
 

@@ -7,7 +7,7 @@ Non-goals: the statements of the body (`model`), which are ordinary ones on rows
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from attrs import evolve
+from attrs import evolve, field, frozen
 
 from ..config.settings import DROPLESS, PADDED
 from ..ir import BATCH, DATA_DIMS, FLOATS, Attr, Dim, Type
@@ -131,20 +131,16 @@ def _free(name: str, experts: str, taken: set[str]) -> str:
     return name
 
 
+@frozen
 class Routes:
     """Writes the ops around the bodies of routes."""
 
-    def __init__(
-        self,
-        scope: Scope,
-        parameters: Parameters,
-        builder: ModelBuilder,
-        expressions: Expressions,
-        found: Diagnostics,
-    ) -> None:
-        self._scope, self._parameters, self._builder = scope, parameters, builder
-        self._expressions, self._found = expressions, found
-        self._loads: dict[int, str] = {}  # the names in the scope of the loads of routes, by identity
+    _scope: Scope
+    _parameters: Parameters
+    _builder: ModelBuilder
+    _expressions: Expressions
+    _found: Diagnostics
+    _loads: dict[int, str] = field(factory=dict[int, str])  # the names in the scope of routes' loads, by identity
 
     def begin(self, item: tree.Statement) -> None:
         """Begins the loads of a statement's routes, and the sum of routers' losses before the first that adds to it."""
