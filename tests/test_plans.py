@@ -13,7 +13,6 @@ from scalec.compiler.analysis.kernel_tiles import tiles_file
 from scalec.compiler.emit import emit
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
-from scalec.compiler.reports.summary import ranks
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
 
@@ -56,7 +55,7 @@ def program(name: str) -> Program:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameter_counts_are_the_published_ones(name: str) -> None:
     compiled = program(name)
-    assert (parameter_count(compiled), ranks(compiled)) == PUBLISHED[name]
+    assert (parameter_count(compiled), compiled.ranks) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", ACTIVE)

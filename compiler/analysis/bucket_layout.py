@@ -62,6 +62,11 @@ def stored_dims(param: Param) -> list[tuple[str, ...]]:
     return [dims[: -param.inner], dims[-param.inner :]]
 
 
+def stored_shape(program: Program, param: Param) -> tuple[int, ...]:
+    """The global shape of a parameter as it is stored, repeats apart."""
+    return tuple(prod(map(program.size, dims)) for dims in stored_dims(param))
+
+
 def stored_as_matrix(param: Param) -> bool:
     """Whether outer and inner dims are joined in storage: a sharded dim must lead those it is joined with."""
     dims = param.type.dims

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from ..ir import Bucket, Param, Program
 from ..ir.stages import layers_of_rank, stages
-from .bucket_layout import layout, row_length, stored_dims
+from .bucket_layout import layout, row_length, stored_dims, stored_shape
 from .stage_buckets import chunks
 
 Extent = tuple[range, ...]
@@ -54,8 +54,7 @@ def written(program: Program) -> Parts:
 
 def shape(program: Program, name: str) -> tuple[int, ...]:
     """The shape of one of a parameter's tensors as it is stored."""
-    param = next(param for param in program.stored if param.name == name)
-    return tuple(prod(map(program.size, dims)) for dims in stored_dims(param))
+    return stored_shape(program, next(param for param in program.stored if param.name == name))
 
 
 def fault(shape: Sequence[int], extents: Sequence[Extent]) -> str:

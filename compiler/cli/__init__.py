@@ -54,7 +54,7 @@ def _status(words: list[str]) -> int:
         return _bug(error)
 
 
-def _plan_wrong(error: "PlanError", form: str = TEXT) -> int:
+def _plan_wrong(error: "PlanError", form: str) -> int:
     from ..syntax.diagnostics import render, wants_colour
 
     if form != TEXT:

@@ -3,6 +3,7 @@
 `schema.read` makes instances of syntax, `schema.show` prints them back.  Rules between settings are in `frontend`.
 """
 
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar
 
@@ -116,6 +117,13 @@ class Optimizer(Settings):
         place = self.place(param)
         group = self.groups[place - 1] if place else ParamGroup("", ())
         return group if group.weight_decay is not None else evolve(group, weight_decay=self.weight_decay)
+
+    def grouped(self, params: Iterable[str]) -> dict[ParamGroup, list[str]]:
+        """Parameters by the settings that they share."""
+        found: dict[ParamGroup, list[str]] = {}
+        for name in params:
+            found.setdefault(self.group_of(name), []).append(name)
+        return found
 
     def place(self, param: str) -> int:
         """The place of the group that a parameter is in, from 1; 0 if it is in none."""

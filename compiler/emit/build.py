@@ -44,10 +44,7 @@ def _options(program: Program, bucket: Bucket) -> list[str]:
 
 def _groups(program: Program, bucket: Bucket, patterns: Mapping[str, str]) -> list[str]:
     """A bucket's parameters by the optimizer settings that they share."""
-    settings = program.train.optimizer
-    groups: dict[ParamGroup, list[str]] = {}
-    for name in bucket.params:
-        groups.setdefault(settings.group_of(name), []).append(name)
+    groups = program.train.optimizer.grouped(bucket.params)
     together = {name: names for names in products(program) for name in names}
     found = {group: dict.fromkeys(together.get(name, (name,)) for name in names) for group, names in groups.items()}
     return [_group(group, [[patterns[name] for name in names] for names in each]) for group, each in found.items()]

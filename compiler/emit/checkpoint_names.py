@@ -7,13 +7,12 @@ Names of other programs are data, `other_names.json`: each tensor of Hugging Fac
 import json
 import re
 from collections.abc import Iterable, Mapping
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from attrs import evolve, frozen
 
-from ..analysis.bucket_layout import stored_dims
+from ..analysis.bucket_layout import stored_shape
 from ..config.hf_names import HFWeight
 from ..ir import Buffer, Param, Program
 from .hf_names import entry, repeats
@@ -66,7 +65,7 @@ def unnamed(program: Program, of: Table) -> list[str]:
 def checkpoint_names(program: Program, of: Table | None) -> str:
     """The description of a plan's checkpoints in a folder whose names are of a table, or the plan's own."""
     patterns = model_classes(program, program.microbatches).patterns
-    shapes = {param.name: _shape(param, program) for param in program.stored}
+    shapes = {param.name: stored_shape(program, param) for param in program.stored}
     weights = {
         param.name: {"tensor": _own_name(patterns[param.name]), "shape": shapes[param.name]}
         | ({"wide": True} if isinstance(param, Buffer) else {})
@@ -89,11 +88,6 @@ def checkpoint_names(program: Program, of: Table | None) -> str:
             "scaled": program.train.precision == "fp16",
         }
     )
-
-
-def _shape(param: Param, program: Program) -> tuple[int, ...]:
-    """A parameter's shape in checkpoints of the plan."""
-    return tuple(prod(map(program.size, dims)) for dims in stored_dims(param))
 
 
 def _own_name(pattern: str) -> str:

@@ -8,11 +8,11 @@ import re
 from math import prod
 
 from .. import __version__
+from ..analysis.bucket_layout import stored_shape
 from ..analysis.param_uses import leaves
 from ..analysis.vocabulary import tables
 from ..config.hf_names import HFWeight
 from ..ir import PRECISIONS, SEQUENCE, Buffer, Param, Program
-from .module import parameter_sizes
 from .naming import DTYPES
 
 
@@ -35,8 +35,8 @@ def plain_names(program: Program, patterns: dict[str, str]) -> dict[str, str]:
     params = {param.name: param for param in program.stored}
     found: dict[str, str] = {}
     for each in program.names:
-        place, (groups, _, _) = entry(each, program), parameter_sizes(params[each.param])
-        own, pattern = tuple(prod(map(program.size, group)) for group in groups), patterns[each.param]
+        place, pattern = entry(each, program), patterns[each.param]
+        own = stored_shape(program, params[each.param])
         indices = re.findall(r"\{[^}]*\}", each.tensor)
         if place != {"tensor": each.tensor, "shape": own} or indices != ["{i}"] * pattern.count("*"):
             return {}

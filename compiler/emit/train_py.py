@@ -22,7 +22,7 @@ from ..config.units import counted
 from ..ir import BATCH, MICROBATCHES, SEQUENCE, Arg, Program, base
 from ..ops.protocol import FUNCTIONAL, KERNELS, RUNTIME
 from ..ops.routers import limited_choices
-from ..reports.summary import launch, ranks
+from ..reports.summary import launch
 from ..syntax.package_data import filled
 from ..syntax.source import Source
 from .build import bucket_entries, optimizer, state
@@ -63,7 +63,7 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
         version=__version__,
         file=file_word(source.path),
         program=program,
-        ranks=counted(ranks(program), "GPU" if account(program).device == "cuda" else "rank"),
+        ranks=counted(program.ranks, "GPU" if account(program).device == "cuda" else "rank"),
         mesh=mesh_words(program),
         name=class_name(program.name),
         launch=textwrap.wrap(launch(program).command(PurePath("train.py")), 112, break_on_hyphens=False),

@@ -212,7 +212,7 @@ def _padding(program: Program, broken: set[str], found: Diagnostics) -> None:
 
 
 def _machines(program: Program, found: Diagnostics) -> None:
-    cluster, ranks, gpus = program.cluster, _ranks(program), _gpus_per_node(program)
+    cluster, ranks, gpus = program.cluster, program.ranks, _gpus_per_node(program)
     if cluster.nodes * gpus == ranks:
         _within_node(program, found)
         return
@@ -266,11 +266,7 @@ def _within(weights: tuple[str, ...], others: Sequence[str], program: Program, g
 
 def _gpus_per_node(program: Program) -> int:
     """As the plan says, or an equal part of the ranks."""
-    return program.cluster.gpus_per_node or _ranks(program) // program.cluster.nodes
-
-
-def _ranks(program: Program) -> int:
-    return program.degree(tuple(axis.name for axis in program.axes))
+    return program.cluster.gpus_per_node or program.ranks // program.cluster.nodes
 
 
 def _groups(program: Program, found: Diagnostics) -> None:

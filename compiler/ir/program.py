@@ -171,6 +171,11 @@ class Program(Known):
         """The number of ranks in a group over `axes`."""
         return prod(self.axis(name).size for name in axes)
 
+    @property
+    def ranks(self) -> int:
+        """The number of ranks of the whole mesh."""
+        return prod(axis.size for axis in self.axes)
+
     def local_size(self, type: Type, dim: str) -> int:
         """How much of `dim` one rank holds of a value of `type`."""
         axes = type.axes_of(dim)

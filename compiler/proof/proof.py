@@ -91,6 +91,8 @@ def _as_claimed(model: Program, own: Program) -> tuple[Claim, ...]:
 
 def cases(program: Program, model: Program) -> list[Case]:
     """All that is evaluated of a program after the last pass: equal of plans that differ in what no case depends on."""
+    assert keeps_sizes(program, model), "verify: sizes or settings are not the plan's"
+    assert has_its_stages(program), "verify: the stages are not those that the plan's forward has"
     return [case_of(program, model, axes) for axes in meshes(program)]
 
 
@@ -166,8 +168,6 @@ def prove(program: Program, model: Program) -> Proof:
     Raises UnequalError; PlanError where products of results nest too deeply for any bound.
     `model` is the same plan before any placement, or `program` itself, whose forward is then taken for the model.
     """
-    assert keeps_sizes(program, model), "verify: sizes or settings are not the plan's"
-    assert has_its_stages(program), "verify: the stages are not those that the plan's forward has"
     fields: list[Field] = []
     found = cases(program, model)
     trials = TRIALS + any(len(it.program.pipeline.layers) >= DEEP for it in found if it.program.pipeline)

@@ -15,7 +15,7 @@ from ..analysis.time.report import Report
 from ..config.units import amount
 from ..ir import MICROBATCHES, Param, Program, base, walk
 from ..ir.printer import print_type
-from .summary import axes_of, factors, headline, ranks, table
+from .summary import axes_of, factors, headline, table
 from .time import seconds
 
 Figures = dict[str, dict[str, Any]]
@@ -44,7 +44,7 @@ def figures(program: Program, time: Report | None) -> Figures:
     """The figures of a program after the last pass, and of its time where that is known."""
     sizes = {f"ranks of {name}": program.degree(tuple(factors(program, name))) for name in _parents(program)}
     found: Figures = {
-        "plan": {"ranks": ranks(program), **sizes, "parameters": parameter_count(program)}
+        "plan": {"ranks": program.ranks, **sizes, "parameters": parameter_count(program)}
         | {f"share of {name}": share for name, share in _shares(program)}
         | {"microbatches": program.size(MICROBATCHES), "tokens a step": program.train.global_batch * program.train.seq},
         "parameters": {param.name: _placed(program, param) for param in program.params},

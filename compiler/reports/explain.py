@@ -19,7 +19,7 @@ from ..ir import MICROBATCHES, Op, Program, base, blocks
 from ..ops.experts import EXCHANGE
 from ..syntax.diagnostics import CODES
 from .job import checkpoint_bytes
-from .summary import axes_of, headline, launch, needs_by_load, recomputation, table
+from .summary import axes_of, headline, launch, needs_by_load, recomputation, table, tables
 
 
 def texts() -> dict[str, Any]:
@@ -151,7 +151,7 @@ def explain_collectives(program: Program) -> str:
     if program.pipeline:
         program = rank_programs(program)[of_all.index(listed)]
     uses = [rows for use in USES if (rows := list(_use(program, use, listed)))]
-    parts = [_tables(uses), *_strategies(program), "\n".join(table(list(_volumes(program, listed)))), FORMULA]
+    parts = [tables(uses), *_strategies(program), "\n".join(table(list(_volumes(program, listed)))), FORMULA]
     parts[1:1] = exchanged
     return "\n\n".join((head, _traffic_verdict(program, listed), *parts))
 
@@ -188,12 +188,6 @@ def _traffic_verdict(program: Program, listed: Sequence[Collective]) -> str:
     return (
         f"rank {listed[0].rank} of {program.pipeline.axis}, which sends most, sends {amount(total)} in a step, {where}"
     )
-
-
-def _tables(uses: Sequence[Sequence[Row]]) -> str:
-    """The uses' rows in columns of one width, blank lines between them."""
-    lines = table([row for rows in uses for row in rows])
-    return "\n\n".join("\n".join(next(lines) for _ in rows) for rows in uses)
 
 
 def _use(program: Program, use: Use, listed: Sequence[Collective]) -> Iterator[Row]:

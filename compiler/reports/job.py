@@ -8,7 +8,7 @@ from ..analysis.hardware import hardware
 from ..analysis.memory import Account, accounts, at_loads
 from ..config.gpus import gpu
 from ..ir import ITEM_BYTES, PRECISIONS, Program
-from .summary import launch, ranks
+from .summary import launch
 
 CPU = "cpu"
 
@@ -33,7 +33,7 @@ def needs(program: Program, name: str) -> dict[str, Any]:
         "name": name,
         "nodes": how.nodes,
         "least": how.least,
-        "ranks": ranks(program),
+        "ranks": program.ranks,
         "ranks_per_node": how.ranks_per_node,
         "device": most.device,
         "gpu": program.cluster.gpu if most.device != CPU else "",

@@ -54,17 +54,12 @@ class Launch:
 def launch(program: Program) -> Launch:
     """How `program` is started."""
     nodes = program.cluster.nodes
-    return Launch(nodes, ranks(program) // nodes, smallest(program).cluster.nodes)
-
-
-def ranks(program: Program) -> int:
-    """The number of ranks of the whole mesh."""
-    return program.degree(tuple(axis.name for axis in program.axes))
+    return Launch(nodes, program.ranks // nodes, smallest(program).cluster.nodes)
 
 
 def headline(program: Program) -> str:
     """For instance `llama: 131,392 parameters on 4 ranks, dp 2 x tp 2`; with experts, how many compute for a token."""
-    where = f"{counted(ranks(program), 'rank')}, {mesh_words(program)}" if ranks(program) > 1 else "one rank"
+    where = f"{counted(program.ranks, 'rank')}, {mesh_words(program)}" if program.ranks > 1 else "one rank"
     where += f" ({each})" if (each := elastic_words(program)) else ""
     return f"{program.name}: {parameters(program)}{',' * bool(program.choices)} on {where}"
 
@@ -130,8 +125,7 @@ def communication(program: Program) -> str:
         f"per step and rank {_numbers(ranks)} of {axis}" if axis else "per rank and step" for ranks in alike.values()
     ]
     rows = [[(head, "axis", "ranks", "calls", "input"), *rows] for head, rows in zip(heads, alike, strict=True)]
-    lines = table([row for each in rows for row in each])
-    return "\n\n".join("\n".join(next(lines) for _ in each) for each in rows)
+    return tables(rows)
 
 
 def needs_by_load(program: Program) -> str:
@@ -234,3 +228,9 @@ def table(rows: Sequence[Sequence[str]], aligned: str = "llr") -> Iterator[str]:
     flush = [str.ljust if letter == "l" else str.rjust for letter in aligned.ljust(len(widths), aligned[-1])]
     for row in rows:
         yield "  ".join(to(cell, width) for to, cell, width in zip(flush, row, widths, strict=False)).rstrip()
+
+
+def tables(parts: Sequence[Sequence[Sequence[str]]]) -> str:
+    """Tables with columns of one width, blank lines between them."""
+    lines = table([row for rows in parts for row in rows])
+    return "\n\n".join("\n".join(next(lines) for _ in rows) for rows in parts)

@@ -12,7 +12,6 @@ import pytest
 from scalec.compiler.cli import main
 from scalec.compiler.cli.new import Machine
 from scalec.compiler.passes import compile_plan
-from scalec.compiler.reports.summary import ranks
 from scalec.compiler.syntax.limits import load
 
 
@@ -57,7 +56,7 @@ def test_plans_compile_as_they_are(
     machine(cores, ["NVIDIA GeForce RTX 4090"] * gpus)
     assert main(["new", "one.scale"]) == main(["fmt", "--check", "one.scale"]) == main(["check", "one.scale"]) == 0
     program = compile_plan(load(Path("one.scale")))
-    assert ranks(program) == expected
+    assert program.ranks == expected
     assert program.cluster.gpu == ("rtx_4090" if gpus else "")
     assert not capsys.readouterr().err
     swapped = re.sub(r"dp = (\d+)  tp = 1", r"dp = 1  tp = \1", Path("one.scale").read_text(encoding="utf-8"))

@@ -83,8 +83,7 @@ def check_hardware(cluster: Cluster, found: Diagnostics) -> None:
 def ranks_per_node(program: Program) -> int:
     """The number of ranks on a node, as the plan says or as its nodes share them."""
     cluster: Cluster = program.cluster
-    ranks = program.degree(tuple(axis.name for axis in program.axes))
-    return cluster.gpus_per_node or max(ranks // cluster.nodes, 1)
+    return cluster.gpus_per_node or max(program.ranks // cluster.nodes, 1)
 
 
 def _own(cluster: Cluster) -> Hardware:

@@ -141,14 +141,13 @@ def _measured(it: Report, ops: Sequence[OpRow]) -> float:
 
 def report(program: Program, on: Hardware, *, by_load: bool = True) -> Report:
     """The time of a step of a program after the last pass; `by_load` at other loads of experts too."""
-    ranks = program.degree(tuple(axis.name for axis in program.axes))
     loads = times_by_load(program, on) if by_load else {}
     return Report(
         program,
         on,
         step_time(program, on),
-        ranks,
-        operations.needed(program) / ranks,
+        program.ranks,
+        operations.needed(program) / program.ranks,
         operations.done(program),
         on.peak_rate(PRECISIONS[program.train.precision]),
         room(program),

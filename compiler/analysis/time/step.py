@@ -4,7 +4,7 @@ Non-goals: which other plan would take less.
 """
 
 from ...ir import Program
-from ..expert_loads import loads, with_load
+from ..expert_loads import loads
 from ..hardware import Hardware
 from .clocks import StepTime
 from .pipeline import of_pipeline
@@ -12,14 +12,8 @@ from .prices import prices
 from .timeline import Walk
 
 
-def step_time(program: Program, on: Hardware, load: float = 1.0) -> StepTime:
-    """The time of a step of a program after the last pass.
-
-    `load` is how many equal shares of the rows of tokens the experts of the rank have that is waited for, the most that
-    there can be if it is more.
-    """
-    if load != 1.0:
-        program = with_load(program, load)
+def step_time(program: Program, on: Hardware) -> StepTime:
+    """The time of a step of a program after the last pass."""
     if program.pipeline:
         return of_pipeline(program, program.pipeline, on)
     walk = Walk(program, on, prices(program, on))

@@ -192,7 +192,7 @@ def is_whole(source: Source) -> bool:
     return not read_plan(source).mistakes
 
 
-def syntax_of(source: Source, read: Reader = load) -> Syntax:
+def syntax_of(source: Source, read: Reader) -> Syntax:
     """The syntax of a plan and of all files that it uses, as far as they can be read.
 
     Raises PlanError where the text is beyond the limits of a plan.

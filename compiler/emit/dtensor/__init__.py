@@ -16,7 +16,7 @@ from ...analysis.certificate import Proof
 from ...config.settings import OFF, TORCH
 from ...config.units import counted
 from ...ir import MICROBATCHES, SEQUENCE, Arg, Param, Program, base
-from ...reports.summary import launch, ranks
+from ...reports.summary import launch
 from ...syntax.package_data import filled
 from ...syntax.source import Source
 from ..constants import product, size_lines
@@ -70,7 +70,7 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         "dtensor.py.j2",
         version=__version__,
         file=file_word(source.path),
-        ranks=counted(ranks(program), "rank"),
+        ranks=counted(program.ranks, "rank"),
         mesh=mesh_words(program),
         name=class_name(program.name),
         launch=textwrap.wrap(start if windows else "# for a program that gives it the data of the plan", 112),

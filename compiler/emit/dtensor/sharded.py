@@ -45,8 +45,9 @@ def sharding_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
 
 def optimizer_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
     """The lines that make the optimizer."""
-    groups = [_group(program, group, names, patterns) for group, names in _groups(program).items()]
     settings = program.train.optimizer
+    of = settings.grouped(param.name for param in program.params)
+    groups = [_group(group, names, patterns) for group, names in of.items()]
     if settings.kind == "adamw":
         kind, options = "AdamW", [f"betas={literal(tuple(settings.betas))}", f"eps={literal(settings.eps)}"]
     else:
@@ -96,14 +97,7 @@ def sync_lines(program: Program, patterns: Mapping[str, str]) -> Iterator[str]:
         yield f"each_module({each.modules}, reduce_now={now}, free={free})"
 
 
-def _groups(program: Program) -> dict[ParamGroup, list[str]]:
-    found: dict[ParamGroup, list[str]] = {}
-    for param in program.params:
-        found.setdefault(program.train.optimizer.group_of(param.name), []).append(param.name)
-    return found
-
-
-def _group(program: Program, group: ParamGroup, names: Sequence[str], patterns: Mapping[str, str]) -> str:
+def _group(group: ParamGroup, names: Sequence[str], patterns: Mapping[str, str]) -> str:
     arguments = ["model", *(literal(patterns[name]) for name in names), f"weight_decay={literal(group.weight_decay)}"]
     arguments += [f"lr_scale={literal(group.lr_scale)}"] if group.lr_scale != 1 else []
     return call("param_group", arguments, 0, after=9)

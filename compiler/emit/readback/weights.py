@@ -8,7 +8,7 @@ from math import prod
 
 from attrs import Factory, define
 
-from ...analysis.bucket_layout import stored_as_matrix
+from ...analysis.bucket_layout import stored_dims
 from ...ir import Buffer, Param, Program
 from .machine import Machine
 from .terms import Term, demand, wrong
@@ -61,11 +61,11 @@ class Weights:
 
     def declared(self, param: Param) -> object:
         """The call that declares a parameter: each dim its own, or the outer and the inner ones joined to a matrix."""
-        type, dims = param.type, param.type.dims[param.stacked :]
+        type, groups = param.type, stored_dims(param)
         if isinstance(param, Buffer):
-            return self.machine.spec(f"torch.zeros({self.program.size(*dims)}, device=mesh.device)")
-        cut = len(dims) - param.inner
-        groups = (dims[:cut], dims[cut:]) if stored_as_matrix(param) else tuple((dim,) for dim in dims)
+            return self.machine.spec(
+                f"torch.zeros({self.program.size(*type.dims[param.stacked :])}, device=mesh.device)"
+            )
         split = {i: type.axes_of(group[0]) for i, group in enumerate(groups) if type.axes_of(group[0])}
         inner = [dim for group in groups for dim in group[1:] if type.axes_of(dim)]
         assert not inner, f"emit: {param.name} joins dims of which not the first is split"

@@ -8,7 +8,7 @@ from ...analysis.link_traffic import crosses
 from ...config.units import amount, counted
 from ...ir import Axis, Program
 from ..drawing import SERIES, Canvas, fit, wide
-from ..summary import launch, ranks
+from ..summary import launch
 from .calls import Call
 from .subject import Subject
 
@@ -65,7 +65,7 @@ def mesh(of: Subject, calls: Sequence[Call]) -> Mesh:
     for axis in reversed(program.axes):
         groups.insert(0, _group(program, axis, stride, per_node, calls))
         stride *= axis.size
-    return Mesh(program.cluster.gpu, ranks(program), program.cluster.nodes, per_node, tuple(groups))
+    return Mesh(program.cluster.gpu, program.ranks, program.cluster.nodes, per_node, tuple(groups))
 
 
 def _group(program: Program, axis: Axis, stride: int, per_node: int, calls: Sequence[Call]) -> Group:

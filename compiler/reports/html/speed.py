@@ -9,7 +9,6 @@ from ...analysis.time import operations
 from ...analysis.time.report import Report
 from ...ir import MICROBATCHES
 from ..drawing import Canvas, wide
-from ..summary import ranks
 from ..time import expected, seconds
 from .subject import Subject
 
@@ -39,7 +38,7 @@ def speed(of: Subject, tokens: float | None) -> Speed:
         ("tokens a step", f"{step:,}"),
         ("microbatches", f"{program.size(MICROBATCHES):,}"),
         ("a token needs", scaled(operations.needed(program) / step, OPERATIONS)),
-        ("a step needs of a rank", scaled(operations.needed(program) / ranks(program), OPERATIONS)),
+        ("a step needs of a rank", scaled(operations.needed(program) / program.ranks, OPERATIONS)),
         ("a rank does in a step", scaled(operations.done(program), OPERATIONS)),
     ]
     if time is None:

@@ -74,7 +74,8 @@ def _build(it: Plan) -> Iterator[str]:
     settings = program.train.optimizer
     kind = f"AdamW(groups, betas={tuple(settings.betas)!r}, eps={settings.eps!r}"
     kind = kind if settings.kind == "adamw" else f"SGD(groups, momentum={settings.momentum!r}"
-    yield f"    groups = [{', '.join(_group(it, *group) for group in _groups(program).items())}]"
+    groups = settings.grouped(param.name for param in program.params)
+    yield f"    groups = [{', '.join(_group(it, *group) for group in groups.items())}]"
     yield f"    return model, torch.optim.{kind}, lr={settings.lr!r})"
 
 
@@ -295,13 +296,6 @@ def _each_module(it: Plan) -> Iterator[str]:
     for repeats, (first, *_) in _sharded(it):
         now, free = (True if said else last for said in (first.shard_gradients, first.reshard_after_forward))
         yield f"each_module({_modules(repeats)}, reduce_now={now}, free={free})"
-
-
-def _groups(program: Program) -> dict[ParamGroup, list[str]]:
-    found: dict[ParamGroup, list[str]] = {}
-    for param in program.params:
-        found.setdefault(program.train.optimizer.group_of(param.name), []).append(param.name)
-    return found
 
 
 def _group(it: Plan, group: ParamGroup, names: Sequence[str]) -> str:

@@ -1,16 +1,19 @@
 """Reads the whole text of a program of torch alone: what its module binds, then what its functions do.
 
-Non-goals: how it is run (`machine`), and what it is compared with (`forward`, `expected`).
+Non-goals: how it is run (`machine`), and what its functions are compared with (`expected`).
 """
 
 import ast
 import re
 from functools import partial
+from math import prod
 from typing import cast
 
-from ....ir import Pipeline, Program, walk
+from ....analysis.bucket_layout import stored_dims
+from ....ir import Param, Pipeline, Program, walk
 from ....syntax.package_data import folder
 from ...hf_names import plain_names
+from ...readback.calls import placed
 from ...readback.constants import constants
 from ...readback.execute import body_of
 from ...readback.forward import Forward
@@ -18,16 +21,29 @@ from ...readback.module import File, names_of
 from ...readback.stages import StagedForward
 from ...readback.terms import Terms, demand, frozen_key, wrong
 from ...readback.values import Function, Instance
+from ...readback.weights import Weights
 from ...target import DTENSOR, mesh_axes, whole_mesh
 from ..imports import MODULES, names_in, ops_source
 from .expected import CROSSING, FUNCTIONS, Plan, crossing, demand_known
-from .forward import TorchWeights
 from .machine import TorchMachine, steps
 
 MAIN = 'if __name__ == "__main__":\n    main()'
 
 IMPORTED = {name: module for module, names in MODULES for name in names}
 """The module of each name that a program may import."""
+
+
+class TorchWeights(Weights):
+    """The weights of a program, DTensors of global shapes."""
+
+    def declared(self, param: Param) -> object:
+        """The call that declares a parameter, with its placements on the mesh."""
+        shape = tuple(stored_dims(param))
+        sizes = ", ".join(str(prod(map(self.program.size, dims))) for dims in shape)
+        over = ", ".join(placed(param.type.at(axis), shape) for axis in mesh_axes(self.program))
+        args = param.init.args
+        init = {"normal": f", std={args[0]!r}" if args else "", "ones": ", mean=1.0", "zeros": ""}[param.init.kind]
+        return self.machine.spec(f"weight(mesh, {sizes}, placements=[{over}]{init})")
 
 
 class TorchFile(File):
