@@ -19,7 +19,7 @@ from scalec.compiler.config.units import amount
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.reports.drawing import LETTER, columns, ticks
 from scalec.compiler.reports.explain import memory as explained_memory
-from scalec.compiler.reports.html import Subject, report
+from scalec.compiler.reports.html import Subject, model_svg, report
 from scalec.compiler.reports.html.calls import busiest, by_rank
 from scalec.compiler.reports.html.lines import texts
 from scalec.compiler.reports.html.memory import memory
@@ -98,6 +98,17 @@ def test_a_page_is_well_formed_and_its_links_lead_somewhere(each: str) -> None:
 
 def drawings(text: str) -> list[ElementTree.Element]:
     return [ElementTree.fromstring(it) for it in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
+
+
+def test_a_table_over_several_sheets_of_paper_has_its_head_on_each(each: str) -> None:
+    assert 0 < page(each).count("<table>") == page(each).count("<thead>")
+
+
+def test_types_of_tiny_fives_values_are_whole_beside_backward() -> None:
+    of = subject(PLANS / "tiny_five.scale", proved=False)
+    drawn = model_svg.drawings(model(of.program, busiest(ranks := by_rank(of)), ranks), {})
+    assert "[batch/dp, seq/cp, heads/tp, head_dim]" in drawn[1]
+    assert "head_di…" not in "".join(drawn)
 
 
 def test_drawings_are_well_formed_and_no_words_leave_them(each: str) -> None:

@@ -10,7 +10,7 @@ from ..time import seconds
 from .calls import Call
 from .model import Model, Row, Shard, Stretch
 
-WIDTH, BOX, MADE, BACK = 1080, 118, 430, 690
+WIDTH, BOX, MADE, BACK = 1080, 118, 430, 691
 """The width; where ops begin, what comes out of them, and the calls of backward."""
 
 STEP = 25
@@ -37,7 +37,7 @@ def drawn(it: Model, colours: Mapping[str, int], *, heads: bool = True) -> Canva
 
 class _Drawing:
     def __init__(self, colours: Mapping[str, int]) -> None:
-        self.canvas, self._colours, self._y, self._line = Canvas(WIDTH), colours, 0.0, ""
+        self.canvas, self._colours, self._y, self._line = Canvas(WIDTH), colours, 1.0, ""
 
     def heads(self) -> None:
         """The heads of columns."""
