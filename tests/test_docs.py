@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from scalec.compiler.cli.arguments import COMMANDS
+from scalec.compiler.frontend import resolve
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.passes import PASS_NAMES, compile_plan
 from scalec.compiler.syntax.diagnostics import CODES
 from scalec.compiler.syntax.limits import load
+from scalec.compiler.syntax.source import Source
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -36,6 +38,13 @@ def _docstrings(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield "\n\n".join(" ".join(part.split()) for part in node.value.value.split("\n\n"))
+
+
+def test_named_settings_of_watch_are_taken() -> None:
+    named = {each for path in DOCUMENTS for each in re.findall(r"`(watch\s+\{[^`…]*\})`", path.read_text("utf-8"))}
+    assert named
+    for each in named:
+        resolve(Source("plan.scale", f"{MODEL.read_text('utf-8')}\n{each}\n"))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
