@@ -128,8 +128,8 @@ def _scores(logits: Tensor, score: Score) -> Tensor:
 
 
 def no_loss(x: Tensor) -> Tensor:
-    """Zero, as routers add their losses to it: float32 at least."""
-    return torch.zeros((), dtype=wide(x.dtype), device=x.device)
+    """Zero, as routers add their losses to it: float32 at least.  It has a gradient, also where no router adds one."""
+    return torch.zeros((), dtype=wide(x.dtype), device=x.device, requires_grad=torch.is_grad_enabled())
 
 
 def no_load(x: Tensor, *shape: int) -> Tensor:

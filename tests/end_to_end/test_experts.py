@@ -56,7 +56,8 @@ def folded(foldings: Mapping[str, dict[str, Any]], folding: str, schedule: str, 
 
 
 FIVE = folded(FOLDINGS, "dp, cp, tp", "interleaved_1f1b(chunks=2)", "zero 1 over {}")
-CASES = [*dict.fromkeys(folded(FOLDINGS, **row) for row in all_pairs(FACTORS, IMPOSSIBLE)), FIVE]
+LATE = Case(pp=2, model="losses", schedule="zb_h1", stages="[0, 2]", microbatches=2)  # the first stage has none
+CASES = [*dict.fromkeys(folded(FOLDINGS, **row) for row in all_pairs(FACTORS, IMPOSSIBLE)), FIVE, LATE]
 
 
 @pytest.mark.long

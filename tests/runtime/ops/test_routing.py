@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from helpers.forked_ranks import run_ranks
 from scalec.runtime import (
@@ -17,6 +18,7 @@ from scalec.runtime import (
     balance,
     limit_capacity,
     no_load,
+    no_loss,
     router_z,
     top_k,
 )
@@ -99,6 +101,13 @@ def test_gates_are_in_float32_at_least() -> None:
     assert gates.dtype == torch.float32
     assert torch.equal(ids, choices)
     torch.testing.assert_close(gates.double(), want, atol=1e-7, rtol=1e-6)
+
+
+def test_a_loss_of_no_router_is_handed_on_as_any() -> None:
+    """A stage without routers has an edge for its gradient."""
+    torch.autograd.backward(get_gradient_edge(no_loss(torch.ones(2))), torch.ones(()))
+    with torch.no_grad():
+        assert not no_loss(torch.ones(2)).requires_grad
 
 
 def test_small_scores_are_divided_by_their_sum() -> None:
