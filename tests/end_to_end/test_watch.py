@@ -81,7 +81,7 @@ def _told(case: Case, folder: Path, asked: Watch, plant: Plant) -> set[str]:
     return {*run_ranks(case.ranks, _watched, harness.compiled(case, folder), batch, asked, plant, case.ranks - 1)}
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, pytest.param(Case(dp=2, model="biased"), marks=pytest.mark.long)], ids=str)
 def test_a_healthy_run_is_told_nothing(case: Case, tmp_path: Path) -> None:
     assert _told(case, tmp_path, Watch(copies=1, replay=2, spikes=5.0), _nothing) == {""}
 

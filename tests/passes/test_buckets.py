@@ -10,6 +10,7 @@ from attrs import evolve
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from helpers.oracle.plans import Case, plan_text
 from helpers.plan_table import FUSED
 from helpers.small_plans import HEAD, LLAMA, MLP, START, Plan
 from scalec.compiler.analysis.param_uses import products
@@ -62,6 +63,12 @@ def test_what_stands_outside_of_repeats_is_moved_once_a_step() -> None:
     rest = [bucket for bucket in program.buckets if not bucket.layers]
     assert sorted(name for bucket in rest for name in bucket.params) == ["head", "norm", "wte"]
     assert {where(program, bucket.name) for bucket in rest} == {"gather dp step, scatter dp then replica step"}
+
+
+def test_biases_are_moved_after_all_updates() -> None:
+    """What looks at the state before an update sees biases as the step had them."""
+    program = compile_plan(Source("plan.scale", plan_text(Case(dp=2, model="biased", state="zero 1 over dp"))))
+    assert [op.kind for op in program.ops][-2:] == ["update", "balanced"]
 
 
 def test_turns_of_repeats_in_repeats() -> None:

@@ -77,9 +77,10 @@ class _Fuser:
         norm = next(i for i, op in enumerate(following) if op.kind in NORMS)
         total = self._norm(following[norm], list(final.values()))
         updates = [self._update(group, final[group.name]) for group in self._groups]
+        changes = sorted([*following[norm + 1 :], *updates], key=lambda op: op.kind == "balanced")  # biases come last
         # gathers are last of all that comes before forward: who waits for a count does not wait for them
         ahead = (*body[:at], *gathers.body, microbatches)
-        ops = (*ahead, *following[:norm], *builder.body, total, *following[norm + 1 :], *updates)
+        ops = (*ahead, *following[:norm], *builder.body, total, *changes)
         buckets = tuple(evolve(b, type=builder.types[final[b.name]]) for b in self._frame.buckets)
         return evolve(self._frame, region=evolve(self._step, body=ops), buckets=buckets)
 
