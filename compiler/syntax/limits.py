@@ -5,15 +5,20 @@ No text, however made, costs more than a bounded time, and a bracket forgotten i
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
-from .diagnostics import Diagnostic, Note, PlanError, wrong
+from .diagnostics import Diagnostic, Note, PlanError, nearest, wrong
 from .source import Source, Span
 
 MAX_BYTES = 64 * 1024
 MAX_WRITTEN_BYTES = 16 << 20
 """The limit of texts by scalec itself: IR text and programs list each action of a pipeline, accounts each message."""
 MAX_DEPTH = 64
+
+_IN_FOLDERS = ("train.py", "config.json")
+"""Files that scalec reads, by name: a compiled program, the configuration of a model."""
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 WORD = re.compile(r'#[^\n]*|"(?:[^"\\\n]|\\[^\n])*"?|[()\[\]{}]')
@@ -30,7 +35,8 @@ def load(path: Path, at: Span | None = None, most: int = MAX_BYTES) -> Source:
     place = at or Source(str(path), "").whole()
     try:
         if not path.is_file():
-            raise wrong("E0101", f"`{path}` is not a file" if path.exists() else f"there is no file `{path}`", place)
+            message = f"`{path}` is not a file" if path.exists() else f"there is no file `{path}`"
+            raise wrong("E0101", message, place, help="" if at else _meant(path))
         with path.open("rb") as file:
             content = file.read(most + 1)
     except OSError as error:
@@ -43,6 +49,17 @@ def load(path: Path, at: Span | None = None, most: int = MAX_BYTES) -> Source:
         line = content.count(b"\n", 0, error.start) + 1
         where = f"byte 0x{content[error.start]:02x} on line {line}"
         raise wrong("E0101", f"`{path}` is not UTF-8: {where}", place) from None
+
+
+def _meant(path: Path) -> str:
+    """Help where a path is no file: the one in the folder that scalec reads, or the neighbour that it misspells."""
+    with suppress(OSError):
+        if path.is_dir():
+            found = [each for name in _IN_FOLDERS if (each := path / name).is_file()]
+            return f"did you mean `{found[0]}`?" if found else ""
+        if near := nearest(path.name, [each.name for each in islice(path.parent.iterdir(), 1000) if each.is_file()]):
+            return f"did you mean `{path.with_name(near)}`?"
+    return ""
 
 
 Reader = Callable[[Path, Span], Source]

@@ -29,6 +29,8 @@ def find_files(patterns: tuple[str, ...]) -> list[str]:
         files = {path for path in matches if os.path.isfile(path) and os.path.getsize(path) > 0}
         if not files:
             place = "" if os.path.isabs(pattern) else f", looked for in {os.getcwd()}"
+            if os.path.isdir(pattern):
+                place = f"; it is a folder: `{os.path.join(pattern, '*')}` are the files in it"
             raise RunError(f"no data: `{pattern}` matches no file that holds anything{place}")
         found |= files
     return sorted(found)

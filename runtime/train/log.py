@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..config.plan import Account, Metrics
+from ..errors import counted
 from .allocator import Peak, line
 from .log_file import NAME, LogFile
 from .progress import Progress
@@ -211,7 +212,7 @@ class Log:
     def summary(self, saved: Path, further: str, help_: str) -> None:
         """The last lines of a run: its result, where it lies, and what to try next."""
         results = ", ".join(f"{name} {self._last[name]:.4f}" for name in ("loss", "validation") if name in self._last)
-        self.say(f"\nfinished {self._steps} steps in {_duration(time.monotonic() - self._began)}: {results}")
+        self.say(f"\nfinished {counted(self._steps, 'step')} in {_duration(time.monotonic() - self._began)}: {results}")
         self.say(f"  log         {self._folder}/{NAME}\n  checkpoint  {saved}")
         self.say(f"  train on    {further}\n  all options {help_}")
 

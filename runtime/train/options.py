@@ -1,6 +1,7 @@
 """Options of a run: what a person may change on the command line, and the lines that start it."""
 
 import argparse
+import math
 import shlex
 import sys
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     parser = _Parser(description=f"Trains {plan.name}.", epilog=f"Start it with: {torchrun(plan)}", allow_abbrev=False)
     add = parser.add_argument
     add("--steps", type=_positive, default=plan.steps, help="train up to this step (default %(default)s)")
-    add("--lr", type=float, default=plan.lr, help="peak learning rate (default %(default)s)")
+    add("--lr", type=_rate, default=plan.lr, help="peak learning rate (default %(default)s)")
     add("--data", nargs="+", default=plan.data.files, metavar="GLOB", help=f"files to train on (default {files})")
     add("--seed", type=int, default=plan.seed, help="seed of values and data order (default %(default)s)")
     help = "go on from the newest checkpoint of the run folder; `auto`: if there is one, else begin"
@@ -107,21 +108,37 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not positive")
-    return number
+    return _whole(text, 1)
 
 
 def _natural(text: str) -> int:
-    return 0 if text == "0" else _positive(text)
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number from {least} upwards")
+    return int(text)
 
 
 def _seconds(text: str) -> float:
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
+    if not (number := _number(text)) > 0:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds above 0")
     return number
+
+
+def _rate(text: str) -> float:
+    if not 0 <= (number := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 0 upwards")
+    return number
+
+
+def _number(text: str) -> float:
+    """The number; NaN, which is neither above nor below any, where the text is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _path(text: str) -> Path:

@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 from end_to_end.test_stages import CASES, MODELS, plan_of
 from helpers.forked_ranks import run_ranks
 from helpers.oracle.plans import Case, plan_text
-from helpers.torch_target import files_of, text_of
+from helpers.torch_target import compiled, files_of, text_of
 from scalec.codegen_templates.torch_recompute import recompute
 from scalec.compiler.emit.dtensor import emit, for_torch, refusals
 from scalec.compiler.emit.dtensor.refusals import REFUSALS
@@ -49,6 +49,19 @@ def test_a_pipeline_reads_as_it_did(golden: Callable[[str, str], None]) -> None:
 def test_a_value_that_a_stage_passes_on_is_copied() -> None:
     """It enters recomputed layers, and torch detaches in place what a stage returns where backward has two parts."""
     assert "return x, s.clone()" in text_of(plan_of(MODELS["more later"], *CASES["more later"]))
+
+
+@pytest.mark.parametrize(("ranks", "given"), [(None, ["FILE"]), ("2", ["FILE"]), ("4", [])])
+def test_a_program_that_is_started_otherwise_says_how(
+    ranks: str | None, given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = compiled(plan_text(Case(dp=2, tp=2)), tmp_path)
+    monkeypatch.setattr("sys.argv", ["train.py", *given])
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if ranks:
+        monkeypatch.setenv("WORLD_SIZE", ranks)
+    with pytest.raises(SystemExit, match="torchrun starts this, with a world size of 4, on a FILE"):
+        program.main()
 
 
 @pytest.mark.parametrize("model", ["llama", "every", "tied"])

@@ -208,6 +208,26 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("there", "named", "help"),
+    [
+        ("mine.scale", "mine.scal", "did you mean `{}/mine.scale`?"),
+        ("out/train.py", "out", "did you mean `{}/out/train.py`?"),
+        ("llama/config.json", "llama", "did you mean `{}/llama/config.json`?"),
+        ("notes/a.txt", "notes", ""),
+        ("other.scale", "mine.scale/deeper", ""),
+    ],
+)
+def test_a_path_that_is_no_file_has_the_file_that_may_be_meant_beside_it(
+    tmp_path: Path, there: str, named: str, help: str
+) -> None:
+    (tmp_path / there).parent.mkdir(exist_ok=True)
+    (tmp_path / there).write_text("")
+    with pytest.raises(PlanError) as error:
+        load(tmp_path / named)
+    assert error.value.diagnostics[0].help == help.format(tmp_path)
+
+
 @pytest.mark.parametrize("path", PLANS, ids=["/".join(path.parts[-2:]) for path in PLANS])
 def test_the_plans_parse(path: Path) -> None:
     parse_plan(load(path))

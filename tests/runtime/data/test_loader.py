@@ -143,6 +143,8 @@ def test_what_is_wrong_with_data_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     with pytest.raises(RunError, match="no file that holds anything"):
         find_files((str(tmp_path / "*.txt"),))
+    with pytest.raises(RunError, match=rf"it is a folder: `{tmp_path}/\*` are the files in it"):
+        find_files((str(tmp_path),))
     with pytest.raises(RunError, match=r"3 tokens in 1 file"):
         Stream(_write(tmp_path, [3]), torch.uint8, SEQ + 1)
     layout = Input(("seq", "batch"), {})

@@ -704,6 +704,9 @@ def all_microbatches(each: Sequence[Tensor], dim: int) -> DTensor:
 
 def main() -> None:
     """Trains on random windows of a file's bytes; `torchrun … train.py FILE [STEPS]`."""
+    ranks = math.prod(MESH.values())
+    if os.environ.get("WORLD_SIZE") != str(ranks) or len(sys.argv) < 2:
+        sys.exit(f"error: torchrun starts this, with a world size of {ranks}, on a FILE: see the first lines")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
