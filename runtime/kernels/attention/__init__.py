@@ -1,7 +1,7 @@
 """Flash attention: forward, backward, the merge of partial results, and a ring of ranks."""
 
-from .op import Attention, Choice, backend
+from .op import Attention, backend
 from .ring import RingAttention
 from .tiles import Block, Blocks
 
-__all__ = ["Attention", "Block", "Blocks", "Choice", "RingAttention", "backend"]
+__all__ = ["Attention", "Block", "Blocks", "RingAttention", "backend"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -17,12 +17,8 @@ from .. import launching
 from . import backward, forward
 from .tiles import Blocks
 
-
-class Choice(NamedTuple):
-    """torch: scalec.runtime.attention, and what torch has for it; triton: our kernels; plain: their twin."""
-
-    backend: Literal["torch", "triton", "plain"]
-    reason: str
+Choice = Literal["torch", "triton", "plain"]
+"""torch: scalec.runtime.attention, and what torch has for it; triton: our kernels; plain: their twin."""
 
 
 def backend(
@@ -36,19 +32,15 @@ def backend(
     rows are multiples of 16 bytes, and else holds all scores.
     """
     dim = q.shape[-1]
-    if drops:
-        return Choice("torch", "dropout has no kernel")
-    if not special and not (q.is_cuda or q.is_meta):
-        return Choice("torch", "flash attention for CPUs")
+    if drops or not (special or q.is_cuda or q.is_meta):
+        return "torch"  # dropout has no kernel, and CPUs have flash attention
     if not special and q.dtype in (torch.bfloat16, torch.float16) and dim % 8 == 0 and dim <= 256:
-        return Choice("torch", "flash or cuDNN attention")
+        return "torch"  # flash or cuDNN attention
     if not special and q.dtype == torch.float32 and dim % 4 == 0 and q.shape[2] == k.shape[2]:
-        return Choice("torch", "memory-efficient attention")
+        return "torch"  # memory-efficient attention
     if blocks_for(op, blocks, q, k, v) is None:
-        if not special:
-            return Choice("torch", "plain attention")
-        return Choice("plain", "no kernel for this device, element type or head_dim")
-    return Choice("triton", "torch has no kernel for this mask, cap, element type or head_dim")
+        return "plain" if special else "torch"
+    return "triton"
 
 
 def blocks_for(op: object, blocks: Mapping[int, Blocks], q: Tensor, k: Tensor, v: Tensor) -> Blocks | None:
@@ -130,8 +122,7 @@ class Attention:
         seq = layout.index("s")
         window = window if window < k.shape[seq] else 0
         special = bool(window or softcap) or documents is not None
-        choice = backend(self, self.blocks, q, k, v, special=special, drops=draws is not None)
-        if choice.backend == "torch":
+        if backend(self, self.blocks, q, k, v, special=special, drops=draws is not None) == "torch":
             options = (scale, softcap, documents, draws, dropout, site, heads, positions, deterministic)
             return attention(q, k, v, layout, causal, window, *options)
 
