@@ -203,6 +203,21 @@ def test_every_parameter_is_in_the_drawing(each: str) -> None:
     assert shards == {param.name for param in of.program.params}
 
 
+def test_layers_of_two_dims_are_cut_into_stages_together() -> None:
+    found = model(plan("deepseek_v3").program, (), ())
+    assert [(it.dim, it.stages) for it in found.stretches if it.dim] == [
+        ("layers_0", "; cut, with layers_1, into 32 stages"),
+        ("layers_1", "; cut, with layers_0, into 32 stages"),
+    ]
+
+
+def test_the_most_that_a_rank_of_a_pipeline_has_is_what_the_plan_needs() -> None:
+    of = plan("deepseek_v3")
+    rows = pipeline(of)
+    assert rows
+    assert rows.table[-1][-1] == amount(account(of.program).needs)
+
+
 def test_the_groups_of_a_mesh() -> None:
     found = mesh(plan("llama3_70b"), busiest(by_rank(plan("llama3_70b"))))
     dp, tp = found.groups

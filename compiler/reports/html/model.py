@@ -111,7 +111,9 @@ class _Rows:
             return ""
         cuts = zip(pipeline.layers, pipeline.stage_to_rank, strict=True)
         parts = [f"{layers} on rank {rank}" for layers, rank in cuts]
-        return f"; cut into stages of {', '.join(parts)}" if len(parts) <= 4 else f"; cut into {len(parts)} stages"
+        others = [each for each in pipeline.dims if each != dim]
+        cut = f"; cut, with {', '.join(others)}, into" if others else "; cut into"
+        return f"{cut} stages of {', '.join(parts)}" if len(parts) <= 4 else f"{cut} {len(parts)} stages"
 
     def with_others(self, row: Row) -> Row:
         """With calls of backward at its line which no row has yet, as no coercion of forward is there."""

@@ -87,7 +87,7 @@ def ranks_table(
 ) -> Iterator[tuple[str, ...]]:
     """The head of the table and its rows, times written as `said`."""
     yield (*_HEAD, *(_BYTES if accounts else ()))
-    bytes = [(amount(it.peak.bytes), amount(it.total)) for it in accounts]
+    bytes = [(amount(it.peak.bytes), amount(it.needs)) for it in accounts]
     for row, more in zip_longest(_rows(picture, said), bytes, fillvalue=()):
         yield row + more
 
