@@ -44,6 +44,7 @@ def _picture(measure: Measure, runs: Sequence[Run], steps: tuple[int, int]) -> s
     for tick in _within(low, high):
         canvas.line(LEFT, y(tick), WIDTH - RIGHT, y(tick))
         canvas.words(LEFT - 6, y(tick) + 4, measure(tick), "end muted")
+    canvas.words(0, foot + 16, "step", "muted")
     for step in _within(*steps):
         at = LEFT + (step - steps[0]) / max(steps[1] - steps[0], 1) * wide
         canvas.words(at, foot + 16, f"{step:,.0f}", "mid muted")

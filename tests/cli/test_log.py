@@ -48,7 +48,7 @@ def test_the_page_has_a_picture_for_each_number(capsys: pytest.CaptureFixture[st
     assert shown(capsys, "fast", "slow", "-o", "log.html") == "wrote log.html\n"
     text = Path("log.html").read_text(encoding="utf-8")
     assert re.findall(r"<h2>(.*)</h2>", text) == ["loss", "validation loss", "gradient norm", "tokens/s/GPU"]
-    assert text.count('class="trace l0"') == text.count('class="trace l1"') == 4
+    assert text.count('class="trace l0"') == text.count('class="trace l1"') == text.count(">step</text>") == 4
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
     shown(capsys, "fast", "-o", "log.html")
     Path("log.html").write_text("mine")
