@@ -25,6 +25,8 @@ def file_path(text: str) -> Path:
     """A path on the command line."""
     if not text:
         raise ArgumentTypeError("it is empty: name a file or a folder")
+    if max(map(len, text.encode(errors="surrogateescape").split(b"/"))) > 255:
+        raise ArgumentTypeError("it has a name of more than 255 bytes, which no file has")
     return Path(text)
 
 

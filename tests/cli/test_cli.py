@@ -340,6 +340,7 @@ def test_help_shows_an_example(scalec: Run, command: Command) -> None:
         (["compile"], "required: PLAN"),
         (["compile", "tiny.scale", "-o", ""], "-o/--output: it is empty: name a file or a folder"),
         (["check", ""], "PLAN: it is empty"),
+        (["log", "a" * 256], "RUN: it has a name of more than 255 bytes, which no file has"),
         (["schedule", "tiny.scale", "--svg", ""], "--svg: it is empty"),
         (["import", "config.json", "-o", ""], "-o/--output: it is empty"),
         (["build", "tiny.scale"], "invalid choice: 'build'"),
