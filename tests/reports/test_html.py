@@ -203,6 +203,17 @@ def test_every_parameter_is_in_the_drawing(each: str) -> None:
     assert shards == {param.name for param in of.program.params}
 
 
+def test_a_long_layer_is_drawn_in_parts_that_are_legible_on_paper() -> None:
+    of = plan("deepseek_v3")
+    it = model(of.program, busiest(ranks := by_rank(of)), ranks)
+    parts = model_svg.drawings(it, {})
+    heights = [float(re.findall(r'viewBox="0 0 1080 ([\d.]+)"', part)[0]) for part in parts]
+    assert len(parts) == len(it.stretches) + 1
+    assert max(heights) < 900
+    assert [">layers_1 × 58, drawn once; continued<" in part for part in parts].count(True) == 1
+    assert len(re.findall(">contract", "".join(parts))) == len(re.findall(">contract", model_svg.drawn(it, {}).svg("")))
+
+
 def test_layers_of_two_dims_are_cut_into_stages_together() -> None:
     found = model(plan("deepseek_v3").program, (), ())
     assert [(it.dim, it.stages) for it in found.stretches if it.dim] == [

@@ -1,6 +1,8 @@
 """The drawing of a model: forward from top to bottom, backward's calls at its side, layers of a repeat once."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import accumulate, groupby
+from math import ceil
 
 from attrs import evolve
 
@@ -14,15 +16,31 @@ WIDTH, BOX, MADE, BACK = 1080, 118, 430, 691
 """The width; where ops begin, what comes out of them, and the calls of backward."""
 
 STEP = 25
+SHEET = 860
+"""The height of which a sheet of paper takes a picture without much loss of size."""
+
 CELLS = 8
 """The most parts that a shard is drawn in."""
 
 
 def drawings(it: Model, colours: Mapping[str, int]) -> list[str]:
-    """The pictures of a page: each stretch of rows by itself, so that paper has a place to break."""
-    parts = [evolve(it, stretches=(each,)) for each in it.stretches]
-    said = [f"{each.dim or 'ops'} with their collectives" for each in it.stretches]
-    return [drawn(part, colours, heads=not at).svg(said[at]) for at, part in enumerate(parts)]
+    """The pictures of a page: each stretch by itself, a long one in parts, so that paper has places to break."""
+    parts = [part for each in it.stretches for part in _sheets(each)]
+    said = [f"{each.dim or 'ops'} with their collectives" for each in parts]
+    return [drawn(evolve(it, stretches=(part,)), colours, heads=not at).svg(said[at]) for at, part in enumerate(parts)]
+
+
+def _sheets(it: Stretch) -> Iterator[Stretch]:
+    """A stretch in parts of about one height, each legible on a sheet of paper."""
+    feet = [*accumulate(map(_height, it.rows))]
+    most = feet[-1] / ceil(feet[-1] / SHEET)
+    for at, group in groupby(zip(it.rows, feet, strict=True), key=lambda each: ceil(each[1] / most - 1e-9)):
+        rows = tuple(row for row, _ in group)
+        yield evolve(it, rows=rows, stages=it.stages if at == 1 else "; continued")
+
+
+def _height(it: Row) -> int:
+    return len(it.shards) * (STEP - 4) + STEP * max(bool(it.op) + len(it.calls), len(it.back))
 
 
 def drawn(it: Model, colours: Mapping[str, int], *, heads: bool = True) -> Canvas:
