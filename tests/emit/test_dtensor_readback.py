@@ -282,8 +282,12 @@ PLANTED: dict[str, dict[str, tuple[str, ...]]] = {
             ".to(torch.float32)",
         ),
         "an optimizer setting left out": (
-            ", eps=1e-5)\n    return",
-            ")\n    return",
+            ", eps=1e-5, weight_decay=0.1)\n    return",
+            ", weight_decay=0.1)\n    return",
+        ),
+        "an optimizer of no parameters": (
+            "AdamW(model.parameters(), ",
+            "AdamW(model, ",
         ),
         "another optimizer setting": (
             "betas=(0.9, 0.95)",

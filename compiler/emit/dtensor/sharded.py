@@ -44,16 +44,21 @@ def sharding_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
 
 
 def optimizer_lines(program: Program, patterns: Mapping[str, str]) -> list[str]:
-    """The lines that make the optimizer."""
+    """The lines that make the optimizer: of all parameters where they have the same settings, else of groups."""
     settings = program.train.optimizer
-    of = settings.grouped(param.name for param in program.params)
-    groups = [_group(group, names, patterns) for group, names in of.items()]
+    groups = settings.grouped(param.name for param in program.params)
+    first, *others = groups
+    lines, given, decay = list[str](), "model.parameters()", [f"weight_decay={literal(first.weight_decay)}"]
+    if others or first.lr_scale != 1:
+        made = [_group(group, names, patterns) for group, names in groups.items()]
+        lines = ["groups = [", *(f"    {line}" for group in made for line in f"{group},".split("\n")), "]"]
+        given, decay = "groups", []
     if settings.kind == "adamw":
         kind, options = "AdamW", [f"betas={literal(tuple(settings.betas))}", f"eps={literal(settings.eps)}"]
     else:
         kind, options = "SGD", [f"momentum={literal(settings.momentum)}"]
-    lines = ["groups = [", *(f"    {line}" for group in groups for line in f"{group},".split("\n")), "]"]
-    return [*lines, f"optimizer = torch.optim.{kind}(groups, lr={literal(settings.lr)}, {', '.join(options)})"]
+    arguments = [given, f"lr={literal(settings.lr)}", *options, *decay]
+    return [*lines, *call(f"optimizer = torch.optim.{kind}", arguments, 0, after=4).split("\n")]
 
 
 def _fully_shard(it: Sharded, program: Program) -> Iterator[str]:

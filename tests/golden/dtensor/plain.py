@@ -19,7 +19,6 @@ Parameters and activations are DTensors; each coercion of the plan is a `redistr
 
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
@@ -123,25 +122,7 @@ class Llama(nn.Module):
 def build(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The model, its parameters DTensors on `mesh`, and its optimizer."""
     model = Llama(mesh)
-    groups = [
-        param_group(
-            model,
-            "wte",
-            "layers.*.norm1",
-            "layers.*.wq",
-            "layers.*.wk",
-            "layers.*.wv",
-            "layers.*.wo",
-            "layers.*.norm2",
-            "layers.*.w_gate",
-            "layers.*.w_up",
-            "layers.*.w_down",
-            "norm",
-            "head",
-            weight_decay=0.1,
-        ),
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95), eps=1e-5, weight_decay=0.1)
     return model, optimizer
 
 
@@ -450,13 +431,6 @@ def count_valid(labels: Sequence[Tensor]) -> int:
 def whole_sum(terms: Sequence[Tensor]) -> Tensor:
     """The sum of DTensors of the same placements, whole on each rank."""
     return cast(DTensor, reduce(torch.add, terms)).full_tensor()
-
-
-def param_group(model: nn.Module, *patterns: str, weight_decay: float, lr_scale: float = 1.0) -> dict[str, Any]:
-    """The parameters whose names fit a pattern, with the settings that they share."""
-    fits = re.compile("|".join(each.replace(".", r"\.").replace("*", r"\d+") for each in patterns))
-    params = [param for name, param in model.named_parameters() if fits.fullmatch(name)]
-    return {"params": params, "weight_decay": weight_decay, "lr_scale": lr_scale}
 
 
 def reduced_gradients(model: nn.Module, dtype: torch.dtype | None = None) -> list[DTensor]:

@@ -19,7 +19,6 @@ Parameters and activations are DTensors; each coercion of the plan is a `redistr
 
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
@@ -130,25 +129,7 @@ def build(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
     for module in [model]:
         fully_shard(module, mesh=mesh, reshard_after_forward=False, dp_mesh_dims=DataParallelMeshDims(shard="dp"))
         sum_gradients(module)
-    groups = [
-        param_group(
-            model,
-            "wte",
-            "layers.*.norm1",
-            "layers.*.wq",
-            "layers.*.wk",
-            "layers.*.wv",
-            "layers.*.wo",
-            "layers.*.norm2",
-            "layers.*.w_gate",
-            "layers.*.w_up",
-            "layers.*.w_down",
-            "norm",
-            "head",
-            weight_decay=0.1,
-        ),
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95), eps=1e-5, weight_decay=0.1)
     return model, optimizer
 
 
@@ -474,13 +455,6 @@ def each_module(modules: Iterable[nn.Module], reduce_now: bool, free: bool) -> N
         module = cast(FSDPModule, module)
         module.set_requires_gradient_sync(reduce_now, recurse=False)
         module.set_reshard_after_backward(free, recurse=False)
-
-
-def param_group(model: nn.Module, *patterns: str, weight_decay: float, lr_scale: float = 1.0) -> dict[str, Any]:
-    """The parameters whose names fit a pattern, with the settings that they share."""
-    fits = re.compile("|".join(each.replace(".", r"\.").replace("*", r"\d+") for each in patterns))
-    params = [param for name, param in model.named_parameters() if fits.fullmatch(name)]
-    return {"params": params, "weight_decay": weight_decay, "lr_scale": lr_scale}
 
 
 def reduced_gradients(model: nn.Module, dtype: torch.dtype | None = None) -> list[DTensor]:

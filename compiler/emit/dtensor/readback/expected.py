@@ -72,10 +72,12 @@ def _build(it: Plan) -> Iterator[str]:
     if pipeline:
         yield from _pipeline(it, pipeline)
     settings = program.train.optimizer
-    kind = f"AdamW(groups, betas={tuple(settings.betas)!r}, eps={settings.eps!r}"
-    kind = kind if settings.kind == "adamw" else f"SGD(groups, momentum={settings.momentum!r}"
     groups = settings.grouped(param.name for param in program.params)
-    yield f"    groups = [{', '.join(_group(it, *group) for group in groups.items())}]"
+    of = f"[{', '.join(_group(it, *group) for group in groups.items())}]"
+    if [each.lr_scale for each in groups] == [1]:
+        of = f"model.parameters(), weight_decay={next(iter(groups)).weight_decay!r}"
+    kind = f"AdamW({of}, betas={tuple(settings.betas)!r}, eps={settings.eps!r}"
+    kind = kind if settings.kind == "adamw" else f"SGD({of}, momentum={settings.momentum!r}"
     yield f"    return model, torch.optim.{kind}, lr={settings.lr!r})"
 
 

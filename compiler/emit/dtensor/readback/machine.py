@@ -14,8 +14,8 @@ from ...readback.stubs import accessor
 from ...readback.terms import Event, Log, Loop, Term, Terms, demand, frozen_key, wrong
 from ...readback.values import Binding, Frame, Instance, Modules, Zip
 
-METHODS = ("to",)
-"""The methods of a model that a program calls when it builds it; each gives the model."""
+METHODS = ("to", "parameters")
+"""The methods of a model that a program calls when it builds it; the first gives the model."""
 
 
 def _stage_layers(e: Evaluator, node: ast.Call, args: Sequence[object], options: dict[str, object]) -> object:
@@ -168,8 +168,9 @@ class TorchMachine(Machine):
         """A method of a module under construction, or of the model that has been built."""
         if name not in METHODS:
             return super().register(node, of, name, args, options)
-        self.done(node, self.terms("call", self.terms("attr", of, name), tuple(args), options))
-        return of
+        made = self.terms("call", self.terms("attr", of, name), tuple(args), options)
+        self.done(node, made)
+        return of if name == METHODS[0] else made
 
     def parts(self, node: ast.AST, value: object, count: int) -> "list[object]":
         """The values of a value that is several, of which one may be several too."""

@@ -180,25 +180,7 @@ def build(mesh: DeviceMesh) -> tuple["Pipeline", torch.optim.Optimizer]:
         split={"tokens": 1, "labels": 1},
         shared={},
     )
-    groups = [
-        param_group(
-            model,
-            "wte",
-            "layers.*.norm1",
-            "layers.*.wq",
-            "layers.*.wk",
-            "layers.*.wv",
-            "layers.*.wo",
-            "layers.*.norm2",
-            "layers.*.w_gate",
-            "layers.*.w_up",
-            "layers.*.w_down",
-            "norm",
-            "head",
-            weight_decay=0.1,
-        ),
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95), eps=1e-5, weight_decay=0.1)
     return model, optimizer
 
 
@@ -511,13 +493,6 @@ def sum_gradients(module: nn.Module) -> None:
     sharded = cast(FSDPModule, module)
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(enable=True)  # else one that gloo does not have
-
-
-def param_group(model: nn.Module, *patterns: str, weight_decay: float, lr_scale: float = 1.0) -> dict[str, Any]:
-    """The parameters whose names fit a pattern, with the settings that they share."""
-    fits = re.compile("|".join(each.replace(".", r"\.").replace("*", r"\d+") for each in patterns))
-    params = [param for name, param in model.named_parameters() if fits.fullmatch(name)]
-    return {"params": params, "weight_decay": weight_decay, "lr_scale": lr_scale}
 
 
 def reduced_gradients(model: nn.Module, dtype: torch.dtype | None = None) -> list[DTensor]:
