@@ -31,7 +31,7 @@ from .hints import colours, hints
 from .hover import hover
 from .mentions import Kind, Mention
 from .outline import Part, outline
-from .wire import Wire, path_of, uri_of
+from .wire import Wire, path_of
 
 PAUSE = 0.2
 """Seconds without a key stroke after which the step is compiled."""
@@ -54,6 +54,8 @@ class Server(LanguageServer):
         super().__init__("scalec", __version__)  # pyright: ignore[reportUnknownMemberType]
         self.folder = folder
         self.documents: dict[str, Document] = {}
+        self._uris: dict[str, str] = {}
+        self._told: dict[str, list[lsp.Diagnostic]] = {}
         self._pauses: dict[str, asyncio.Task[None]] = {}
         self._compiling = asyncio.Lock()
         for feature, (answer, options) in ANSWERS.items():
@@ -68,7 +70,7 @@ class Server(LanguageServer):
     @property
     def wire(self) -> Wire:
         """Places as this editor counts them."""
-        return Wire(lsp.PositionEncodingKind(self.workspace.position_encoding).value)
+        return Wire(lsp.PositionEncodingKind(self.workspace.position_encoding).value, self._uris)
 
     def read(self, path: Path, at: Span) -> Source:
         """A file as the editor has it, or else as it lies on disk.  Raises PlanError."""
@@ -94,9 +96,15 @@ class Server(LanguageServer):
                 source = load(Path(path))
                 yield Document(source, syntax_of(source, self.read))
 
-    def changed(self, path: str, text: str) -> None:
+    def changed(self, uri: str) -> None:
         """Takes a new text, says at once what is wrong with it and with plans that use it; compiles after a pause."""
-        self._typed(Source(path, text))
+        path = path_of(uri)
+        self._uris[path] = uri
+        self._typed(Source(path, self.workspace.get_text_document(uri).source))
+        self._read_anew(path)
+
+    def _read_anew(self, path: str) -> None:
+        """Reads the open plans that use a file."""
         for other in list(self.documents.values()):
             if other.syntax and any(same_file(plan.span.path, path) for plan in other.syntax.plans[1:]):
                 self._typed(other.source)
@@ -104,7 +112,7 @@ class Server(LanguageServer):
     def _typed(self, source: Source) -> None:
         self.documents[source.path] = document = typed(self.documents.get(source.path), source, self.read)
         self._publish(document)
-        self.forget_pause(source.path)
+        self._forget_pause(source.path)
         self._pauses[source.path] = asyncio.get_running_loop().create_task(self._compile(document))
 
     async def _compile(self, document: Document) -> None:
@@ -130,32 +138,41 @@ class Server(LanguageServer):
             if workspace and workspace.inlay_hint and workspace.inlay_hint.refresh_support:
                 self.workspace_inlay_hint_refresh(None)
 
-    def forget_pause(self, path: str) -> None:
+    def closed(self, uri: str) -> None:
+        """Forgets a document, of which the editor shows no mistakes any more; those that use it read it from disk."""
+        path = path_of(uri)
+        self._forget_pause(path)
+        if self.documents.pop(path, None):
+            self._tell(path, [])
+            del self._told[path], self._uris[path]
+            self._read_anew(path)
+
+    def _forget_pause(self, path: str) -> None:
         """Compiles a document no more."""
         if pause := self._pauses.pop(path, None):
             pause.cancel()
 
     def _publish(self, document: Document) -> None:
-        self.tell(document.source.path, [*map(self.wire.diagnostic, told(document))])
+        self._tell(document.source.path, [*map(self.wire.diagnostic, told(document))])
 
-    def tell(self, path: str, found: list[lsp.Diagnostic]) -> None:
-        """Shows what is wrong with a document."""
-        self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri_of(path), found))
+    def _tell(self, path: str, found: list[lsp.Diagnostic]) -> None:
+        """Shows what is wrong with a document, unless the editor was told the same last."""
+        if self._told.get(path) != found:
+            self._told[path] = found
+            version = self.workspace.get_text_document(self._uris[path]).version
+            self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(self._uris[path], found, version))
 
 
 def did_open(ls: Server, it: lsp.DidOpenTextDocumentParams) -> None:
-    ls.changed(path_of(it.text_document.uri), it.text_document.text)
+    ls.changed(it.text_document.uri)
 
 
 def did_change(ls: Server, it: lsp.DidChangeTextDocumentParams) -> None:
-    ls.changed(path_of(it.text_document.uri), ls.workspace.get_text_document(it.text_document.uri).source)
+    ls.changed(it.text_document.uri)
 
 
 def did_close(ls: Server, it: lsp.DidCloseTextDocumentParams) -> None:
-    path = path_of(it.text_document.uri)
-    ls.forget_pause(path)
-    ls.documents.pop(path, None)
-    ls.tell(path, [])
+    ls.closed(it.text_document.uri)
 
 
 # ---- answers about a document
@@ -224,7 +241,7 @@ def on_rename(document: Document, it: lsp.RenameParams, ls: Server) -> lsp.Works
     edits: dict[str, list[lsp.TextEdit]] = {}
     with _refusing():
         for span in navigate.renamed(*found, it.new_name):
-            edits.setdefault(uri_of(span.path), []).append(lsp.TextEdit(ls.wire.range_of(span), it.new_name))
+            edits.setdefault(ls.wire.uri_of(span.path), []).append(lsp.TextEdit(ls.wire.range_of(span), it.new_name))
     return lsp.WorkspaceEdit(edits)
 
 
@@ -252,7 +269,7 @@ def on_code_action(document: Document, it: lsp.CodeActionParams, ls: Server) -> 
 
 
 def _action(it: Action, wire: Wire) -> lsp.CodeAction:
-    edit = lsp.WorkspaceEdit({uri_of(it.fix.span.path): [lsp.TextEdit(wire.range_of(it.fix.span), it.fix.text)]})
+    edit = lsp.WorkspaceEdit({wire.uri_of(it.fix.span.path): [lsp.TextEdit(wire.range_of(it.fix.span), it.fix.text)]})
     return lsp.CodeAction(it.title, lsp.CodeActionKind.QuickFix, diagnostics=[wire.diagnostic(it.of)], edit=edit)
 
 

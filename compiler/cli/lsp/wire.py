@@ -1,9 +1,10 @@
 """Places and texts as the protocol has them: lines and columns from 0, files by URI."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
-from attrs import frozen
+from attrs import field, frozen
 from lsprotocol import types as lsp
 from pygls.uris import from_fs_path, to_fs_path
 
@@ -20,16 +21,22 @@ def path_of(uri: str) -> str:
     return str(Path(path).resolve()) if path and uri.startswith("file:") else uri
 
 
-def uri_of(path: str) -> str:
-    """The URI of a path."""
-    return path if re.match(r"\w{2,}:", path) else from_fs_path(str(Path(path).resolve())) or path
-
-
 @frozen
 class Wire:
-    """Places in units of the encoding that server and editor have agreed on."""
+    """Places in units of the encoding that server and editor have agreed on.
+
+    uris  those by which the editor has opened documents, by path: a folder that is a link has two
+    """
 
     encoding: str
+    uris: Mapping[str, str] = field(factory=dict[str, str])
+
+    def uri_of(self, path: str) -> str:
+        """The URI of a path."""
+        if re.match(r"\w{2,}:", path):
+            return path
+        whole = str(Path(path).resolve())
+        return self.uris.get(whole) or from_fs_path(whole) or path
 
     def place_of(self, source: Source, at: lsp.Position) -> tuple[int, int]:
         """Line and column, from 1, in characters."""
@@ -55,7 +62,7 @@ class Wire:
 
     def location(self, span: Span) -> lsp.Location:
         """The location of a span."""
-        return lsp.Location(uri_of(span.path), self.range_of(span))
+        return lsp.Location(self.uri_of(span.path), self.range_of(span))
 
     def diagnostic(self, it: Told) -> lsp.Diagnostic:
         """A mistake or a warning, with the places of its notes."""

@@ -27,6 +27,9 @@ train {
 }
 """
 MODEL = Path(__file__).parents[3] / "examples" / "06_mlp.scale"
+COMPILED = "compiled"
+"""Among what the client is told: the step was compiled after a pause."""
+
 Run = Callable[[LanguageClient, "asyncio.Queue[Any]", Path], Any]
 
 
@@ -53,10 +56,14 @@ async def _session(folder: Path, run: Run) -> None:
     def on_diagnostics(it: lsp.PublishDiagnosticsParams) -> None:
         told.put_nowait(it)
 
+    @client.feature(lsp.WORKSPACE_INLAY_HINT_REFRESH)
+    def on_refresh(_: None) -> None:
+        told.put_nowait(COMPILED)
+
     await client.start_io(sys.executable, "-m", "scalec", "lsp")
     folders = [lsp.WorkspaceFolder(folder.as_uri(), "plans")]
     able = lsp.ClientCapabilities(
-        lsp.WorkspaceClientCapabilities(),
+        lsp.WorkspaceClientCapabilities(inlay_hint=lsp.InlayHintWorkspaceClientCapabilities(refresh_support=True)),
         lsp.TextDocumentClientCapabilities(rename=lsp.RenameClientCapabilities(prepare_support=True)),
         general=lsp.GeneralClientCapabilities(position_encodings=[lsp.PositionEncodingKind.Utf8]),
     )
@@ -70,12 +77,21 @@ async def _session(folder: Path, run: Run) -> None:
     assert client.stopped
 
 
-async def _opened(client: LanguageClient, told: "asyncio.Queue[Any]", path: Path) -> lsp.TextDocumentIdentifier:
-    """Opens a file, in which nothing is wrong."""
+async def _opened(
+    client: LanguageClient, told: "asyncio.Queue[Any]", path: Path, compiled: int = 1
+) -> lsp.TextDocumentIdentifier:
+    """Opens a file, in which nothing is wrong, as is told once; so many plans are compiled."""
     item = lsp.TextDocumentItem(path.as_uri(), "scale", 1, path.read_text())
     client.text_document_did_open(lsp.DidOpenTextDocumentParams(item))
-    assert not (await told.get()).diagnostics
+    assert await told.get() == lsp.PublishDiagnosticsParams(item.uri, (), 1)
+    assert [await told.get() for _ in range(compiled)] == [COMPILED] * compiled
     return lsp.TextDocumentIdentifier(item.uri)
+
+
+def _typed(client: LanguageClient, plan: lsp.TextDocumentIdentifier, version: int, text: str) -> None:
+    """Has the client type a text."""
+    document = lsp.VersionedTextDocumentIdentifier(version, plan.uri)
+    client.text_document_did_change(lsp.DidChangeTextDocumentParams(document, [_whole(text)]))
 
 
 def _whole(text: str) -> lsp.TextDocumentContentChangeWholeDocument:
@@ -84,7 +100,6 @@ def _whole(text: str) -> lsp.TextDocumentContentChangeWholeDocument:
 
 async def _typed_and_asked(client: LanguageClient, told: "asyncio.Queue[Any]", folder: Path) -> None:
     plan = await _opened(client, told, folder / "plan.scale")
-    assert not (await told.get()).diagnostics, "after the pause"
 
     at_ffn = lsp.Position(2, PLAN.splitlines()[2].index("ffn") + 1)
     shown = await client.text_document_hover_async(lsp.HoverParams(plan, at_ffn))
@@ -107,7 +122,7 @@ async def _typed_and_asked(client: LanguageClient, told: "asyncio.Queue[Any]", f
     with pytest.raises(JsonRpcException, match="`hidden` is the name of another dim"):
         await client.text_document_rename_async(lsp.RenameParams(plan, at_ffn, "hidden"))
 
-    model = await _opened(client, told, folder / "models" / "tiny.scale")
+    model = await _opened(client, told, folder / "models" / "tiny.scale", 2)
     whole = lsp.Range(lsp.Position(0, 0), lsp.Position(99, 0))
     hints = await client.text_document_inlay_hint_async(lsp.InlayHintParams(model, whole))
     assert hints
@@ -134,11 +149,11 @@ async def _typed_and_asked(client: LanguageClient, told: "asyncio.Queue[Any]", f
 
 async def _mended(client: LanguageClient, told: "asyncio.Queue[Any]", folder: Path) -> None:
     plan = await _opened(client, told, folder / "plan.scale")
-    assert not (await told.get()).diagnostics
-    version = lsp.VersionedTextDocumentIdentifier(2, plan.uri)
     broken = PLAN.replace("[python_stdlib]", '["\U0001f600.txt"]  holdout = 5%').replace("steps", "max_steps")
-    client.text_document_did_change(lsp.DidChangeTextDocumentParams(version, [_whole(broken)]))
-    (mistake,) = (await told.get()).diagnostics
+    _typed(client, plan, 2, broken)
+    found = await told.get()
+    assert (found.uri, found.version) == (plan.uri, 2)
+    (mistake,) = found.diagnostics
     assert (mistake.code, mistake.range.start.line) == ("E0401", 4)
     row = next(at for at, text in enumerate(broken.split("\n")) if "holdout" in text)
     column = len(broken.split("\n")[row].split("holdout")[0].encode())
@@ -156,8 +171,8 @@ async def _mended(client: LanguageClient, told: "asyncio.Queue[Any]", folder: Pa
     assert isinstance(items, list)
     assert {item.label for item in items} == {"dp", "tp"}
 
-    client.text_document_did_change(lsp.DidChangeTextDocumentParams(version, [_whole(PLAN.replace("  {", "{"))]))
-    await told.get()
+    _typed(client, plan, 3, PLAN.replace("  {", "{"))
+    assert await told.get() == lsp.PublishDiagnosticsParams(plan.uri, (), 3)
     options = lsp.DocumentFormattingParams(plan, lsp.FormattingOptions(2, insert_spaces=True))
     laid = await client.text_document_formatting_async(options)
     assert laid
@@ -169,7 +184,32 @@ async def _mended(client: LanguageClient, told: "asyncio.Queue[Any]", folder: Pa
     assert await client.text_document_hover_async(lsp.HoverParams(plan, lsp.Position(0, 0))) is None
 
 
-@pytest.mark.parametrize("run", [_typed_and_asked, _mended])
+async def _told_once(client: LanguageClient, told: "asyncio.Queue[Any]", folder: Path) -> None:
+    """Nothing is told that the editor knows; all by the name that it has for a file, here one by way of a link."""
+    (folder / "link").symlink_to(folder)
+    plan = await _opened(client, told, folder / "link" / "plan.scale")
+    _typed(client, plan, 2, PLAN.replace("steps", "max_steps"))
+    first = await told.get()
+    assert [it.code for it in first.diagnostics] == ["E0401"]
+    assert await told.get() == COMPILED
+    _typed(client, plan, 3, PLAN.replace("steps", "max_steps") + "# a comment\n")
+    assert await told.get() == COMPILED, "the same mistake is not told a second time"
+    _typed(client, plan, 4, PLAN.replace("batch over dp", "batch over dp  seq over dp"))
+    second = await told.get()
+    assert (second.uri, second.version, [it.code for it in second.diagnostics]) == (plan.uri, 4, [])
+    third = await told.get()
+    assert (third.uri, third.version, [it.code for it in third.diagnostics]) == (plan.uri, 4, ["E0508"])
+    assert await told.get() == COMPILED
+
+    model = await _opened(client, told, folder / "models" / "tiny.scale", 2)
+    _typed(client, model, 2, (folder / "models" / "tiny.scale").read_text().replace("ffn = 256", "ffn = 255"))
+    assert "E0510" in [it.code for it in (await told.get()).diagnostics], "in the plan that uses it"
+    assert [await told.get() for _ in range(2)] == [COMPILED] * 2
+    client.text_document_did_close(lsp.DidCloseTextDocumentParams(model))
+    assert "E0510" not in [it.code for it in (await told.get()).diagnostics], "the file on disk is right"
+
+
+@pytest.mark.parametrize("run", [_typed_and_asked, _mended, _told_once])
 def test_an_editor_is_told_what_it_asks(folder: Path, run: Run) -> None:
     asyncio.run(asyncio.wait_for(_session(folder, run), HANGS))
 
