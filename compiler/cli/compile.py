@@ -75,6 +75,10 @@ def check(options: Namespace) -> int:
     from ..reports.summary import elastic, headline, tokens
 
     plan = load(options.plan)
+    if any(op.kind == "call" for op in plan.program.ops):
+        from ..emit.user_ops import modules  # only a plan with ops of its own waits for these imports
+
+        modules(plan.program)
     fits, unsure = _fits(plan.program) if options.must_fit else (True, ())
     tell((*warnings(plan), *unsure), options.format)
     if not fits:

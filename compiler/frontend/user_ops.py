@@ -1,13 +1,14 @@
 """`op NAME (…) -> […], … over … from "module:function"`: what a user op takes, and its calls as ops of the IR.
 
 A signature that makes sense, of a function that is there: it is looked for in the text of the module beside
-the plan, which is never run.
+the plan, which is never run.  Files that a program imports can be copied beside it.
 """
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from keyword import iskeyword
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from attrs import frozen
 
@@ -16,10 +17,13 @@ from ..ops import OPS, Attribute, OpDef, Operand, TypingError
 from ..ops.protocol import DETERMINISTIC
 from ..ops.user import LEAD
 from ..syntax import tree as syntax
-from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, wrong
+from ..syntax.diagnostics import Diagnostics, Note, PlanError, did_you_mean, wrong
 from ..syntax.limits import load
 from ..syntax.source import Source, Span
 from .errors import check_name
+
+NOT_OURS = {"scalec", "torch", "train", *sys.stdlib_module_names}
+"""The names that a file beside `train.py` must not have: it would hide the program, or a module it imports."""
 
 
 @frozen
@@ -66,14 +70,18 @@ def _words(dims: Iterable[syntax.Name], meant: Mapping[str, tuple[str, ...]]) ->
 def user_ops(declared: Iterable[syntax.UserOp], source: Source, found: Diagnostics) -> dict[str, UserOp]:
     """The user ops of a plan by name, without those whose signature is wrong."""
     ops: dict[str, UserOp] = {}
+    modules: dict[str, Span] = {}
     for each in declared:
         with found.catch():
             _check_signature(each, ops)
             with found.catch():
-                _check_function(each, source)
+                modules.setdefault(_check_function(each, source), each.function.span)
             ops[each.name.name] = UserOp(each, _entry(each))
             continue
         found.doubt(each.name.name)
+    for module, at in modules.items():
+        with found.catch():
+            files(module, Path(source.path).parent, at)
     return ops
 
 
@@ -131,8 +139,8 @@ def _among(dims: Iterable[syntax.Name], known: Iterable[syntax.Name], what: str)
 # ---- the function
 
 
-def _check_function(op: syntax.UserOp, source: Source) -> None:
-    """Raises PlanError where the module has no such function, or one of other arguments."""
+def _check_function(op: syntax.UserOp, source: Source) -> str:
+    """The module.  Raises PlanError where it has no such function, or one of other arguments."""
     text = op.function
     module, colon, name = text.value.partition(":")
     if not colon or not all(part.isidentifier() and not iskeyword(part) for part in (module, name)):
@@ -147,6 +155,7 @@ def _check_function(op: syntax.UserOp, source: Source) -> None:
     if count not in _positional(args):
         label = f"line {functions[name].lineno} of `{module}.py` takes ({ast.unparse(args)})"
         raise wrong("E0218", f"`{name}` is given {count} arguments by position", text.span, label)
+    return module
 
 
 def parsed(module: Source, at: Span) -> ast.Module:
@@ -162,3 +171,53 @@ def _positional(args: ast.arguments) -> range:
     """How many arguments may be given by position; none if others must be named."""
     every = len(args.posonlyargs) + len(args.args)
     return range(every - len(args.defaults), 0 if None in args.kw_defaults else every + 1)
+
+
+# ---- the files
+
+
+def files(module: str, folder: Path, at: Span) -> dict[str, Source]:
+    """A module's file, and those of its folder that it imports.  Raises PlanError where one cannot be copied."""
+    if module in NOT_OURS:
+        raise cannot_import(module, at)
+    found: dict[str, Source] = {}
+    _gather(module, folder, at, found)
+    return found
+
+
+def _gather(module: str, folder: Path, at: Span, found: dict[str, Source]) -> None:
+    found[f"{module}.py"] = file = load(folder / f"{module}.py", at)
+    for name in _imports(file, at):
+        if (folder / name / "__init__.py").is_file():
+            raise _cannot_copy(f"`{module}.py` imports the package `{name}`", at, f"make it one file, `{name}.py`")
+        if f"{name}.py" in found or not (folder / f"{name}.py").is_file():
+            continue
+        if name in NOT_OURS:
+            raise cannot_import(name, at)
+        _gather(name, folder, at, found)
+
+
+def _imports(file: Source, at: Span) -> Iterator[str]:
+    """The first words of what a module imports, wherever in it."""
+    for node in ast.walk(parsed(file, at)):
+        match node:
+            case ast.Import(names=names):
+                yield from (each.name.partition(".")[0] for each in names)
+            case ast.ImportFrom(module=str(name), level=0):
+                yield name.partition(".")[0]
+            case ast.ImportFrom():
+                help = "write `import NAME` or `from NAME import …`: modules lie side by side, in no package"
+                raise _cannot_copy(
+                    f"`{PurePath(file.path).name}` has a relative import, on its line {node.lineno}", at, help
+                )
+            case _:
+                pass
+
+
+def _cannot_copy(message: str, at: Span, help: str) -> PlanError:
+    return wrong("E0221", message, at, "needs it", help=help)
+
+
+def cannot_import(name: str, at: Span) -> PlanError:
+    """The mistake of a module whose name a program has another use for."""
+    return wrong("E0215", f"a program cannot import `{name}`", at, "taken", help="give the file another name")

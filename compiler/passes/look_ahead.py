@@ -1,7 +1,8 @@
 """Mistakes that passes would find in a program that has others already, so that all are told at once.
 
-Before: `resolve` or `validate`, which have found some.  Non-goals: mistakes of memory and of a pipeline's rows, which
-rest on all else; a program to go on with.
+Before: `resolve` or `validate`, which have found some.  Non-goals: a program to go on with; mistakes of bytes, of
+`recompute = auto` (E0419) and of `schedule = auto(memory=60GiB)` (E0517): each size and degree has a part in them, so
+that any other mistake leaves them in doubt, and to find them takes as long as compiling.
 """
 
 from ..analysis.recompute import check as check_recomputed
@@ -14,6 +15,7 @@ from .choose_recompute import bound
 from .flatten_sums import flatten_sums
 from .insert_collectives import insert_collectives
 from .partition_stages import with_stages
+from .place_stages import demand_microbatches
 from .propagate import propagate
 from .schedule_pipeline import demand_rows
 from .split_axes import factor_axes
@@ -49,17 +51,17 @@ def look_ahead(program: Program, found: Diagnostics) -> None:
 
 
 def _staged(program: Program, found: Diagnostics) -> Program:
-    """The program with its pipeline's stages, if it has any; rows that do not rest on times are made.
+    """The program with its pipeline's stages, if it has any; rows are checked as far as they rest on counts.
 
     Raises PlanError.
     """
     if not (pipeline := program.pipeline):
         return program
     made = program if pipeline.layers else with_stages(program, pipeline)
-    by_name = pipeline.settings.schedule.kind != AUTO
-    if by_name and made.pipeline and "train" not in found.in_part and not found.codes & {"E0310", "E0520"}:
+    demand = demand_microbatches if pipeline.settings.schedule.kind == AUTO else demand_rows
+    if made.pipeline and "train" not in found.in_part and not found.codes & {"E0310", "E0520"}:
         with found.catch():
-            demand_rows(made, made.pipeline)
+            demand(made, made.pipeline)
     return made
 
 

@@ -15,7 +15,7 @@ from ..config.settings import AUTO, ON, Size
 from ..ir import MICROBATCHES, Pipeline, Program
 from ..schedules.actions import ScheduleError
 from ..schedules.activation_memory import MemoryBudget
-from ..schedules.list_scheduling import fastest
+from ..schedules.list_scheduling import demand_memory, fastest
 from ..schedules.partial_schedule import Task
 from ..schedules.timeline import Times
 from ..syntax.diagnostics import PlanError
@@ -33,6 +33,21 @@ def place_stages(program: Program) -> Program:
     except ScheduleError as error:
         raise PlanError([impossible(error, program, pipeline)]) from None
     return evolve(program, pipeline=evolve(pipeline, stage_to_rank=made.stage_to_rank, given=made))
+
+
+def demand_microbatches(program: Program, pipeline: Pipeline) -> None:
+    """Checks the counts of `schedule = auto`, which rest on no costs.
+
+    Raises PlanError where there are too many forwards, or ranks may hold too few microbatches.
+    """
+    placed = placements(pipeline, program.axis(pipeline.axis).size)
+    try:
+        demand_few(len(placed[0]), program.size(MICROBATCHES))
+        if not isinstance(pipeline.settings.schedule.memory, Size):
+            for stage_to_rank in placed:
+                demand_memory(stage_to_rank, _counted(program, evolve(pipeline, stage_to_rank=stage_to_rank)))
+    except ScheduleError as error:
+        raise PlanError([impossible(error, program, pipeline)]) from None
 
 
 def _tasks(program: Program, pipeline: Pipeline) -> list[Task]:
@@ -71,8 +86,10 @@ def _times(step: Program, pipeline: Pipeline) -> Times:
 def _room(program: Program, pipeline: Pipeline) -> MemoryBudget:
     """The memory budget of ranks, in bytes or microbatches."""
     most = pipeline.settings.schedule.memory
-    if isinstance(most, Size):
-        return memory_budget(program, most.bytes)
-    return MemoryBudget.counted(
-        program.axis(pipeline.axis).size, len(pipeline.stage_to_rank), inf if most is None else most
-    )
+    return memory_budget(program, most.bytes) if isinstance(most, Size) else _counted(program, pipeline)
+
+
+def _counted(program: Program, pipeline: Pipeline) -> MemoryBudget:
+    most, ranks = pipeline.settings.schedule.memory, program.axis(pipeline.axis).size
+    assert not isinstance(most, Size), "place_stages: memory in bytes"
+    return MemoryBudget.counted(ranks, len(pipeline.stage_to_rank), inf if most is None else most)

@@ -7,7 +7,7 @@ from math import inf
 from attrs import evolve, frozen
 
 from .actions import Action, Row, Schedule, ScheduleError, Work
-from .activation_memory import least
+from .activation_memory import MemoryBudget, least
 from .beam_search import Bound, searched
 from .p2p import with_messages
 from .partial_schedule import Move, Progress, Task
@@ -93,7 +93,7 @@ def fastest(tasks: Sequence[Task], splits: bool = True) -> Schedule:
     if one microbatch alone is too much for a rank.
     """
     for task in tasks:
-        _demand_memory(task)
+        demand_memory(task.stage_to_rank, task.budget)
     named = [it for task in tasks for it in _named(task) if splits or not it.schedule.splits]
     best = _first(named) or _one_by_one(tasks[0])
     if splits and best.total > min(Bound.of(task)(Progress.begin(task)) for task in tasks):
@@ -109,9 +109,10 @@ def _improved(tasks: Sequence[Task], best: _Found) -> _Found:
     return best
 
 
-def _demand_memory(task: Task) -> None:
-    for rank, most in enumerate(task.budget.most):
-        if (needs := least(task.stage_to_rank, rank, task.budget.keeps)) > most:
+def demand_memory(stage_to_rank: tuple[int, ...], budget: MemoryBudget) -> None:
+    """Raises ScheduleError where one microbatch alone is too much for a rank."""
+    for rank, most in enumerate(budget.most):
+        if (needs := least(stage_to_rank, rank, budget.keeps)) > most:
             raise ScheduleError(
                 f"rank {rank} holds {needs:g} for one microbatch before any backward, its memory budget is {most:g}",
                 "give it more memory, or fewer layers to its stages",

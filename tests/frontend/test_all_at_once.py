@@ -89,6 +89,8 @@ LATE = [  # what is written instead of what in a plan; what is told, of which th
     (PIPELINE, {**FFN, "= 1f1b": "= 2f2b"}, "E0104 E0601"),
     (PIPELINE, {**FFN, "1f1b": "dualpipev", "pp = 4": "pp = 2", "= 24": "= 6"}, "E0517 E0601"),
     (PIPELINE, {**FFN, "1f1b": "zb_h1", "steps = 3": "steps = 3  compile = on"}, "E0412 E0601"),
+    (PIPELINE, {**FFN, "1f1b": "auto(memory=1, chunks=2)", "layers = 6": "layers = 8"}, "E0517 E0601"),
+    (PIPELINE, {**FFN, "1f1b": "auto", "= 24": "= 240000"}, "E0517 E0601"),
     (SMALL, {"theta = 10000": "theta = -1", "kv_heads, ffn": "ffn", **SOFTMAX}, "E0313 E0601 E0609"),
     (SMALL, {"steps = 3": "steps = 3  recompute = selective(atention)", **SOFTMAX}, "E0410 E0601"),
     (SMALL, {**SWAPPED, "1e-3": "-1"}, "E0405 E0506"),
@@ -101,6 +103,14 @@ LATE = [  # what is written instead of what in a plan; what is told, of which th
 @pytest.mark.parametrize(("plan", "edits", "codes"), LATE, ids=map(str, range(len(LATE))))
 def test_what_passes_find_is_told_beside_the_rest(plan: str, edits: dict[str, str], codes: str, folder: Path) -> None:
     assert " ".join(code for code, _ in told(folder, of_pipeline(edits, plan))) == codes
+
+
+def test_a_module_that_cannot_be_copied_is_told_beside_the_rest(folder: Path, tmp_path: Path) -> None:
+    """Once, whatever number of ops is of it."""
+    (tmp_path / "own.py").write_text(f"from . import near\n{(folder / 'own.py').read_text()}")
+    second = 'op other(x[.., f], y[.., f], by) -> [.., f] over .., f from "own:gate"\n'
+    text = second + PLAN.replace("lr = 1e-3", "lr = -1")
+    assert [code for code, _ in told(tmp_path, text)] == ["E0221", "E0405"]
 
 
 @pytest.mark.long
