@@ -20,12 +20,20 @@ ROWS = (
     (r"write `(?P<new>\w+)` without brackets", r"\w+\[.*\]", "{new}"),
     (r"write `(?P<new>\w+)`, or `\"", r'"\w+"', "{new}"),
     (r"write (?:`\d+` or )?`(?P<new>\d+)`: a whole number", r"[\d.]+\w*", "{new}"),
-    (r"write `(?P<new>[\w, ]+ over [\w, ]+)`$", SETTING, "{new}"),
+    (r"write `(?P<new>[\w, ]+ over [\w, ]+)`$", rf"{SETTING}|.+ -> .+", "{new}"),
     (r"write `(?P<new>\w+ over [\w, ]+)` too", r"(?P<own>.+ over .+)", "{own}  {new}"),
     (r"write `(?P<new>\w+\[.+->.+\])`", r"(?P<left>.+ @ )\w+\[.+\]", "{left}{new}"),
     (r"write `mask=(?P<new>\w+)`", r"(?P<left>.*mask=)\w+(?P<right>.*)", "{left}{new}{right}"),
     (r"write `(?P<new>every\(\d+, \w+\))`", r"(?P<own>\w+) = every\(.*\)", "{own} = {new}"),
     (r"write `\((?P<new>tokens.+?)\)`", r"\w+\[.*\]", "{new}"),
+    (r"write `(?P<new>->)`, as in", r"=>", "{new}"),
+    (r"write `\w+ (?P<new>=) [^`]+`$", r":=?", "{new}"),
+    (r"a setting is written `\w+ (?P<new>= [^`]+)`", r"\S+", "{new}"),
+    (r"write `over (?P<new>\w+)`", r"\[.*\]", "{new}"),
+    (r"write `init .*(?P<new>~) …`", r"=", "{new}"),
+    (r"write `(?P<new>\"[^`]+\")`$", WORD, "{new}"),
+    (r"write `(?P<new>0\.\d+)`$", r"\.\d+", "{new}"),
+    (r"write `(?P<new>\w+) \{ … \}`$", r"\w+\s*=", "{new}"),
 )
 """The words of a help, those that the diagnostic is about, and those in their place; a key is that of the setting."""
 

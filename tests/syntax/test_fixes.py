@@ -33,6 +33,16 @@ MENDED = [
     ("batch over dp", "batch = dp", "batch over dp"),
     ("steps =", "precision = bf16  reduce = fp16  steps =", "precision = bf16  reduce = bf16  steps ="),
     ("steps =", "room = 1.5  steps =", "steps ="),
+    ("head[hidden -> vocab]", "head[hidden => vocab]", "head[hidden -> vocab]"),
+    ("steps = 100", "steps : 100", "steps = 100"),
+    ("x = embedding", "x := embedding", "x = embedding"),
+    ("seq = 128", "seq 128", "seq = 128"),
+    ("batch over dp", "batch -> dp", "batch over dp"),
+    ("over tp", "over [tp]", "over tp"),
+    ("init ~", "init =", "init ~"),
+    ("[python_stdlib]", "[python_stdlib.txt]", '["python_stdlib.txt"]'),
+    ("clip = 1.0", "clip = .5", "clip = 0.5"),
+    ("mesh  {", "mesh = {", "mesh {"),
     ("train {", "cluster { gpu = v100_16gb  gpus_per_node = 4 }\ntrain {\n  kernels = triton", "kernels = torch"),
 ]
 

@@ -10,6 +10,7 @@ from ...config.fields import Field, Part, Settings, fields_of, heading_of
 from ...config.gpus import GPUS
 from ...config.settings import STDLIB
 from ...frontend.calls import signature
+from ...frontend.routes import CALL
 from ...frontend.sharding import HOW, ZERO
 from ...ir import STATES
 from ...ops import OPS, OpDef
@@ -17,9 +18,8 @@ from .document import Document
 from .hover import op_named, takes
 from .mentions import DECLARING, SECTIONS, Kind, part_of
 from .moved import offset
-from .words import AXES, ITEMS, MEANINGS, STATEMENTS
+from .words import AXES, FUNCTIONS, INITIAL, ITEMS, MEANINGS, STATEMENTS, WORDS
 
-_WORDS = re.compile(r'#[^\n]*|"(?:[^"\\\n]|\\.)*"?|->|\.\.|[\w.]+%?|\S')
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -67,7 +67,7 @@ def call_at(document: Document, line: int, column: int) -> tuple[OpDef, list[str
 def _frames(text: str) -> list[_Frame] | None:
     """The brackets that are open at the end of a text, the outermost first; None within a string or comment."""
     frames, last = [_Frame("", (), [])], ""
-    for match in _WORDS.finditer(text):
+    for match in WORDS.finditer(text):
         last = word = match[0]
         if word in _PAIRS:
             frames.append(_Frame(word, frames[-1].words, []))
@@ -113,6 +113,10 @@ class _Here:
             yield from self._named(*((Kind.DIM, Kind.CONST) if self._last == "=" else (DECLARING[section],)))
         elif self._last in ("repeat", "to"):
             yield from self._named(Kind.DIM)
+        elif self._last == "~":
+            yield from (Item(word, Kind.OP, doc=FUNCTIONS[word]) for word in INITIAL)
+        elif self._last == "by":
+            yield Item(CALL.plan_name, Kind.OP, signature(CALL), CALL.doc)
         else:
             yield from (Item(word, Kind.SECTION, doc=doc) for word, doc in STATEMENTS.items() if self._fresh)
             yield from self._in_expression()
@@ -132,7 +136,7 @@ class _Here:
                 yield Item(it.name, it.kind, sizes.get(it.name, it.kind.said))
 
     def _in_expression(self) -> Iterator[Item]:
-        yield from self._named(Kind.VALUE, Kind.PARAM, Kind.CONST)
+        yield from self._named(Kind.VALUE, Kind.PARAM, Kind.CONST, Kind.OP)
         for entry in OPS.values():
             if entry.user_visible:
                 yield Item(entry.plan_name, Kind.OP, signature(entry), entry.doc)
@@ -163,9 +167,11 @@ class _Here:
         words = self._words
         start = max((at for at, word in enumerate(words) if word in ("over", *HOW)), default=-1)
         rest = words[start + 1 :]
+        while start >= 0 and rest[1:2] == [","]:  # the first of several axes
+            rest = rest[2:]
         if self._last in HOW:
             yield from (Item(word, Kind.WORD) for word in HOW[self._last])
-        elif start >= 0 and words[start] == "over" and (not rest or rest[-1] == ","):
+        elif start >= 0 and words[start] == "over" and not rest:
             yield from self._named(Kind.AXIS)
         else:
             after_axes = start >= 0 and rest == [self._last]
@@ -179,6 +185,10 @@ class _Here:
     def _in_settings(self, of: type[Settings], heading: str = "") -> Iterator[Item]:
         if self._last == "=":
             yield from (each for field in fields_of(of) if field.key == self._key for each in _values(field))
+            return
+        begun = next((field for field in fields_of(of) if field.key == self._last), None)
+        if begun and isinstance(begun.what, Part) and begun.what.form != "call":
+            yield from _values(begun)  # the name of a section
             return
         given = {word for word, after in zip(self._words, self._words[1:], strict=False) if after in ("=", "every")}
         for field in fields_of(of):

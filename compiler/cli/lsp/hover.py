@@ -21,12 +21,14 @@ from ...ir.printer import print_type
 from ...ops import OPS, OpDef
 from ...reports.summary import headline, tokens
 from ...reports.time import seconds
+from ...syntax import tree
 from ...syntax.diagnostics import listing
 from ...syntax.source import Span
 from .document import Document, Facts
 from .mentions import Kind, Mention
+from .moved import offset
 from .sent import sent
-from .words import MEANINGS
+from .words import MEANINGS, WORDS
 
 Lines = Iterator[str]
 
@@ -42,10 +44,20 @@ class Hover:
 def hover(document: Document, line: int, column: int) -> Hover | None:
     """The text for a place of a document; None where there is nothing to say."""
     if not (mention := document.mention(line, column)):
-        return None
+        return _keyword(document, line, column)
     text = "\n\n".join(filter(None, _said(document, mention)))
     span = document.here(mention.span)
     return Hover(span, text) if text and span else None
+
+
+def _keyword(document: Document, line: int, column: int) -> Hover | None:
+    """The text for a word of the language that names nothing."""
+    source = document.source
+    at = offset(source.text, line, column)
+    around = next(
+        (it for it in WORDS.finditer(source.text) if it.start() <= at <= it.end() and it[0] in MEANINGS), None
+    )
+    return Hover(source.span(*around.span()), MEANINGS[around[0]]) if around else None
 
 
 def _said(document: Document, it: Mention) -> Lines:
@@ -54,9 +66,12 @@ def _said(document: Document, it: Mention) -> Lines:
         case Kind.VALUE if facts:
             yield from _of_value(document, facts, it)
         case Kind.PARAM if facts:
-            yield from _of_params(document, facts, it.name)
+            for param in _params(document, facts.program, it.name):
+                yield from _of_param(facts, param)
         case Kind.VALUE | Kind.PARAM if document.model:
-            yield from _unplaced(document.model, it)
+            yield from _unplaced(document, document.model, it)
+        case Kind.CONST if value := constant(document, it.name):
+            yield f"`{it.name} = {value}`"
         case Kind.DIM if program := facts.program if facts else document.model:
             yield from _dim(program, it.name) if facts or it.name not in DATA_DIMS or not document.is_model else ()
         case Kind.AXIS if facts:
@@ -64,6 +79,9 @@ def _said(document: Document, it: Mention) -> Lines:
         case Kind.OP | Kind.WORD if entry := op_named(it.name):
             yield f"```\n{signature(entry)}\n```"
             yield from _of_call(document, facts, it, entry) if facts else ()
+            yield entry.doc
+        case Kind.ARGUMENT | Kind.WORD if isinstance(it.of, str) and (entry := op_named(it.of)):
+            yield f"```\n{signature(entry)}\n```"
             yield entry.doc
         case Kind.OP if own := _declaration(document, it.name):
             yield f"```\n{own}\n```"
@@ -88,6 +106,15 @@ def _declaration(document: Document, name: str) -> str:
     found = document.syntax.mentions if document.syntax else ()
     spans = (it.span for it in found if it.binds and (it.kind, it.name) == (Kind.OP, name))
     return next((span.text.split("\n")[span.line - 1].strip() for span in spans), "")
+
+
+def constant(document: Document, name: str) -> str:
+    """The words of a constant's value, first those with which a file is used; "" where none is given."""
+    items = [item for plan in (document.syntax.plans if document.syntax else ()) for item in plan.items]
+    parts = (part for field in ("sections", "body") for item in items for part in getattr(item, field, ()))
+    sections = (part for part in parts if isinstance(part, tree.Section) and part.kind.name == "const")
+    entries = (entry for section in sections for entry in section.entries if isinstance(entry, tree.Setting))
+    return next((entry.value.span.words for entry in entries if entry.key.name == name), "")
 
 
 def _whole(facts: Facts) -> Lines:
@@ -127,9 +154,9 @@ def _of_value(document: Document, facts: Facts, it: Mention) -> Lines:
         yield from _made(facts, placed) if placed else ("no rank holds it by itself: it is part of a larger op",)
 
 
-def _unplaced(model: Program, it: Mention) -> Lines:
+def _unplaced(document: Document, model: Program, it: Mention) -> Lines:
     """The dims of a name where no step is known."""
-    of = {param.name: param.type for param in model.stored}.get(it.name)
+    of = next((param.type for param in _params(document, model, it.name)), None)
     value = None if of else value_at(model.region, it.name, it.span, it.binds)
     if type := value.type if value else of:
         yield f"```\n{it.name}: [{', '.join(type.dims)}]\n```"
@@ -213,14 +240,14 @@ def _sent(facts: Facts, wanted: Callable[[Collective], bool]) -> str:
 # ---- parameters, dims, axes
 
 
-def _of_params(document: Document, facts: Facts, name: str) -> Lines:
+def _params(document: Document, program: Program, name: str) -> Iterator[Param]:
     """A parameter; where branches of a repeat have one each, all of them."""
     found = document.syntax.mentions if document.syntax else ()
     bound = next((it.span for it in found if it.binds and (it.kind, it.name) == (Kind.PARAM, name)), None)
     place = document.of_facts(bound) if bound else None
-    for param in facts.program.stored:
+    for param in program.stored:
         if param.name == name or (place and (param.span.path, param.span.start) == (place.path, place.start)):
-            yield from _of_param(facts, param)
+            yield param
 
 
 def _of_param(facts: Facts, param: Param) -> Lines:

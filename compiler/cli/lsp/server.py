@@ -60,12 +60,12 @@ class Server(LanguageServer):
         self._compiling = asyncio.Lock()
         for feature, (answer, options) in ANSWERS.items():
             self.feature(feature, options)(_asked(answer))
-        for feature, handle in {
-            lsp.TEXT_DOCUMENT_DID_OPEN: did_open,
-            lsp.TEXT_DOCUMENT_DID_CHANGE: did_change,
-            lsp.TEXT_DOCUMENT_DID_CLOSE: did_close,
+        for feature, take in {
+            lsp.TEXT_DOCUMENT_DID_OPEN: Server.changed,
+            lsp.TEXT_DOCUMENT_DID_CHANGE: Server.changed,
+            lsp.TEXT_DOCUMENT_DID_CLOSE: Server.closed,
         }.items():
-            self.feature(feature)(handle)
+            self.feature(feature)(_said(take))
 
     @property
     def wire(self) -> Wire:
@@ -163,16 +163,9 @@ class Server(LanguageServer):
             self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(self._uris[path], found, version))
 
 
-def did_open(ls: Server, it: lsp.DidOpenTextDocumentParams) -> None:
-    ls.changed(it.text_document.uri)
-
-
-def did_change(ls: Server, it: lsp.DidChangeTextDocumentParams) -> None:
-    ls.changed(it.text_document.uri)
-
-
-def did_close(ls: Server, it: lsp.DidCloseTextDocumentParams) -> None:
-    ls.closed(it.text_document.uri)
+def _said(take: Callable[[Server, str], None]) -> Callable[[Server, Any], None]:
+    """The handler of what an editor says of a document."""
+    return lambda ls, it: take(ls, it.text_document.uri)
 
 
 # ---- answers about a document

@@ -1,5 +1,10 @@
 """The words of the language that are neither settings nor ops, with their meaning."""
 
+import re
+
+WORDS = re.compile(r'#[^\n]*|"(?:[^"\\\n]|\\.)*"?|->|\.\.|[\w.]+%?|\S')
+"""The words of a text, and its comments and strings as one each."""
+
 ITEMS = {
     "use": "a file with a model, and what is set otherwise: `use \"models/llama.scale\" { dims { layers = 2 } }`",
     "model": "a model: `model NAME(tokens[batch, seq], labels[batch, seq]) { … }`",
@@ -31,4 +36,19 @@ FUNCTIONS = {
 }
 """The functions that are no ops of tensors."""
 
-MEANINGS = {**ITEMS, **STATEMENTS, **FUNCTIONS}
+INITIAL = ("normal", "ones", "zeros")
+"""Those that parameters can begin with."""
+
+KEYWORDS = {
+    "over": "the axes over which dims or state are sharded: `heads, ffn over tp`",
+    "as": "how a rule's positions are laid out, or the name of a repeat's index: `repeat layers as i { … }`",
+    "via": "how attention reaches the keys of other ranks: `seq over cp via ring`",
+    "zero": "the stage of ZeRO: 1 shards the optimizer's state, 2 gradients too, 3 parameters too",
+    "pad": "a dim made longer, so that axes divide it: `vocab = 50257 pad 128`",
+    "every": "how often: `finite every 10`",
+    "else": "the body for the other iterations of a repeat",
+    "by": "what chooses the experts of a token: `by top(logits, 2)`",
+}
+"""The words between names."""
+
+MEANINGS = {**ITEMS, **STATEMENTS, **FUNCTIONS, **KEYWORDS}

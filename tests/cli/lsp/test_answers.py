@@ -1,5 +1,6 @@
 """Answers of the language server, as pure functions of texts."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from scalec.compiler.cli.lsp.mentions import Kind
 from scalec.compiler.cli.lsp.moved import Moved, offset
 from scalec.compiler.cli.lsp.outline import Part, outline
 from scalec.compiler.cli.lsp.wire import UNITS, Wire
+from scalec.compiler.cli.lsp.words import MEANINGS
 from scalec.compiler.reports.time import seconds
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.limits import load
@@ -159,6 +161,33 @@ def test_a_renamed_dim_makes_the_same_plan(mlp: Document) -> None:
     assert again.source.text == mlp.source.text.replace("ffn", "inner")
 
 
+def test_a_dim_is_renamed_in_all_files_of_a_plan(mlp: Document, tmp_path: Path) -> None:
+    """One by way of another, by a text that was broken a moment before."""
+    model, _, rest = mlp.source.text.partition("mesh  {")
+    texts = {
+        "model.scale": model,
+        "base.scale": f'use "model.scale" {{ dims {{ ffn = 512 }} }}\nmesh  {{{rest}',
+        "plan.scale": 'use "base.scale" { dims { ffn = 128 } }\n',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    path = str(tmp_path / "plan.scale")
+    broken = typed(None, Source(path, texts["plan.scale"].replace("= 128", "= = 128")))
+    assert [each.of.code for each in told(broken)] == ["E0104"]
+    plan = typed(broken, Source(path, texts["plan.scale"]))
+    mention = plan.mention(*at(plan, "ffn"))
+    assert mention
+    spans = navigate.renamed([plan], mention, "inner")
+    for name, text in texts.items():
+        own = [span for span in spans if Path(span.path).name == name]
+        assert len(own) == len(re.findall(r"\bffn\b", re.sub("#.*", "", text)))
+        (tmp_path / name).write_text(replaced(text, own, "inner"))
+    now = compiled(typed(None, load(tmp_path / "plan.scale")))
+    assert told(now) == []
+    assert now.facts
+    assert now.facts.program.dim("inner").size == 128
+
+
 @pytest.mark.parametrize(
     ("words", "name", "why"),
     [
@@ -207,6 +236,22 @@ def test_a_model_by_itself_says_its_dims() -> None:
         assert shown
         assert shown.text.strip("`\n ") == text.strip("`\n ")
     assert hover(model, *at(model, "batch, seq]")) is None
+
+
+def test_words_of_the_language_have_their_meaning(mlp: Document) -> None:
+    for words, after in (("model", " mlp"), ("init", " ~"), ("repeat", " layers"), ("over", " dp")):
+        shown = hover(mlp, *at(mlp, words + after))
+        assert shown
+        assert (shown.text, shown.span.words) == (MEANINGS[words], words)
+    assert hover(mlp, 3, 7) is None, "in a comment"
+
+
+def test_parameters_of_branches_have_their_dims() -> None:
+    model = typed(None, load(ROOT / "plans" / "models" / "deepseek_v3.scale"))
+    assert model.syntax
+    params = [it for it in model.syntax.mentions if it.kind is Kind.PARAM]
+    assert len(params) > 9
+    assert all(hover(model, it.span.line, it.span.column) for it in params)
 
 
 def test_colours_cover_each_name_once(mlp: Document) -> None:

@@ -155,6 +155,7 @@ async def _mended(client: LanguageClient, told: "asyncio.Queue[Any]", folder: Pa
     assert (found.uri, found.version) == (plan.uri, 2)
     (mistake,) = found.diagnostics
     assert (mistake.code, mistake.range.start.line) == ("E0401", 4)
+    assert await told.get() == COMPILED
     row = next(at for at, text in enumerate(broken.split("\n")) if "holdout" in text)
     column = len(broken.split("\n")[row].split("holdout")[0].encode())
     shown = await client.text_document_hover_async(lsp.HoverParams(plan, lsp.Position(row, column)))
