@@ -47,7 +47,7 @@ def test_the_newest_checkpoint_of_a_run(capfd: pytest.CaptureFixture[str]) -> No
     assert capfd.readouterr().out == "wrote runs/tiny/checkpoints/step-000002 to made: 9 tensors\n"
     assert {"tokens.weight", "optimizer.state.out.weight.exp_avg"} < load_file(Path("made", "model.safetensors")).keys()
     assert main(["convert", "named.scale", "runs/none", "-o", "step-000003"]) == 2
-    assert capfd.readouterr().err == "error: there is no runs/none\n"
+    assert capfd.readouterr().err == "error: there is no `runs/none`\n"
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def test_nodes_are_lost_and_come_back(state: str, tmp_path: Path) -> None:
         assert steps[want["step"]] == pytest.approx(want, rel=1e-9)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("sent", "ends"), [(signal.SIGUSR1, (SAVED,) * 3), (signal.SIGKILL, (1, -9, 1))])
 def test_spare_ranks_end_as_the_run_does(sent: signal.Signals, ends: tuple[int, ...], tmp_path: Path) -> None:
     """Where all ranks are signalled to stop, and where one is lost."""

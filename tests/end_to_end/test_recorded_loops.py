@@ -74,7 +74,7 @@ def is_equal(plan: str, folder: Path) -> None:
     assert found.calls == sum(it["count"] for it in listed)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_the_record_is_the_plan(name: str, tmp_path: Path) -> None:
     is_equal(text(CASES[name]), tmp_path)

@@ -51,6 +51,7 @@ CASES = (
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES, ids=["experts, ZeRO 3", "experts, stages, ZeRO 1"])
 def test_a_save_that_is_written_in_a_later_step_is_of_its_own(case: Case, tmp_path: Path) -> None:
     """The last rank's file is written when all are in the last step, in which they are killed once it is there."""

@@ -80,6 +80,7 @@ def test_a_stopped_rank(tmp_path: Path) -> None:
     assert read_dump(Path(names).name, f"{names}0")["rank"] == 0, "as torch's own reader has it"
 
 
+@pytest.mark.long
 def test_a_rank_that_sleeps_in_backward(tmp_path: Path) -> None:
     _written(TENSORS, tmp_path)
     call = "reduce_scatter of `d_a.4` over tp in backward, layers.0, microbatch 1, tiny.scale:10"
@@ -92,7 +93,7 @@ def test_a_rank_that_sleeps_in_backward(tmp_path: Path) -> None:
     assert "step 2: at strike (actions.py" in ended.err[3]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.long
 @pytest.mark.parametrize("case", [TENSORS, STAGES], ids=["tensors", "stages"])
 def test_calls_of_a_sanitized_run_have_names(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its comparisons are calls of the same groups, which are none of the plan's."""

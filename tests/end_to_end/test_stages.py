@@ -105,7 +105,7 @@ train {{
 """
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", CASES)
 def test_stages_do_what_the_whole_does(name: str, tmp_path: Path) -> None:
     cut, schedule, options = CASES[name]

@@ -111,6 +111,7 @@ def test_experts_resume_bitwise_and_folded_otherwise(tmp_path: Path, corpus: Pat
         _assert_goes_on(_trained(case, tmp_path / name, corpus, resume=whole), whole)
 
 
+@pytest.mark.long
 def test_experts_of_which_ranks_had_parts_resume_whole(tmp_path: Path, corpus: Path) -> None:
     """They are stored in three dims there, and in two elsewhere."""
     parts = _trained(EXPERTS_IN_PARTS, tmp_path / "parts", corpus)

@@ -59,6 +59,7 @@ def _fits(program: Program) -> bool:
     return bool(fits(program, account(program)))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", TEXTS)
 def test_no_size_that_fits_is_faster_and_no_smaller_one_as_fast(name: str) -> None:
     every = {program.flow.largest or inf: program for program in (_compiled(TEXTS[name], word) for word in WORDS)}
@@ -127,6 +128,7 @@ def _text(word: str) -> str:
     return text.replace("hidden = 16 ", "hidden = 192 ").replace("ffn = 24 ", "ffn = 768 ")
 
 
+@pytest.mark.long
 def test_a_run_is_that_of_the_size_to_the_last_bit(tmp_path: Path) -> None:
     """On two ranks, in float64."""
     auto = _compiled(_text("bucket = auto"))

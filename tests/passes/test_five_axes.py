@@ -98,6 +98,7 @@ def _reader(program: Program, value: str) -> Op:
     return op
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "ranks"), [("tiny_five", (36, 36)), ("an axis of experts", (72, 108))])
 def test_the_step_is_that_of_one_device(name: str, ranks: tuple[int, ...]) -> None:
     """For every rank of two meshes in which each axis is once 2 and once 3."""

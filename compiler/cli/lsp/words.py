@@ -37,7 +37,7 @@ FUNCTIONS = {
 """The functions that are no ops of tensors."""
 
 INITIAL = ("normal", "ones", "zeros")
-"""Those that parameters can begin with."""
+"""The words for what parameters begin with."""
 
 KEYWORDS = {
     "over": "the axes over which dims or state are sharded: `heads, ffn over tp`",

@@ -72,6 +72,7 @@ def test_a_capacity_bounds_the_worst(load: str, tmp_path: Path) -> None:
     assert accounted(program, "to the first") < accounted(compiled(text("an axis"), tmp_path)[1], "to the first")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("load", LOADS)
 def test_ranks_that_exchange(load: str, tmp_path: Path) -> None:
     """So wide experts that what gloo holds for a moment is little; where all go to the first, the other has less."""

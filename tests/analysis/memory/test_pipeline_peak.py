@@ -72,7 +72,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -81,7 +81,7 @@ def test_the_fullest_moment(shape: str, precision: str, recompute: str, tmp_path
     _check_fullest(_text(*SHAPES[shape], dp=1, state="", options=options), tmp_path)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_fullest_rank(schedule: str, ranks: int, tmp_path: Path) -> None:
@@ -101,6 +101,7 @@ def test_two_values_that_begin_as_one_are_two_messages(tmp_path: Path) -> None:
     assert found == pytest.approx(peaks(module, module.PLAN.global_batch), rel=0.01)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", ["precision = fp32", "precision = bf16  reduce = bf16"])
 def test_the_fullest_moment_of_shared_state(options: str, tmp_path: Path) -> None:
     _check_fullest(_text("gpipe", 1024, 1536, 4, dp=2, state="zero 3 over dp", options=options), tmp_path)

@@ -70,6 +70,7 @@ def test_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len([*ElementTree.parse(svg).iter(f"{SVG}circle")]) == 6
 
 
+@pytest.mark.long
 def test_a_heat_map_over_sizes_and_machines(tmp_path: Path) -> None:
     svg = tmp_path / "heat.svg"
     line = "--gpus 8 --global-batch 8 --seq 1024 --keep pp=1,tp=1,recompute=full --sweep layers=2:4,cluster=h100_sxm:l4"

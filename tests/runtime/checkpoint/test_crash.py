@@ -86,7 +86,7 @@ def _killed(before: Path, axes: Axes, rank: int, beside: bool) -> Iterator[Path]
             yield folder / "checkpoints"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("beside", [True, False])
 @pytest.mark.parametrize(("axes", "victim"), [({}, 0), ({"tp": 2}, 0), ({"tp": 2}, 1)])
 def test_a_save_killed_anywhere_leaves_the_old_or_the_new_state(

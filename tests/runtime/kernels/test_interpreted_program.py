@@ -27,6 +27,7 @@ RAGGED = {
 """Those where experts, of which a rank has several, have unequal numbers of rows; and of a second loss."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("case", "others"), [("ragged", RAGGED), ("padded", set[str]())])
 def test_a_program_of_experts_with_kernels_is_right(case: str, others: set[str]) -> None:
     started, failure = outcome(case)

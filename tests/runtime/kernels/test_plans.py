@@ -28,7 +28,7 @@ BLOCKS = [
 ]
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("plan", PLANS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("capability", GPUS)
 def test_every_kernel_of_a_plan_fits_the_chip(capability: int, plan: Path) -> None:
@@ -43,7 +43,7 @@ def _blocks(tile: dict[str, dict[str, int]]) -> Blocks:
     return Blocks(**{part: Block(**block) for part, block in tile.items()})
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("capability", "dim", "dtype"), BLOCKS, ids=str)
 def test_the_blocks_of_attention_fit_the_chip_with_every_mask(capability: int, dim: int, dtype: torch.dtype) -> None:
     name = "Attention" if dtype == torch.bfloat16 else "Attention32"
@@ -58,6 +58,7 @@ def test_the_blocks_of_attention_fit_the_chip_with_every_mask(capability: int, d
         assert "mma" in code.ptx or launch.kernel.__name__ not in PRODUCTS, f"{launch}: no tensor cores"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("capability", SHARED)
 def test_the_blocks_of_products_by_expert_fit_the_chip(capability: int, dtype: torch.dtype) -> None:

@@ -101,6 +101,7 @@ def test_a_chunk_is_a_call_on_the_keys_that_it_sees() -> None:
     assert _calls(positions_at(24, 2, 3, False)) == [(8, 24)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [{}, {"window": 5}, DROPPED], ids=str)
 def test_it_is_the_same_in_a_graph(options: dict[str, Any]) -> None:
     places = positions_at(SEQ, 0, 2, True)

@@ -80,7 +80,7 @@ def _check(schedule: Schedule, ranks: Sequence[Result]) -> None:
     assert all(waited for *_, waited in ranks)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [Mesh, LateMesh, WatchedMesh])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_schedule_gives_the_single_process_loss_and_gradients(ranks: int, kind: type[Mesh]) -> None:

@@ -63,7 +63,7 @@ def test_the_update_is_that_of_the_plain_model(way: Way) -> None:
     _assert_close(2, 1e-12, ways, F64, AdamW(), {"dp": 2, "replica": 1})
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("axes", [{"dp": 4, "replica": 1}, {"replica": 2, "dp": 2}], ids=str)
 def test_on_four_ranks_too_and_where_two_hold_the_same_part(axes: dict[str, int], way: Way) -> None:
