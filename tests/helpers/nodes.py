@@ -23,11 +23,13 @@ import runpy, sys, time
 from pathlib import Path
 from scalec.runtime import Cosine
 
-lr = Cosine.lr
+lr, begun = Cosine.lr, False
 
 def held(self, step, steps, peak):
-    while Path(f"hold-{step}").exists():
+    global begun
+    while begun and Path(f"hold-{step}").exists():
         time.sleep(0.02)
+    begun = True  # the first rate is asked for before any step
     return lr(self, step, steps, peak)
 
 Cosine.lr = held
