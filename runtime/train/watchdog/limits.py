@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ...checkpoint.background import PAUSES
+
 Kind = Literal["start", "step", "validation", "save", "end"]
 
 LEAST = 120.0
@@ -42,12 +44,13 @@ class Pace:
         held[kind] = max(seconds, held.get(kind, 0.0))
 
     def limit(self, kind: Kind, is_first: bool) -> tuple[float, str]:
-        """Seconds, and the option that says so; `is_first` of its kind in this run."""
+        """Seconds, and the option that says so; `is_first` of its kind in this run.  Between tries a save pauses."""
         if kind in ("save", "end"):
-            return self.limits.save, "--save-limit"
+            return self.limits.save + sum(PAUSES), f"--save-limit {self.limits.save:.0f}"
         if kind == "start" or is_first:
-            return self.limits.first, "--first-step-limit"
-        return self.limits.step or max(self.least, TIMES * self._before(kind)), "--step-limit"
+            return self.limits.first, f"--first-step-limit {self.limits.first:.0f}"
+        most = self.limits.step or max(self.least, TIMES * self._before(kind))
+        return most, f"--step-limit {most:.0f}"
 
     def _before(self, kind: Kind) -> float:
         """The longest so far, or as long as it may well take."""

@@ -25,7 +25,6 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from ...checkpoint.background import PAUSES
 from ...comm import c10d
 from ...comm.mesh import Mesh
 from ...comm.store import FAILED, READS, job_store
@@ -146,7 +145,7 @@ class Watchdog:
             elif self._lost is not None:
                 self._alarm(f"a call to other ranks fails: {_first_sentence(self._lost)}")
             elif passed > limit:
-                self._alarm(f"{mark} is not done after {passed:.0f} s ({option} {limit:.0f})")
+                self._alarm(f"{mark} is not done after {passed:.0f} s ({option})")
         except RuntimeError as error:  # of a store
             if not self._ending.is_set():
                 self._leave(f"lost the job's store, whose machine or launcher has ended: {_first_sentence(error)}")
@@ -257,7 +256,7 @@ def watch(mesh: Mesh, plan: Plan, options: Options) -> Watchdog | None:
     """Begins to watch this rank, if there are others."""
     if (store := job_store()) is None:
         return None
-    limits = Limits(options.first_step_limit, options.step_limit, options.save_limit + sum(PAUSES))
+    limits = Limits(options.first_step_limit, options.step_limit, options.save_limit)
     priced = plan.expected.seconds if plan.expected and options.device == "cuda" else None  # of the plan's GPUs
     watchdog = Watchdog(store.clone(), mesh, dist.get_rank(), Pace(limits, priced), folder=options.out)
     watchdog.start()

@@ -10,13 +10,13 @@ GIVEN = Limits(first=1800, step=300, save=600)
 @pytest.mark.parametrize(
     ("kind", "is_first", "limit"),
     [
-        ("start", True, (1800, "--first-step-limit")),
-        ("step", True, (1800, "--first-step-limit")),
-        ("step", False, (300, "--step-limit")),
-        ("validation", True, (1800, "--first-step-limit")),
-        ("validation", False, (300, "--step-limit")),
-        ("save", True, (600, "--save-limit")),
-        ("end", True, (600, "--save-limit")),
+        ("start", True, (1800, "--first-step-limit 1800")),
+        ("step", True, (1800, "--first-step-limit 1800")),
+        ("step", False, (300, "--step-limit 300")),
+        ("validation", True, (1800, "--first-step-limit 1800")),
+        ("validation", False, (300, "--step-limit 300")),
+        ("save", True, (611, "--save-limit 600")),
+        ("end", True, (611, "--save-limit 600")),
     ],
 )
 def test_the_options(kind: Kind, is_first: bool, limit: tuple[float, str]) -> None:
