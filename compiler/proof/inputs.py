@@ -3,13 +3,12 @@
 Global values drawn from a seed, and their parts on the ranks.
 """
 
-from hashlib import blake2b
-
 import numpy as np
 from attrs import frozen
 
 from ..analysis.vocabulary import vocabulary
 from ..ir import DATA_DIMS, MICROBATCHES, Program, base
+from .prime_field import Word, drawn
 from .sharded_state import known, own
 from .simulated_mesh import SimulatedMesh
 from .tensors import RANDOM, Array, Numbers, Tensor
@@ -50,23 +49,22 @@ def scene(program: Program, numbers: Numbers) -> Inputs:
     for param in program.stored:
         dims = tuple(sorted(param.type.dims))  # their order is the compiler's choice
         params[param.name] = Tensor(dims, numbers.random(tuple(sizes[dim] for dim in dims), param.name), RANDOM)
-    rng = np.random.default_rng(list(blake2b(f"{numbers.seed} tokens".encode(), digest_size=16).digest()))
     shape, ids = (1, *(sizes[dim] for dim in INPUT_DIMS)), program.valid(vocabulary(program))
     inputs = {
-        "tokens": _tokens(rng, shape, ids),
-        "labels": _labels(rng, shape, ids),
+        "tokens": _tokens(numbers.seed, shape, ids),
+        "labels": _labels(numbers.seed, shape, ids),
         "documents": _documents(shape),
         "draws": np.arange(shape[1] * shape[2]).reshape(shape[:3]),
     }
     return Inputs(params, {name: Tensor(INPUT_DIMS[: value.ndim - 1], value) for name, value in inputs.items()})
 
 
-def _tokens(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -> Array:
+def _tokens(seed: int, shape: tuple[int, ...], vocabulary: int) -> Array:
     """Each differs from the one before it: among equal ones, where attention looks makes no difference."""
-    return np.cumsum(rng.integers(1, max(vocabulary, 2), shape), axis=-1) % vocabulary
+    return np.cumsum(1 + _below(max(vocabulary - 1, 1), (seed, "tokens"), shape), axis=-1) % vocabulary
 
 
-def _labels(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -> Array:
+def _labels(seed: int, shape: tuple[int, ...], vocabulary: int) -> Array:
     """No labels in the first of several sequences, nor in the first half of any: ranks differ in counts, some have 0.
 
     The first microbatch has more than the others, so that a mean of means is not the mean; a count is never 1 in all.
@@ -76,7 +74,12 @@ def _labels(rng: np.random.Generator, shape: tuple[int, ...], vocabulary: int) -
     microbatch, sequence, position = np.ogrid[:microbatches, :batch, :seq]
     skipped = np.minimum(np.where(microbatch == 0, 1, 2), batch - 1)
     labelled = (sequence >= skipped) & (position >= seq // 2) & ((microbatch == 0) | (position == seq - 1))
-    return np.where(labelled, (rng.integers(0, vocabulary, (1, 1, batch, seq)) + microbatch) % vocabulary, -1)
+    return np.where(labelled, (_below(vocabulary, (seed, "labels"), (1, 1, batch, seq)) + microbatch) % vocabulary, -1)
+
+
+def _below(bound: int, key: tuple[object, ...], shape: tuple[int, ...]) -> Array:
+    """Numbers from 0 that are less than `bound`."""
+    return (drawn(key, shape) % Word(bound)).astype(int)
 
 
 def _documents(shape: tuple[int, ...]) -> Array:

@@ -7,7 +7,7 @@ count as the same only if they are in every trial.  exp(x) is w^s, s the hash of
 """
 
 from functools import cache
-from hashlib import blake2b
+from hashlib import shake_256
 from math import prod
 
 import numpy as np
@@ -46,9 +46,8 @@ class Field:
     _keys: dict[tuple[object, ...], Array] = field(factory=dict[tuple[object, ...], Array])
 
     def random(self, shape: tuple[int, ...], name: str) -> Array:
-        """Uniform numbers that depend on seed and name only: [trials, *shape]."""
-        rng = np.random.default_rng(list(blake2b(f"{self.seed} {name}".encode(), digest_size=16).digest()))
-        return rng.integers(0, P, (self.trials, *shape), dtype=Word)
+        """Uniform numbers (to 2^-33) that depend on seed and name only: [trials, *shape]."""
+        return drawn((self.seed, "random", name), (self.trials, *shape)) % _MODULUS
 
     def constant(self, value: Array, dims: Dims = ()) -> Tensor:
         return Tensor(dims, (np.asarray(value) % P).astype(Word))
@@ -165,12 +164,13 @@ class Field:
     def _key(self, name: tuple[object, ...], count: int) -> Array:
         """Words that depend on seed and name only."""
         if name not in self._keys:
-            size = 8 * count
-            blocks = [
-                blake2b(repr((self.seed, i, *name)).encode(), digest_size=64).digest() for i in range(-(-size // 64))
-            ]
-            self._keys[name] = np.frombuffer(b"".join(blocks)[:size], Word)
+            self._keys[name] = drawn((self.seed, *name), (count,))
         return self._keys[name]
+
+
+def drawn(key: tuple[object, ...], shape: tuple[int, ...]) -> Array:
+    """Words of 64 random bits that depend on the key only: a hash, since importing numpy.random takes 26 ms."""
+    return np.frombuffer(shake_256(repr(key).encode()).digest(8 * prod(shape)), Word).reshape(shape)
 
 
 def _reduced(x: Array) -> Array:
