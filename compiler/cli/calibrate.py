@@ -4,7 +4,6 @@ With `--fit`, it compares a plan's prediction with the steps that a run has prof
 """
 
 import os
-import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -89,6 +88,7 @@ def _fit(options: Namespace) -> None:
 
 def _check_device(program: "Program") -> None:
     """UsageError where the plans are for a GPU and torch sees none here; told once, not by each rank."""
+    import subprocess
     from importlib.util import find_spec
 
     from ..analysis.memory import account

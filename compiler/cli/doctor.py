@@ -1,6 +1,5 @@
 """`scalec doctor`: looks at this machine, or under a launcher at all nodes of a job, before a plan is trained there."""
 
-import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
@@ -17,6 +16,8 @@ PROGRAM = "scalec.runtime.calibrate.doctor"
 
 def doctor(options: Namespace) -> int:
     """`scalec doctor`; returns the exit status, 1 where something would keep the plan from training."""
+    import subprocess
+
     if find_spec("torch") is None:
         raise UsageError(f"torch is not installed for {sys.executable}; training needs it")
     words = ["--json"] * options.json

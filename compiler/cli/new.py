@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import subprocess
 from argparse import ArgumentParser, Namespace
 from glob import glob
 from pathlib import Path
@@ -63,6 +62,8 @@ def new(options: Namespace) -> None:
 
 def this_machine() -> Machine:
     """The machine that this process runs on."""
+    import subprocess
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ask = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
