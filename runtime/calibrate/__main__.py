@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import RunError, reason
-from . import calls, machine, step
+from . import calls, machine
 from .clock import Clock
 from .figures import text
 from .links import Links
@@ -48,7 +48,7 @@ def _measure(given: argparse.Namespace) -> None:
     if int(os.environ.get("RANK", 0)) == 0:
         print(f"measuring {len(wanted['calls'])} calls and {len(wanted['groups'])} groups of ranks", file=sys.stderr)
     clock.warm_up(given.warm_up if given.warm_up is not None else 2 if device.type == "cpu" else 30)
-    rows = [*calls.rows(wanted["calls"], clock), *step.update_rows(wanted["updates"], clock)]
+    rows = [*calls.rows(wanted["calls"], clock), *calls.update_rows(wanted["updates"], clock)]
     memory = machine.copied(clock)
     figures = machine.figures(wanted, rows, memory, clock)
     links = Links(wanted, clock, given.most)

@@ -1,4 +1,4 @@
-"""Seconds of the calls of a list, forward and each part of backward, as rows of hardware's tables."""
+"""Seconds of the calls of a list, forward and each part of backward, and of updates, as rows of hardware's tables."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -13,6 +13,10 @@ from torch import Tensor
 from ..comm.experts import Experts
 from ..comm.mesh import Axis, Mesh
 from ..comm.positions import Positions
+from ..state.buckets import Bucket
+from ..state.engine import TrainState
+from ..state.optimizers import AdamW, ParamGroup
+from ..state.parameters import normal, weight
 from .clock import REPEATS, Clock
 
 Json = Mapping[str, Any]
@@ -166,3 +170,24 @@ def _operand(it: Json, device: torch.device) -> Any:
     if it["below"]:
         return torch.randint(it["below"], it["shape"], generator=generator, device=device)
     return torch.randn(it["shape"], generator=generator, device=device).to(dtype)
+
+
+def update_rows(sizes: Sequence[int], clock: Clock) -> Iterator[Row]:
+    """Updates of a number of elements, clipped, with gradients zeroed after them."""
+    for size in sizes:
+        mesh = Mesh({}, clock.device)
+        model = torch.nn.Module()
+        model.w = weight(mesh, size, init=normal(0.02))
+        state = TrainState(model, mesh, {"all": Bucket(ParamGroup("w"))}, AdamW())
+        state.initialise(0)
+        yield row_of({"table": "moved", "op": "update", "bytes": 28 * size}, clock.median(_update(state, clock)))
+
+
+def _update(state: TrainState, clock: Clock) -> Callable[[], Callable[[], Any]]:
+    scale, skip = torch.ones((), device=clock.device), torch.zeros((), dtype=torch.bool, device=clock.device)
+
+    def prepared() -> Callable[[], Any]:
+        clock.cool()
+        return lambda: state.update(1e-3, skip=skip, scale=scale)
+
+    return prepared

@@ -1,9 +1,16 @@
-"""Versions of what a run is made of."""
+"""Versions of what a run is made of.
 
+The first lines of a run name the libraries that serve it: another cuDNN on the path means another attention.
+"""
+
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
 import torch
+
+_HEADS = (64, 128)
+"""Sizes of heads that are asked about."""
 
 
 def version_of(package: str) -> str:
@@ -17,3 +24,29 @@ def version_of(package: str) -> str:
 def nccl() -> str:
     """NCCL's, on a machine with GPUs."""
     return ".".join(map(str, cast(Any, torch.cuda).nccl.version()))
+
+
+def served(device: torch.device) -> Iterator[str]:
+    """Lines of the GPU, the libraries, and which of them computes attention; none on a CPU."""
+    if device.type != "cuda":
+        return
+    libraries = f"CUDA {torch.version.cuda}, NCCL {nccl()}, cuDNN {_cudnn()}"
+    yield f"{torch.cuda.get_device_name(device)}: torch {torch.__version__}, {libraries}"
+    of_heads = ", ".join(f"{size} wide {_attention(size, device)}" for size in _HEADS)
+    yield f"causal attention of bfloat16 heads: {of_heads}"
+
+
+def _cudnn() -> str:
+    """The version that is loaded; torch refuses one that is older than the one it was built with."""
+    try:
+        return str(cast(Any, torch.backends).cudnn.version())
+    except RuntimeError as error:
+        return f"unusable ({' '.join(str(error).split())})"
+
+
+def _attention(size: int, device: torch.device) -> str:
+    """The backend that torch takes for heads of this size."""
+    from torch.nn.attention import SDPBackend  # a CPU does without
+
+    q = torch.empty(1, 8, 256, size, dtype=torch.bfloat16, device=device)
+    return SDPBackend(cast(Any, torch)._fused_sdp_choice(q, q, q, is_causal=True)).name.lower()

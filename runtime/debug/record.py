@@ -1,19 +1,22 @@
-"""Records every collective of a run on this rank, for `scalec verify --recorded`.
+"""Every collective of a run on this rank: recorded for `scalec verify --recorded`, or told on the terminal.
 
 The dispatch mode sees every `c10d` op that torch's dispatcher is asked to do, whoever calls it.  autograd
 hands its modes to the threads on which it runs backward, so that calls in backward are seen on CUDA too.
 
-With SCALEC_RECORD=1 each torch op costs about 6 µs more of host time and each collective about 0.1 ms; a collective
-takes about 150 bytes of the file.  Without it this module is not imported.
+With SCALEC_RECORD=1 or SCALEC_LOG=trace each torch op costs about 6 µs more of host time and each collective about
+0.1 ms; a collective takes about 150 bytes of the record.  Without either this module is not imported.
 """
 
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import prod
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from time import perf_counter
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -42,30 +45,20 @@ _GROUP = {"process_group", "group_name"}
 _SENT = ("input_tensor", "input", "tensors", "tensor", "input_tensors")  # what goes in, as torch's schemas call it
 
 
-class Recorder(TorchDispatchMode):
-    """While entered, writes a JSON line to `folder`/rank<N>.jsonl for each collective, before it is done.
+class Named(Protocol):
+    """A call as the plan has it, whose text names its value, layer, microbatch and plan line."""
 
-    The first line says whose record it is.  A collective's line says: `step`; `phase`, which is `train` or `evaluate`
-    within functions that `of` wraps, and `loop` outside of them; `order`, counted over the run; `op`, `reduction`,
-    `group` as global ranks; `shape` and `dtype` of the local tensor that goes in, or is received; of a message its
-    `peer` too, a global rank; of an all-to-all with parts of given sizes these as `splits`, [to each rank, from each].
-    An op that no plan has appears under torch's own name.  A line with `calls` closes each step and evaluation.
-    `first` steps were done before this run.  Rank 0 puts the program's plan.json beside, so that the folder holds all
-    that a comparison needs.
-    """
+    @property
+    def op(self) -> str: ...
 
-    def __init__(self, folder: Path, plan: Plan, first: int) -> None:
+
+class _Observer(TorchDispatchMode):
+    """While entered, observes each collective.  `first` steps were done before this run."""
+
+    def __init__(self, first: int) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
-        rank, _ = c10d.place()
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / f"rank{rank:05}.jsonl").open(
-            "w", buffering=1, encoding="utf-8"
-        )  # by lines: a crash loses none
+        self._rank, self._world = c10d.place()
         self._step, self._phase, self._order = first, "loop", 0
-        self._write(_origin(plan, rank))
-        account = Path(sys.argv[0]).with_name("plan.json")
-        if rank == 0 and account.exists():
-            shutil.copyfile(account, folder / "plan.json")
 
     def of(self, phase: Literal["train", "evaluate"], function: Callable[_P, _T]) -> Callable[_P, _T]:
         """`function`, its calls marked as of `phase`; a call in `train` is the next step."""
@@ -73,21 +66,30 @@ class Recorder(TorchDispatchMode):
         def marked(*args: _P.args, **options: _P.kwargs) -> _T:
             self._step += phase == "train"
             self._phase, began = phase, self._order
+            self._begin()
             result = function(*args, **options)
-            self._write({"step": self._step, "phase": phase, "calls": self._order - began})
+            self._end(self._order - began)
             self._phase = "loop"
             return result
 
         return marked
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "c10d" in func.namespace:
-            arguments = _arguments(func, args, kwargs or {})
-            if not _GROUP.isdisjoint(arguments):  # else it only waits, or wraps a result
-                self._record(func.name().partition(".")[0], arguments)
-        return func(*args, **(kwargs or {}))
+    def _begin(self) -> None:
+        """A step or an evaluation begins."""
 
-    def _record(self, name: str, arguments: Mapping[str, Any]) -> None:
+    def _end(self, calls: int) -> None:
+        """It has made so many calls."""
+
+    def _observe(self, line: dict[str, Any], call: Callable[[], Any]) -> Any:
+        """The result of a collective, which the line describes."""
+        raise NotImplementedError
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = partial(func, *args, **(kwargs or {}))
+        arguments = _arguments(func, args, kwargs or {}) if "c10d" in func.namespace else {}
+        if _GROUP.isdisjoint(arguments):  # it only waits, or wraps a result
+            return call()
+        name = func.name().partition(".")[0]
         shape, dtype = _sent(arguments)
         op, group = _OPS.get(name, name), c10d.ranks_of(arguments)
         line: dict[str, Any] = {
@@ -101,24 +103,77 @@ class Recorder(TorchDispatchMode):
             "dtype": dtype,
         }
         line |= {"peer": group[arguments[_PEERS[op]]]} if op in _PEERS else {}
-        self._write(line | _splits(name, arguments))
         self._order += 1
+        return self._observe(line | _splits(name, arguments), call)
+
+
+class Recorder(_Observer):
+    """While entered, writes a JSON line to `folder`/rank<N>.jsonl for each collective, before it is done.
+
+    The first line says whose record it is.  A collective's line says: `step`; `phase`, which is `train` or `evaluate`
+    within functions that `of` wraps, and `loop` outside of them; `order`, counted over the run; `op`, `reduction`,
+    `group` as global ranks; `shape` and `dtype` of the local tensor that goes in, or is received; of a message its
+    `peer` too, a global rank; of an all-to-all with parts of given sizes these as `splits`, [to each rank, from each].
+    An op that no plan has appears under torch's own name.  A line with `calls` closes each step and evaluation.
+    Rank 0 puts the program's plan.json beside, so that the folder holds all that a comparison needs.
+    """
+
+    def __init__(self, folder: Path, plan: Plan, first: int) -> None:
+        super().__init__(first)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / f"rank{self._rank:05}.jsonl").open(
+            "w", buffering=1, encoding="utf-8"
+        )  # by lines: a crash loses none
+        origin = {
+            "plan": plan.name,
+            "mesh": dict(plan.mesh),
+            "world": self._world,
+            "rank": self._rank,
+            "run": os.environ.get("TORCHELASTIC_RUN_ID", ""),  # ranks that torchrun started together share it
+            "torch": torch.__version__,
+            "backend": dist.get_backend() if dist.is_initialized() else "",
+        }
+        self._write(origin)
+        account = Path(sys.argv[0]).with_name("plan.json")
+        if self._rank == 0 and account.exists():
+            shutil.copyfile(account, folder / "plan.json")
+
+    def _end(self, calls: int) -> None:
+        self._write({"step": self._step, "phase": self._phase, "calls": calls})
+
+    def _observe(self, line: dict[str, Any], call: Callable[[], Any]) -> Any:
+        self._write(line)
+        return call()
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line) + "\n")
 
 
-def _origin(plan: Plan, rank: int) -> dict[str, Any]:
-    """Whose record it is.  Ranks that torchrun started together share `run`."""
-    return {
-        "plan": plan.name,
-        "mesh": dict(plan.mesh),
-        "world": c10d.place()[1],
-        "rank": rank,
-        "run": os.environ.get("TORCHELASTIC_RUN_ID", ""),
-        "torch": torch.__version__,
-        "backend": dist.get_backend() if dist.is_initialized() else "",
-    }
+class CallLog(_Observer):
+    """While entered, prints a line for each collective on standard error, when its call has returned.
+
+    `calls` has those of a step of this rank, or of an evaluation, in the plan's order; a call that is none of them is
+    told by its op and its group.  The time is the host's in the call: of a GPU it is that of its launch.
+    """
+
+    def __init__(self, first: int, calls: Callable[[bool], Iterator[Named]]) -> None:
+        super().__init__(first)
+        self._calls, self._planned = calls, iter(())
+
+    def _begin(self) -> None:
+        self._planned = self._calls(self._phase == "evaluate")
+
+    def _observe(self, line: dict[str, Any], call: Callable[[], Any]) -> Any:
+        began = perf_counter()
+        result = call()
+        seconds = perf_counter() - began
+        planned = next(self._planned, None) if self._phase != "loop" else None
+        known = planned is not None and planned.op in (line["op"], {"send": "rotate"}.get(line["op"]))
+        what = str(planned) if known else f"{line['op']} among ranks {line['group']}, which the plan does not have here"
+        size = prod(line["shape"]) * getattr(torch, line["dtype"]).itemsize if line["dtype"] else 0
+        when = f"step {self._step}" if self._phase == "train" else self._phase
+        print(f"rank {self._rank}, {when}: {what}, {size:,} bytes, {seconds * 1e3:.3f} ms", file=sys.stderr, flush=True)
+        return result
 
 
 def _arguments(op: Any, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:

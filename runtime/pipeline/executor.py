@@ -8,12 +8,15 @@ A row's references are bound once, on the first step; then an action is one call
 (`ops.dropout`), so that there is no random state to save.
 
 Non-goals: whether rows and groups are right, and cannot deadlock (the compiler has checked them); the weights and
-gradients of a stage (`stage_buckets`).
+gradients of a stage (`stage_step`).
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
@@ -25,12 +28,46 @@ from ..comm.p2p import Exchange, Message, Slot, StageInput, received, sent, watc
 from ..data.loader import Batch
 from ..state.buckets import Holders
 from ..state.flat_param_group import NOTHING, FlatParams
-from .message_groups import Action, grouped, read
-from .stage_buckets import Chunks
-from .stage_step import Cell, LastCell, Pass
+from .stage_step import Cell, Chunks, LastCell, Pass
 
+_ACTION = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
 _BEGIN, _END = "begin", "end"  # of a stage
 _Call = Callable[[Pass], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """An action of a row, or where a stage begins or ends."""
+
+    stage: int
+    work: str
+    microbatch: int
+
+    @property
+    def is_message(self) -> bool:
+        return "_" in self.work
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether evaluation does it too."""
+        return self.work in ("F", "SEND_F", "RECV_F")
+
+
+def read(row: str) -> list[Action]:
+    """The actions of a row."""
+    return [*map(_action, row.split(","))]
+
+
+def _action(word: str) -> Action:
+    match = _ACTION.fullmatch(word)
+    assert match, f"pipeline: `{word}` is no action"
+    return Action(int(match[1]), match[2], int(match[3]))
+
+
+def grouped(actions: Sequence[Action], groups: str) -> Iterator[list[Action]]:
+    """A row's actions in their order, those together that begin as one; `groups` is the rank's line."""
+    of = {_action(word): group for group in groups.split(",") for word in group.split()}
+    return (list(each) for _, each in groupby(actions, lambda action: of.get(action, action)))
 
 
 class Pipeline:

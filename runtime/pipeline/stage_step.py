@@ -1,6 +1,13 @@
-"""Forward and backward of one stage for one microbatch, and the tensors saved in between.
+"""Forward and backward of one stage for one microbatch, the tensors saved in between, and the stage's buckets.
 
-Non-goals: in which order (`executor`), values of other ranks (`comm.p2p`).
+Weights are gathered before a stage's first forward, gradients are reduced after its last backward, while the rank's
+other stages work.  A rank has a `FlatParam` of a bucket for each of its stages, the stage's chunk; parameters that
+several of its stages share are one chunk of all these.  Chunks are gathered in the order in which stages begin
+(`unshard_ahead`), which on every rank is that of their numbers.  A stage ends before the next action that computes,
+after its sends have begun.
+
+Non-goals: in which order stages work (`executor`), values of other ranks (`comm.p2p`), parameters that several ranks
+share, which the step sums explicitly.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +21,42 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from ..comm.mesh import Watch
 from ..comm.p2p import Slot, StageInput, Values
 from ..ops.delayed_wgrad import Part, set_apart
-from .stage_buckets import Chunks
+from ..state.flat_param import FlatParam
+from ..state.flat_param_group import FlatParams, in_order
 
 _backward: Callable[..., None] = cast(Any, torch.autograd).backward
+
+
+class Chunks:
+    """The chunks of one pass, which reduces gradients if it `trains`: stages `begin` and `end`, each once."""
+
+    def __init__(self, flat_params: FlatParams, trains: bool = False) -> None:
+        self._flats = [own for each in flat_params.values() for own in in_order(each) if own.place]
+        self._reduced = (
+            [own for own in self._flats if own.bucket.shard_axes or own.bucket.reduce_axes] if trains else []
+        )
+        watch = self._flats[0].mesh.watch if self._flats else None
+        self._line = watch.here() if watch is not None else None
+        self._ended: set[int] = set()
+
+    def begin(self, stage: int) -> None:
+        """Waits for the weights of a stage."""
+        for own in self._flats:
+            if stage in own.place:
+                own.wait_for_unshard()
+
+    def end(self, stage: int) -> None:
+        """Begins to reduce the gradients, and frees the weights, of chunks whose last stage this was."""
+        self._ended.add(stage)
+        for own in self._reduced:
+            if self._is_last(stage, own):
+                own.begin_reduction(self._line)
+        for own in self._flats:
+            if self._is_last(stage, own):
+                own.reshard()
+
+    def _is_last(self, stage: int, own: FlatParam) -> bool:
+        return stage in own.place and self._ended.issuperset(own.place)
 
 
 @dataclass(eq=False, slots=True)

@@ -2,7 +2,7 @@
 
 The buffers of all layers of a repeat lie in one tensor per kind, layer after layer: a step zeroes, scales and updates
 all layers at once, while each one's weights are gathered, and its gradients reduced, by themselves
-(`flat_param_group`).  A chunk of a pipeline has memory of its own, and moves likewise (`pipeline.stage_buckets`).
+(`flat_param_group`).  A chunk of a pipeline has memory of its own, and moves likewise (`pipeline.stage_step`).
 
 Non-goals: which parameters a bucket has (`buckets`), no communication.
 """

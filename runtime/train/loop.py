@@ -14,13 +14,13 @@ from ..checkpoint.background import Saver
 from ..comm.mesh import Mesh
 from ..config.environment import Profiled, profiling, recording, sanitizing, tracing, unknown
 from ..config.plan import Metrics, Plan
+from ..config.versions import served
 from ..data.loader import Batch, Loader
 from ..data.mixture import Mixture
 from ..data.prefetch import ahead
 from ..errors import RunError
 from ..state.engine import TrainState
 from . import allocator
-from .backends import served
 from .elastic import fitted, releasing
 from .launch import check, check_options, connect, end_with_launcher, is_first, settle, settle_streams, warn
 from .log import Log
@@ -190,7 +190,7 @@ class _Run:
 
     def _call_log(self) -> AbstractContextManager[Any]:
         """Tells each collective while entered."""
-        from ..debug.call_log import CallLog  # most runs do without
+        from ..debug.record import CallLog  # most runs do without
         from .watchdog.position import order
 
         return self._observed(CallLog(self.start.first, lambda evaluates: order(self.mesh, evaluates)()))

@@ -1,14 +1,18 @@
-"""The folder of a run: its lock, which rank 0 holds, and the check that all nodes have the same one.
+"""The folder of a run: its lock, which rank 0 holds, the claim of a start, and that all nodes have the same folder.
 
 The lock is an flock: the kernel releases it however the process ends, so that none is left to be judged stale by
 clocks, as one with a heartbeat is.  Linux has it on NFS (among all clients, since 2.6.12), on GPFS, and on Lustre that
 is mounted with `flock`; where a file system lacks it, that is said.
+
+The last start has the claim, and an earlier one that still trains ends: torchrun may start ranks anew while others,
+which it has lost sight of, train on; and so may a person.
 """
 
 import errno
 import fcntl
 import json
 import os
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from socket import gethostname
@@ -19,14 +23,17 @@ from ..checkpoint.agreement import together
 from ..comm.store import job_store
 from ..config.plan import Plan
 from ..errors import RunError
-from .claim import CLAIM, Claim
 from .launch import check_folder, environment, is_first
 from .options import loses_nodes
 
 LOCK = "lock"
 """The file that says who holds the lock, or held it last."""
 
+CLAIM = "claim"
+"""The file that names the last start."""
+
 _PATIENCE = 10.0  # seconds for an earlier start of this job to end, and for a file to be seen on all nodes
+_EVERY = 1.0  # seconds between two looks at the claim
 _UNABLE = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL)
 
 
@@ -76,6 +83,29 @@ class Lock:
             return json.loads(self._file.read())
         except ValueError:  # it is being written
             return {}
+
+
+class Claim:
+    """One start's claim, which its first rank keeps."""
+
+    def __init__(self, folder: Path) -> None:
+        """Takes it from any earlier start.  OSError."""
+        self._file, self.word, self._seen = folder / CLAIM, os.urandom(8).hex(), monotonic()
+        draft = self._file.with_suffix(f".{self.word}")
+        draft.write_text(self.word)
+        draft.replace(self._file)
+
+    def check(self, now: bool = False) -> None:
+        """RunError where a later start has it.  Looks once a second, some 20 µs, or `now`.
+
+        A file that cannot be read says nothing: where the folder is gone, so say the saves.
+        """
+        if not now and monotonic() - self._seen < _EVERY:
+            return
+        self._seen = monotonic()
+        with suppress(OSError):
+            if (word := self._file.read_text()) != self.word:
+                raise RunError(f"another start of this run has taken over {self._file.parent} ({word}): this one ends")
 
 
 def take(folder: Path, plan: Plan) -> tuple[Lock | None, Claim | None]:

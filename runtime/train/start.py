@@ -16,12 +16,11 @@ from ..data.corpus import opened, repeated, too_few
 from ..data.mixture import Mixture
 from ..errors import RunError
 from .alike import alike
-from .claim import Claim
 from .identity import content, differences, identity, optimizer, other_rate, rate
 from .launch import is_first
 from .log_file import NAME, REPEATED, mend
 from .options import Options
-from .run_folder import Lock, take
+from .run_folder import Claim, Lock, take
 
 _LEFT = (NAME, REPEATED, "checkpoints", "recorded")
 """Files that a run leaves in its folder."""

@@ -32,8 +32,7 @@ from ...config.plan import Plan
 from ..launch import flight_record
 from ..options import Options
 from ..shutdown import keeps_store, tell_launcher
-from .limits import Kind, Limits, Pace
-from .patience import Patience
+from .limits import Kind, Limits, Pace, Patience
 from .position import counts, position, raised
 from .verdict import Position, Verdict, awaited, judge, named, read
 

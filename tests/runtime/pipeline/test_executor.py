@@ -24,8 +24,7 @@ from scalec.runtime.comm import p2p
 from scalec.runtime.comm.p2p import Exchange, Slot, received, sent
 from scalec.runtime.debug.record import Recorder
 from scalec.runtime.debug.sanitize import Sanitizer
-from scalec.runtime.pipeline.stage_buckets import Chunks
-from scalec.runtime.pipeline.stage_step import LastCell, Pass
+from scalec.runtime.pipeline.stage_step import Chunks, LastCell, Pass
 
 pytestmark = pytest.mark.usefixtures("calls_uncompared")
 

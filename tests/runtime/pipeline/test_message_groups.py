@@ -4,7 +4,7 @@ import pytest
 
 from helpers.staged_model import schedules
 from scalec.compiler.schedules.csv_file import csv, groups_csv
-from scalec.runtime.pipeline.message_groups import grouped, read
+from scalec.runtime.pipeline.executor import grouped, read
 
 
 def _words(row: str, groups: str) -> list[str]:

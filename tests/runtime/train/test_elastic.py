@@ -9,10 +9,10 @@ import pytest
 
 from helpers.bigram import PLAN
 from scalec.runtime import Plan, RunError, SmallerMesh
-from scalec.runtime.train.claim import Claim
 from scalec.runtime.train.elastic import fitted
 from scalec.runtime.train.launch import check
 from scalec.runtime.train.options import going_on, parse, torchrun
+from scalec.runtime.train.run_folder import Claim
 
 SMALLER = SmallerMesh({"dp": 4, "tp": 2}, microbatches=4, nodes=4), SmallerMesh({"dp": 2, "tp": 2}, 8, nodes=2)
 ELASTIC = replace(PLAN, mesh={"dp": 8, "tp": 2}, microbatches=2, global_batch=64, nodes=8, smaller=SMALLER)

@@ -4,13 +4,13 @@ import threading
 
 import pytest
 
-from scalec.runtime.train.watchdog import patience
-from scalec.runtime.train.watchdog.patience import Patience
+from scalec.runtime.train.watchdog import limits
+from scalec.runtime.train.watchdog.limits import Patience
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(patience, "DEAF", 0.05)
+    monkeypatch.setattr(limits, "DEAF", 0.05)
     return []
 
 

@@ -19,8 +19,7 @@ from helpers.bigram import PLAN
 from helpers.forked_ranks import HANGS, run_ranks
 from scalec.runtime import RunError
 from scalec.runtime.train import run_folder
-from scalec.runtime.train.claim import CLAIM
-from scalec.runtime.train.run_folder import LOCK, Lock, take
+from scalec.runtime.train.run_folder import CLAIM, LOCK, Lock, take
 
 
 def _hold(folder: Path, taken: Any, job: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scalec.runtime.train.backends import served
+from scalec.runtime.config.versions import served
 
 
 def test_a_cpu_has_nothing_to_say() -> None:
