@@ -2,6 +2,8 @@
 
 import ast
 import re
+import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +66,21 @@ def test_every_module_of_the_product_has_a_row() -> None:
     product = [path for path in modules if path.parts[0] in ("compiler", "entry", "runtime")]
     known = {path: {str(path), path.name, *(f"{folder}/" for folder in path.parents)} for path in product}
     assert [str(path) for path, names in known.items() if not names & rows] == []
+
+
+def test_no_two_rows_begin_with_the_same_module() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    first = Counter(re.findall(r"^\| `((?:compiler|runtime)/[\w./]+\.py)`", text, re.MULTILINE))
+    assert [name for name, times in first.items() if times > 1] == []
+
+
+def test_the_floors_are_those_of_the_contracts() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    floors = {each["containers"][0]: " > ".join(each["layers"]) for each in contracts if each["type"] == "layers"}
+    assert dict(re.findall(r"^(compiler|runtime): +(\w+(?: [>|] \w+)+)$", text, re.MULTILINE)) == {
+        name.removeprefix("scalec."): layers for name, layers in floors.items()
+    }
 
 
 def test_the_readme_shows_the_plan_and_the_program_as_they_are() -> None:

@@ -68,7 +68,7 @@ def stage_lines(program: Program) -> list[str]:
         return []
     each = ([_range(stage.layers[i]) for stage in stages(program, pipeline)] for i, _ in enumerate(pipeline.dims))
     layers = [filled(f"{literal(dim)}: ", ranges, 4) for dim, ranges in zip(pipeline.dims, each, strict=True)]
-    first, entries = "LAYERS_OF_STAGE = {  # of each repeat, those of each stage", (f"    {entry}," for entry in layers)
+    first, entries = "LAYERS_OF_STAGE = {  # by repeat", (f"    {entry}," for entry in layers)
     return [first, *entries, f"}}{_as_it_is(layers)}"]
 
 

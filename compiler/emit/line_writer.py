@@ -220,7 +220,8 @@ class Lines:
         source, target = ends(op)
         if source.kind is Kind.MAXIMUM:
             return f"{source}→{target}  no gradient"
-        back = coercion(*conjugate(source, target)).collective or "none"
+        conjugated = coercion(*conjugate(source, target))
+        back = conjugated.collective or conjugated.local or "none"
         regathered = "all_gather, " if op.outputs[0].name in self._frame.recomputed_values else ""
         return f"{source}→{target}  bwd: {regathered}{back}"
 

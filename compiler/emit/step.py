@@ -180,7 +180,7 @@ class _Step:
         self.text[op.outputs[0].name] = f"count_valid(batch.{base(op.inputs[0])})"
 
     def _reciprocal(self, op: Op) -> None:
-        self._both(f"num_tokens = {self.text[op.inputs[0]]}", "labels of the step that count")
+        self._both(f"num_tokens = {self.text[op.inputs[0]]}", "tokens with a label, over all ranks")
         self._both(f"inv_num_tokens = num_tokens.clamp(min=1).to({DTYPES[str(op.get('dtype'))]}).reciprocal()")
         if not self._program.pipeline:
             self._both("loss = torch.zeros_like(inv_num_tokens)")
@@ -257,8 +257,8 @@ class _Step:
             return
         self._both(f"loss = {self.text[op.inputs[0]]} * inv_num_tokens", "mean over the step's labels")
         self.text[op.outputs[0].name] = "loss"
-        began = "stages" if self._chunked else "backward" if self._given else ""
-        self.train.lines.append(f"gradients = state.gradients(){f'  # complete: what {began} began' if began else ''}")
+        whose = "the stages' reductions" if self._chunked else "the reductions of backward" if self._given else ""
+        self.train.lines.append(f"gradients = state.gradients(){f'  # waits for {whose}' if whose else ''}")
 
     def _pack(self, op: Op) -> None:
         """The flat parameters of buckets that ranks share out, or the flat gradients."""

@@ -96,9 +96,12 @@ def unshard_ahead(program: Program, run: Sequence[Bucket], axis: str, patterns: 
     flat_params = (f"flat_params[{literal(name)}]" for name in dict.fromkeys(names))
     line = call("unshard_ahead", [axis, *flat_params], 4, after=0)
     if program.pipeline:
-        return line, f"S→R  {_largest(program, *run)} × {working(program, *run)}, awaited by each stage"
+        return (
+            line,
+            f"S→R  {_largest(program, *run)} × {working(program, *run)} a stage, awaited before its first forward",
+        )
     layers = " × ".join(f"{program.size(dim)}" for dim in run[0].layers)
-    return line, f"S→R  {layers} × {gathered(program, *run)}, awaited by each layer"
+    return line, f"S→R  {layers} × {gathered(program, *run)}, awaited before each layer"
 
 
 def stage_reductions(program: Program) -> Iterator[str]:
@@ -107,7 +110,7 @@ def stage_reductions(program: Program) -> Iterator[str]:
         over = [("P→S", bucket.shard_axes), ("P→I", bucket.reduce_axes)]
         if changes := ", ".join(f"{change} over {axes_word(axes, program)}" for change, axes in over if axes):
             sizes = f"{_largest(program, bucket)} × {program.reduce_dtype(bucket)}"
-            yield f"# {bucket.name}: {changes}  {sizes}, after each stage"
+            yield f"# {bucket.name}: {changes}  {sizes} a stage, after its last backward"
 
 
 def _largest(program: Program, *of: Bucket) -> str:

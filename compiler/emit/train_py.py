@@ -39,7 +39,13 @@ from .user_ops import modules
 if TYPE_CHECKING:
     from ..analysis.time.report import Report
 
-PARALLEL = {"dp": "data parallel", "tp": "tensor parallel", "pp": "pipeline parallel"}
+PARALLEL = {
+    "dp": "data parallel",
+    "tp": "tensor parallel",
+    "pp": "pipeline parallel",
+    "cp": "context parallel",
+    "ep": "expert parallel",
+}
 """The field's names for axes so called."""
 
 SIGNS = (

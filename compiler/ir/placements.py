@@ -26,12 +26,14 @@ class Coercion:
     """The effect of a change of placement on the local tensors of a group of ranks.
 
     `collective` is what it communicates ("" for nothing); `function` is the runtime's name for the pair of it and its
-    conjugate; `stage` orders several coercions of one value, since slicing early and gathering late moves least.
+    conjugate; `stage` orders several coercions of one value, since slicing early and gathering late moves least;
+    `local` is what it does to the local tensor without communicating ("" for nothing).
     """
 
     collective: str
     function: str
     stage: int
+    local: str = ""
 
 
 COERCIONS = {
@@ -41,12 +43,12 @@ COERCIONS = {
     (P, S): Coercion("reduce_scatter", "reduce_scatter", 0),  # tensor into sequence parallelism
     (S, S): Coercion("all_to_all", "all_to_all", 1),  # Ulysses, expert dispatch
     (S, I): Coercion("all_gather", "all_gather_invariant", 2),  # out of a sharded region
-    (I, S): Coercion("", "shard", 0),  # into a sharded region
-    (R, S): Coercion("", "take_shard", 0),  # masks and positions
-    (S, P): Coercion("", "pad_shard", 1),  # the conjugate of a slice
-    (I, P): Coercion("", "once", 1),  # a bias added once
+    (I, S): Coercion("", "shard", 0, "slice"),  # into a sharded region
+    (R, S): Coercion("", "take_shard", 0, "slice"),  # masks and positions
+    (S, P): Coercion("", "pad_shard", 1, "pad"),  # the conjugate of a slice
+    (I, P): Coercion("", "once", 1, "zero but on rank 0"),  # a bias added once
     (R, I): Coercion("", "invariant", 1),  # the conjugate of adding once
-    (R, P): Coercion("", "once_replicated", 1),  # its own conjugate
+    (R, P): Coercion("", "once_replicated", 1, "zero but on rank 0"),  # its own conjugate
     (M, R): Coercion("all_reduce", "all_reduce", 1),  # the maximum of logits
     (M, I): Coercion("all_reduce", "all_reduce", 1),  # the maximum of logits
 }

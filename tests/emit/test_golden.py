@@ -112,6 +112,8 @@ NOT_BY_HAND = r"""
     | \bv,\ seq=\d | \bweight_\ = # dims by number, names that only avoid others
     | \b[03]\ in\ stages | stage\ ==\ 0                         # stages by number
     | ^"{3}[a-z] | \bOne\ of\b | of\ which | Nothing\ enters       # English
+    | \#\ (complete|of\ each|labels\ of\ the) | awaited\ by | after\ each\ stage
+    | parallel\ \d+\ ×\ [ce]p\ | take_shard\(.*bwd:\ none      # comments that miss what happens
     | _shares\b | \bin\ a\ flat\ bucket\b                        # dims of the compiler's own
 """
 """A regular expression for each line of the review of emitted programs (issue 15): what no person writes."""
@@ -149,6 +151,13 @@ def test_a_line_that_no_person_writes_is_found() -> None:
         *("attention(q, k, v, seq=0)", "attention(q, k, v, seq=1, causal=False)"),
         *("rms_norm = RMSNorm({64: Tile(rows=16, warps=4)})", "class BlockModule(nn.Module):"),
         *("rope_frequencies(128, 16)", "if 0 in stages:", '"""llama on 4 ranks', "One of 2 layers", "vocab_shares 2"),
+        *(
+            "x = 1  # complete: what backward began",
+            "x = 1  # labels of the step that count",
+            "{  # of each repeat, those",
+        ),
+        *("# S→R  up to 64 × f32, awaited by each stage", "# P→S  64 × f32, after each stage"),
+        *("pipeline parallel 2 × cp 2 ×", "take_shard(x, self.tp, dim=0)  # [s/tp, h]  R→S(seq)  bwd: none"),
     ]
     assert [line for line in lines if not re.search(NOT_BY_HAND, line, re.VERBOSE | re.MULTILINE)] == []
 

@@ -134,7 +134,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # tokens with a label, over all ranks
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     loss = torch.zeros_like(inv_num_tokens)
     weights = state.weights()
@@ -157,7 +157,7 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # tokens with a label, over all ranks
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     loss = torch.zeros_like(inv_num_tokens)
     weights = state.weights()

@@ -124,7 +124,7 @@ def build(mesh: Mesh) -> tuple[nn.Module, TrainState]:
 
 def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
-    num_tokens = count_valid(batch.labels)  # labels of the step that count
+    num_tokens = count_valid(batch.labels)  # tokens with a label, over all ranks
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():
@@ -142,7 +142,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
 @torch.no_grad()
 def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
-    num_tokens = count_valid(batch.labels)  # labels of the step that count
+    num_tokens = count_valid(batch.labels)  # tokens with a label, over all ranks
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     loss = torch.zeros_like(inv_num_tokens)
     for tokens, labels in batch.microbatches():

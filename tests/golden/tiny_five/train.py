@@ -1,4 +1,4 @@
-"""TinyMoe on 16 ranks: pipeline parallel 2 × data parallel 2 × cp 2 × tensor parallel 2.
+"""TinyMoe on 16 ranks: pipeline parallel 2 × data parallel 2 × context parallel 2 × tensor parallel 2.
 
 Written by scalec 0.1.0 from tiny_five.scale: change the plan, not this file.
 
@@ -78,7 +78,7 @@ from scalec.runtime import (
 VOCAB, HIDDEN, HEADS, HEAD_DIM, KV_HEADS, EXPERTS, EXPERT_FFN, FFN, SEQ = 256, 64, 4, 16, 2, 8, 48, 96, 128
 FIRST, LAST = 0, 3  # stages
 
-LAYERS_OF_STAGE = {  # of each repeat, those of each stage
+LAYERS_OF_STAGE = {  # by repeat
     "layers": (range(0, 1), range(1, 2), range(2, 3), range(3, 4)),
 }
 
@@ -269,14 +269,14 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     dp_cp = mesh.axis("dp", "cp")
     pp_dp_cp = mesh.axis("pp", "dp", "cp")
     pp_dp_cp_tp = mesh.axis("pp", "dp", "cp", "tp")
-    num_tokens = all_reduce_(count_valid(batch.labels), dp_cp)  # labels of the step that count
+    num_tokens = all_reduce_(count_valid(batch.labels), dp_cp)  # tokens with a label, over all ranks
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     load = no_load(num_tokens, 4, EXPERTS)
     flat_params = state.flat_params()
-    # S→R  up to (768 + 23,808) × f32, awaited by each stage
+    # S→R  up to (768 + 23,808) × f32 a stage, awaited before its first forward
     unshard_ahead(dp_cp, flat_params["params"], flat_params["matrices"])
-    # matrices: P→S over dp_cp  up to 23,808 × f32, after each stage
-    # params: P→S over dp_cp, P→I over tp  up to 768 × f32, after each stage
+    # matrices: P→S over dp_cp  up to 23,808 × f32 a stage, after its last backward
+    # params: P→S over dp_cp, P→I over tp  up to 768 × f32 a stage, after its last backward
     # forward, backward  tiny_five.scale:6
     loss, router_loss, load = PIPELINE.run(
         model,
@@ -288,7 +288,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
         loads=(load,),
     )
     loss = all_reduce_(loss, pp_dp_cp) * inv_num_tokens  # mean over the step's labels
-    gradients = state.gradients()  # complete: what stages began
+    gradients = state.gradients()  # waits for the stages' reductions
     router_loss = all_reduce_(router_loss, pp_dp_cp_tp)
     load = all_reduce_(load, pp_dp_cp_tp)  # tokens that chose each expert
     grad_norm = (
@@ -306,10 +306,10 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     mesh = state.mesh
     dp_cp = mesh.axis("dp", "cp")
     pp_dp_cp = mesh.axis("pp", "dp", "cp")
-    num_tokens = all_reduce_(count_valid(batch.labels), dp_cp)  # labels of the step that count
+    num_tokens = all_reduce_(count_valid(batch.labels), dp_cp)  # tokens with a label, over all ranks
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     flat_params = state.flat_params()
-    # S→R  up to (768 + 23,808) × f32, awaited by each stage
+    # S→R  up to (768 + 23,808) × f32 a stage, awaited before its first forward
     unshard_ahead(dp_cp, flat_params["params"], flat_params["matrices"])
     loss = PIPELINE.evaluate(model, batch, mesh, flat_params)  # forward  tiny_five.scale:6
     loss = all_reduce_(loss, pp_dp_cp) * inv_num_tokens  # mean over the step's labels

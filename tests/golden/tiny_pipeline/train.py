@@ -63,7 +63,7 @@ from scalec.runtime import (
 VOCAB, HIDDEN, HEADS, HEAD_DIM, KV_HEADS, FFN, SEQ = 256, 64, 4, 16, 2, 192, 128
 FIRST, LAST = 0, 3  # stages
 
-LAYERS_OF_STAGE = {  # of each repeat, those of each stage
+LAYERS_OF_STAGE = {  # by repeat
     "layers": (range(0, 1), range(1, 2), range(2, 3), range(3, 4)),
 }
 
@@ -199,16 +199,16 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     dp = mesh.axis("dp")
     pp_dp = mesh.axis("pp", "dp")
     pp_dp_tp = mesh.axis("pp", "dp", "tp")
-    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # tokens with a label, over all ranks
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     flat_params = state.flat_params()
-    # S→R  up to (192 + 33,024) × f32, awaited by each stage
+    # S→R  up to (192 + 33,024) × f32 a stage, awaited before its first forward
     unshard_ahead(dp, flat_params["vectors"], flat_params["matrices"])
-    # matrices: P→S over dp  up to 33,024 × f32, after each stage
-    # vectors: P→S over dp, P→I over tp  up to 192 × f32, after each stage
+    # matrices: P→S over dp  up to 33,024 × f32 a stage, after its last backward
+    # vectors: P→S over dp, P→I over tp  up to 192 × f32 a stage, after its last backward
     loss = PIPELINE.run(model, batch, inv_num_tokens, mesh, flat_params)  # forward, backward  tiny_pipeline.scale:5
     loss = all_reduce_(loss, pp_dp) * inv_num_tokens  # mean over the step's labels
-    gradients = state.gradients()  # complete: what stages began
+    gradients = state.gradients()  # waits for the stages' reductions
     grad_norm = (
         all_reduce_(sum_squares(*gradients["matrices"]), pp_dp_tp)
         + all_reduce_(sum_squares(*gradients["vectors"]), pp_dp)
@@ -224,10 +224,10 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     mesh = state.mesh
     dp = mesh.axis("dp")
     pp_dp = mesh.axis("pp", "dp")
-    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # tokens with a label, over all ranks
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     flat_params = state.flat_params()
-    # S→R  up to (192 + 33,024) × f32, awaited by each stage
+    # S→R  up to (192 + 33,024) × f32 a stage, awaited before its first forward
     unshard_ahead(dp, flat_params["vectors"], flat_params["matrices"])
     loss = PIPELINE.evaluate(model, batch, mesh, flat_params)  # forward  tiny_pipeline.scale:5
     loss = all_reduce_(loss, pp_dp) * inv_num_tokens  # mean over the step's labels

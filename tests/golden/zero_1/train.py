@@ -136,19 +136,19 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     """Counts the labels, runs forward and backward of each microbatch, reduces gradients, clips, updates."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # tokens with a label, over all ranks
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     loss = torch.zeros_like(inv_num_tokens)
     weights = state.weights()
     all_gather_(weights["params"], dp)  # S→R  32,896 × bf16
     flat_params = state.flat_params(len(batch))
-    unshard_ahead(dp, flat_params["layers"])  # S→R  2 × 49,536 × bf16, awaited by each layer
+    unshard_ahead(dp, flat_params["layers"])  # S→R  2 × 49,536 × bf16, awaited before each layer
     for tokens, labels in batch.microbatches():
         loss_sum = model(tokens, labels, flat_params)
         (loss_sum * inv_num_tokens).backward()
         loss += loss_sum.detach()
     loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
-    gradients = state.gradients()  # complete: what backward began
+    gradients = state.gradients()  # waits for the reductions of backward
     gradients["params"] = reduce_scatter_(gradients["params"], dp)  # P→S  16,448 × f32
     grad_norm = all_reduce_(sum_squares(gradients["layers.params"], gradients["params"]), dp).sqrt()
     finite = loss.isfinite() & grad_norm.isfinite()  # or else the step changes nothing
@@ -161,13 +161,13 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # tokens with a label, over all ranks
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     loss = torch.zeros_like(inv_num_tokens)
     weights = state.weights()
     all_gather_(weights["params"], dp)  # S→R  32,896 × bf16
     flat_params = state.flat_params()
-    unshard_ahead(dp, flat_params["layers"])  # S→R  2 × 49,536 × bf16, awaited by each layer
+    unshard_ahead(dp, flat_params["layers"])  # S→R  2 × 49,536 × bf16, awaited before each layer
     for tokens, labels in batch.microbatches():
         loss += model(tokens, labels, flat_params)
     loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels

@@ -171,7 +171,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
     dp = mesh.axis("dp")
     tp = mesh.axis("tp")
     dp_tp = mesh.axis("dp", "tp")
-    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # tokens with a label, over all ranks
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     loss = torch.zeros_like(inv_num_tokens)
     weights = state.weights()
@@ -183,7 +183,7 @@ def train_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> 
         (loss_sum * inv_num_tokens).backward()
         loss += loss_sum.detach()
     loss = all_reduce_(loss, dp) * inv_num_tokens  # mean over the step's labels
-    gradients = state.gradients()  # complete: what backward began
+    gradients = state.gradients()  # waits for the reductions of backward
     gradients["matrices"] = reduce_scatter_(gradients["matrices"], dp)  # P→S  8,192 × f32
     gradients["vectors"] = reduce_scatter_(gradients["vectors"], dp)  # P→S  32 × f32
     all_reduce_(gradients["vectors"], tp)  # P→I  32 × f32
@@ -201,7 +201,7 @@ def eval_step(model: nn.Module, state: TrainState, batch: Batch) -> Metrics:
     """The loss alone: the forward of `train_step`."""
     mesh = state.mesh
     dp = mesh.axis("dp")
-    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # labels of the step that count
+    num_tokens = all_reduce_(count_valid(batch.labels), dp)  # tokens with a label, over all ranks
     inv_num_tokens = num_tokens.clamp(min=1).to(torch.float32).reciprocal()
     loss = torch.zeros_like(inv_num_tokens)
     weights = state.weights()
