@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from ..ir import BATCH, DATA_DIMS, FLOATS, Type
 from ..ops import OpDef
 from ..ops.experts import BIASED, GROUPED
-from ..ops.loss import wide
+from ..ops.pointwise import wide
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, PlanError, did_you_mean, listing, wrong
 from .arithmetic import Scalar, apply, evaluate, exact

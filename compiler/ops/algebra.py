@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ..ir import FLOATS, Op, Type
 from .pointwise import same
 from .protocol import ALL, FUNCTIONAL, Attribute, Builder, OpDef, Shape, TypingError, takes
-from .saved_tensors import Local, Saved, factors
+from .saved_tensors import Saved, factors
 from .work import product
 
 
@@ -46,15 +46,12 @@ def _add_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
 
 
 def _mul_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    (grad,), full = grads, op.outputs[0].type.dims
-    found: list[str | None] = []
-    for name, other in zip(op.inputs, reversed(op.inputs), strict=True):
-        if b.wanted(name):
-            (product,) = b.emit("mul", [grad, b.saved(other)], [name])
-            found.append(narrowed(product, name, full, b))
-        else:
-            found.append(None)
-    return found
+    (grad,), (x, y), full = grads, op.inputs, op.outputs[0].type.dims
+
+    def part(of: str, other: str) -> str | None:
+        return narrowed(b.emit("mul", [grad, b.saved(other)], [of])[0], of, full, b) if b.wanted(of) else None
+
+    return [part(x, y), part(y, x)]
 
 
 def _div_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
@@ -69,14 +66,6 @@ def _div_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     return [dx, narrowed(negative, z, full, b)]
 
 
-def _scale_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    return [b.emit("scale", grads, op.inputs, by=op.get("by"))[0]]
-
-
-def _shift_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    return [grads[0]]
-
-
 def _contract_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     """y = x·w: the input's gradient is dy·w over w's own dims, the weight's is dy·x over x's own dims."""
     (grad,), (x, w), over = grads, op.inputs, op.names("over")
@@ -84,11 +73,6 @@ def _contract_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | No
     dx = b.emit("contract", [grad, b.saved(w)], [x], over=outer[w])[0] if b.wanted(x) else None
     dw = b.emit("contract", [grad, b.saved(x)], [w], over=outer[x])[0] if b.wanted(w) else None
     return [dx, dw]
-
-
-def _quotient(it: Local) -> Saved:
-    """The divisor, and for its own gradient what is divided."""
-    return Saved(operands=(1, 0) if it.wanted[1] else (1,))
 
 
 ADD = OpDef(
@@ -121,7 +105,7 @@ DIV = OpDef(
     linear=((0,),),
     adjoint=_div_adjoint,
     stem="y",
-    saves=_quotient,
+    saves=lambda it: Saved(operands=(1, 0) if it.wanted[1] else (1,)),
 )
 
 SCALE = OpDef(
@@ -131,7 +115,7 @@ SCALE = OpDef(
     operands=takes("x"),
     attributes=(Attribute("by"),),
     linear=((0,),),
-    adjoint=_scale_adjoint,
+    adjoint=lambda op, grads, b: b.emit("scale", grads, op.inputs, by=op.get("by")),
     stem="y",
 )
 
@@ -141,7 +125,7 @@ SHIFT = OpDef(
     same,
     operands=takes("x"),
     attributes=(Attribute("by"),),
-    adjoint=_shift_adjoint,
+    adjoint=lambda op, grads, b: grads,
     stem="y",
 )
 

@@ -85,19 +85,10 @@ def _attended(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(q.dtype, (*q.dims[:-1], v.dims[-1]))]
 
 
-def _lasts(types: Sequence[Type], op: Op) -> frozenset[str]:
-    return frozenset(type.dims[-1] for type in types[:3])
-
-
 def documents_whole(types: Sequence[Type], op: Op) -> dict[int, frozenset[str]]:
     """Documents are those of the whole sequence."""
     documents, _ = documents_and_draws(op, range(3, len(types)))
     return dict.fromkeys(documents, frozenset((SEQUENCE,)))
-
-
-def _keys_whole(types: Sequence[Type], op: Op) -> dict[int, frozenset[str]]:
-    """Keys, values and documents are those of the whole sequence."""
-    return dict.fromkeys((1, 2), frozenset((SEQUENCE,))) | documents_whole(types, op)
 
 
 def _heads_alike(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> bool:
@@ -339,8 +330,8 @@ ATTENTION = OpDef(
         DETERMINISTIC,
     ),
     roles=attention_roles,
-    unsharded_dims=_lasts,
-    whole_operands=_keys_whole,
+    unsharded_dims=lambda types, op: frozenset(type.dims[-1] for type in types[:3]),
+    whole_operands=lambda types, op: dict.fromkeys((1, 2), frozenset((SEQUENCE,))) | documents_whole(types, op),
     allows=_heads_alike,
     vjp=Vjp(
         result=True,

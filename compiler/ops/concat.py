@@ -12,15 +12,12 @@ from .saved_tensors import viewed
 def _joined(types: Sequence[Type], op: Op) -> list[Shape]:
     dim, dtype = str(op.get("as")), types[0].dtype
     before = max((t.dims[:-1] for t in types), key=len)
-    if any(not t.dims or t.dtype != dtype or t.dims[:-1] != _among(t.dims[:-1], before) for t in types):
+    among = (tuple(dim for dim in before if dim in t.dims[:-1]) for t in types)
+    if any(not t.dims or t.dtype != dtype or t.dims[:-1] != dims for t, dims in zip(types, among, strict=True)):
         raise TypingError("concat takes operands of the same dims, or of some of them, but for their last dims")
     if {dim, *_lasts(types)} & {*DATA_DIMS, *before}:
         raise TypingError("concat joins dims of the model, to one that its operands lack")
     return [(dtype, (*before, dim))]
-
-
-def _among(own: Sequence[str], before: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dim for dim in before if dim in own)
 
 
 def _lasts(types: Sequence[Type]) -> tuple[str, ...]:
@@ -47,10 +44,6 @@ def _parted(types: Sequence[Type], op: Op) -> list[Shape]:
 
 def _sum_of_parts(types: Sequence[Type], op: Op) -> Mapping[str, tuple[str, ...]]:
     return {types[0].dims[-1]: op.names("parts")}
-
-
-def _rescaled(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    return list(b.emit("concat", grads, op.inputs, **{"as": b.type(op.inputs[0]).dims[-1]}))
 
 
 def _all_of(joins: Joins) -> Dims:
@@ -85,7 +78,7 @@ SPLIT = OpDef(
     linear=((0,),),
     unsharded_dims=_all_of(_sum_of_parts),
     joins=_sum_of_parts,
-    adjoint=_rescaled,
+    adjoint=lambda op, grads, b: b.emit("concat", grads, op.inputs, **{"as": b.type(op.inputs[0]).dims[-1]}),
     function="split",
     torch="split",
     call=lambda it: Call(tuple(map(it.program.size, it.op.names("parts")))),

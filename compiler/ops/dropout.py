@@ -38,10 +38,6 @@ def _dropped(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(x.dtype, x.dims)]
 
 
-def _forked(types: Sequence[Type], op: Op) -> list[Shape]:
-    return [(types[0].dtype, (str(op.get("repeat")), *types[0].dims))]
-
-
 def _call(it: Local) -> Call:
     """The dim of samples, and the other dims of which this rank has a part."""
     type, (samples,) = it.types[0], it.types[1].dims
@@ -67,7 +63,7 @@ DROPOUT = OpDef(
 FORK = OpDef(
     "fork",
     "Draws for each iteration of a repeat.",
-    _forked,
+    lambda types, op: [(types[0].dtype, (str(op.get("repeat")), *types[0].dims))],
     operands=takes("draws"),
     attributes=(Attribute("repeat", kinds=(str,)),),
     unsharded_dims=lambda types, op: frozenset((str(op.get("repeat")),)),

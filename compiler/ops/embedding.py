@@ -17,10 +17,6 @@ def _looked_up(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(table.dtype, (*tokens.dims, *table.dims[1:]))]
 
 
-def _roles(types: Sequence[Type], op: Op) -> Roles:
-    return Roles(rows=types[1].dims[0])
-
-
 def _rows(it: Local) -> Saved:
     """The tokens; for a part of the table, as it counts its rows, and which tokens it lacks."""
     table = it.types[1]
@@ -42,11 +38,6 @@ def _call(it: Local) -> Call:
     return Call((Group(axes),) if axes else ())
 
 
-def _work(it: Local) -> Work:
-    """The rows of the tokens, read and written."""
-    return Work(bytes=2 * size(it, it.op.outputs[0].type))
-
-
 def _gradient_work(it: Local) -> Work:
     """The gradients of the tokens' rows, read, and added to a table of zeros."""
     table, tokens = it.types[1], it.elements()
@@ -59,7 +50,7 @@ EMBEDDING = OpDef(
     "Rows of `table`; where its first dim is sharded, rows of other ranks count zero and the result is partial.",
     _looked_up,
     operands=(Operand("tokens", given="tokens"), Operand("table")),
-    roles=_roles,
+    roles=lambda types, op: Roles(rows=types[1].dims[0]),
     vjp=Vjp(delayed=True, work=_gradient_work),
     function="embedding",
     torch="embedding",
@@ -67,6 +58,6 @@ EMBEDDING = OpDef(
     stem="e",
     saves=_rows,
     workspace=_unmasked,
-    work=_work,
+    work=lambda it: Work(bytes=2 * size(it, it.op.outputs[0].type)),
     user_visible=True,
 )

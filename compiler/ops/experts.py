@@ -83,11 +83,6 @@ def _biased(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(x.dtype, x.dims)]
 
 
-def _choices(types: Sequence[Type], op: Op) -> frozenset[str]:
-    """Whether a row is there, which each rank asks for itself, depends on all choices."""
-    return frozenset(dim for order in types[2:] for dim in order.dims[-1:])
-
-
 def moves(op: Op) -> Iterator[tuple[str, str]]:
     """The axes over which rows are exchanged, and the dim that each then shards."""
     for item in op.names("to"):
@@ -105,18 +100,12 @@ def _moved(program: Program, type: Type, op: Op) -> Type:
     return Type(type.dtype, type.dims, program.places(at))
 
 
-def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    return [_moved(program, types[0], op)]
-
-
 def _exchanged(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """Rows lie as `held` says before or after they are exchanged; padded ones lie alike on all ranks."""
     rows, *orders = types
-    if not orders:
-        return [_moved(program, rows, op)]
-    (held,) = orders
     result = _moved(program, rows, op)
-    if _shards(held) != _shards(rows if op.kind == EXCHANGE_BACK.name else result):
+    lie = _shards(rows if op.kind == EXCHANGE_BACK.name else result)
+    if any(_shards(held) != lie for held in orders):
         raise TypingError(f"{op.kind} takes rows that lie as `held` says")
     return [result]
 
@@ -129,10 +118,6 @@ def begins(op: Op) -> bool:
 def is_of_weights(op: Op) -> bool:
     """Whether an op makes the gradient of experts' weights, for which no gradient of rows waits."""
     return op.kind == GROUPED.name and BATCH in op.names("over")
-
-
-def _awaited(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    return [types[0]]
 
 
 def _shards(type: Type) -> list[tuple[str, Placement]]:
@@ -160,11 +145,6 @@ def _sent_back(op: Op, grads: Sequence[str], b: Builder) -> str:
     return b.emit(BACK.get(op.kind, op.kind), [grads[0], *map(b.saved, held)], [rows], to=back, **given)[0]
 
 
-def _begun(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    """The way back begins where forward waits."""
-    return [_sent_back(b.maker(op.inputs[0]), grads, b)]
-
-
 def _product_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     """As of any product, for each expert."""
     (grad,), (x, w, *order), over = grads, op.inputs, op.names("over")
@@ -183,10 +163,6 @@ def _bias_adjoint(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
     (grad,), (x, bias, *order) = grads, op.inputs
     of_bias = narrowed(grad, bias, b.type(x).dims, b) if b.wanted(bias) else None
     return [grad if b.wanted(x) else None, of_bias, *(None for _ in order)]
-
-
-def _held(it: Local) -> Saved:
-    return Saved(operands=(1,))
 
 
 def _summed_bytes(it: Local) -> int:
@@ -303,14 +279,6 @@ def _padded_call(it: Local) -> Call:
     return Call((Group(_axes(it.op)),), {"dim_from": Dims((source,)), "dim_to": Dims((target,))})
 
 
-def _nothing(it: Local) -> Call:
-    return Call()
-
-
-def _exchange_call(it: Local) -> Call:
-    return Call((), {ASYNC.name: True} if begins(it.op) else {})
-
-
 SORT = OpDef(
     "sort_by_expert",
     "The order of rows: one where a token's choice is the expert; over the axes `own`, of the rank's own experts.",
@@ -330,12 +298,12 @@ COUNTS = OpDef(
     "The order of rows after an exchange: each rank tells the others how many it has for each of their experts.",
     operands=takes("order"),
     attributes=(MOVES,),
-    typing=_counted,
+    typing=lambda program, types, op: [_moved(program, types[0], op)],
     communicates=_counts,
     holds=_held_bytes,
     decides=True,
     function="exchange_counts",
-    call=_nothing,
+    call=lambda it: Call(),
     stem="held",
 )
 
@@ -361,8 +329,8 @@ EXCHANGE, EXCHANGE_BACK = (
         adjoint=_undone,
         communicates=_rows,
         function=name,
-        call=_exchange_call,
-        saves=_held,
+        call=lambda it: Call((), {ASYNC.name: True} if begins(it.op) else {}),
+        saves=lambda it: Saved(operands=(1,)),
         workspace=_regrouped_bytes,
         holds=_way_bytes,
     )
@@ -393,11 +361,11 @@ WAIT = OpDef(
     "Rows of an exchange that has begun, when they have come.",
     operands=takes("rows"),
     linear=((0,),),
-    typing=_awaited,
-    adjoint=_begun,
+    typing=lambda program, types, op: [types[0]],
+    adjoint=lambda op, grads, b: [_sent_back(b.maker(op.inputs[0]), grads, b)],
     awaits=True,
     function="wait",
-    call=_nothing,
+    call=lambda it: Call(),
     work=no_work,
 )
 
@@ -421,10 +389,10 @@ BIASED = OpDef(
     _biased,
     operands=(*takes("x", "b"), Operand("order", optional=True)),
     linear=((0, 1),),
-    unsharded_dims=_choices,
+    unsharded_dims=lambda types, op: frozenset(dim for order in types[2:] for dim in order.dims[-1:]),
     adjoint=_bias_adjoint,
     function="grouped_bias",
-    call=_nothing,
+    call=lambda it: Call(),
     stem="y",
     saves=lambda it: Saved(operands=tuple(range(2, len(it.types)))),
 )

@@ -147,10 +147,6 @@ def _rescaled(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [Type(m.dtype, m.dims, _moved(program, m, axes, PARTIAL))] * 2
 
 
-def _rescaled_saves(it: Local) -> Saved:
-    return Saved(others=(("exp(m - peak)", it.bytes(0)),))
-
-
 def _rescaled_call(it: Local) -> Call:
     """How many of the classes each rank has."""
     classes, axes = str(it.op.get("classes")), it.types[0].axes_in(Kind.MAXIMUM)
@@ -168,5 +164,5 @@ REJOINED = OpDef(
     function="rescale_to_global_max",
     call=_rescaled_call,
     module=KERNELS,
-    saves=_rescaled_saves,
+    saves=lambda it: Saved(others=(("exp(m - peak)", it.bytes(0)),)),
 )

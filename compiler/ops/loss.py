@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ..ir import MAXIMUM, Op, Type, Value
 from .call import Call, over_classes
+from .pointwise import total, wide
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
 from .roles import last_is_classes
 from .saved_tensors import Local, Saved
@@ -21,34 +22,21 @@ CAP = Attribute("cap", default=0.0, implied=True)
 """The attribute of losses that bound their logits themselves, as a softcap before them in a plan does."""
 
 
-def wide(dtype: str) -> str:
-    """The element type in which losses are summed: f64 for f64, else f32."""
-    return "f64" if dtype == "f64" else "f32"
-
-
-def _total(types: Sequence[Type], op: Op) -> list[Shape]:
-    return [(wide(types[0].dtype), ())]
-
-
 def _token_total(types: Sequence[Type], op: Op) -> list[Shape]:
     logits, labels = types
     if not logits.dims or logits.dims[:-1] != labels.dims:
         raise TypingError(f"cross_entropy takes logits of dims [{', '.join(labels.dims)}, classes]")
-    return _total(types, op)
+    return total(types, op)
 
 
 def _parts_total(types: Sequence[Type], op: Op) -> list[Shape]:
     if (len(types) == 4) != (Z_LOSS.name in dict(op.attrs)):
         raise TypingError("token_loss takes the peak where it has a z_loss, and only there")
-    return _total(types, op)
+    return total(types, op)
 
 
 def _per_token(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(wide(types[0].dtype), types[0].dims[:-1])]
-
-
-def _two_per_token(types: Sequence[Type], op: Op) -> list[Shape]:
-    return _per_token(types, op) * 2
 
 
 def _classes(types: Sequence[Type], op: Op) -> frozenset[str]:
@@ -93,15 +81,12 @@ def _token_saves(it: Local) -> Saved:
 def _entropy_saves(it: Local) -> Saved:
     """torch's own: all log-probabilities, and a sum of weights; or the parts, where there are smoothing or a z-loss."""
     tokens = it.elements(1)
-    if it.kernels:
-        each = [("peak", it.wide), ("z", it.wide), ("no label", 1)]
-        each += [("log z + peak", it.wide)] if "z" in dict(it.op.attrs) else []
-        return Saved(operands=(0,), others=tuple((what, size * tokens) for what, size in each))
-    if not it.op.attrs:
+    if not (it.kernels or it.op.attrs):
         classes = it.program.valid(it.types[0].dims[-1])
         log = ("log softmax", tokens * classes * it.wide)
         return Saved(others=(log, ("label", 8 * tokens), ("weight", it.wide)))
-    each = [("peak", it.wide), ("label", 8), ("label elsewhere", 1), ("z", it.wide), ("no label", 1)]
+    labels = [] if it.kernels else [("label", 8), ("label elsewhere", 1)]
+    each = [("peak", it.wide), *labels, ("z", it.wide), ("no label", 1)]
     each += [("log z + peak", it.wide)] if "z" in dict(it.op.attrs) else []
     return Saved(operands=(0,), others=tuple((what, size * tokens) for what, size in each))
 
@@ -124,10 +109,6 @@ def in_pass(it: Local, back: bool = False) -> int:
         terms = 4 if back else 2 + narrow
     columns = it.program.local_size(type, classes)
     return terms * it.widened() // columns * min(columns, it.program.valid(classes))
-
-
-def _parts_below(it: Local) -> int:
-    return it.widened() + _converted(it)
 
 
 def _converted(it: Local) -> int:
@@ -191,7 +172,7 @@ SOFTMAX_PARTS = OpDef(
     "local_softmax_stats",
     "Of this rank's classes: z = Σ exp(logits − peak), and t = logits[label] − peak, or 0 for a label elsewhere; with"
     " smoothing s, t is (1 − s) of that and s of Σ (logits − peak) / classes, counting those of all ranks.",
-    _two_per_token,
+    lambda types, op: _per_token(types, op) * 2,
     operands=takes("logits", "peak", "labels"),
     attributes=(SMOOTHING,),
     roles=last_is_classes,
@@ -200,7 +181,7 @@ SOFTMAX_PARTS = OpDef(
     torch="local_softmax_stats",
     call=of_own_classes,
     saves=_parts_saves,
-    workspace=_parts_below,
+    workspace=lambda it: it.widened() + _converted(it),
 )
 
 PEAK = Operand("peak", optional=True)

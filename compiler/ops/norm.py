@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from attrs import evolve
 
 from ..ir import Op, Type, Value
-from .loss import wide
-from .pointwise import same
+from .pointwise import same, wide
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
 from .reduce import OVER, mean_over_dims
 from .saved_tensors import Local, Saved
@@ -133,15 +132,6 @@ def norm_vjp_workspace(it: Local) -> int:
     return (5 + 2 * it.is_narrow) * it.widened() - it.bytes()
 
 
-def _square_saves(it: Local) -> Saved:
-    return Saved(operands=(0,)) if it.widened() == it.bytes() else Saved(others=(("x in f32", it.widened()),))
-
-
-def _scaled_saves(it: Local) -> Saved:
-    """The square itself is not needed, its root is; the product of x and that is in the square's element type."""
-    return Saved(operands=(0, 1), others=(("1 / rms", it.bytes(2)), ("x / rms", it.widened())))
-
-
 # ---- the entries
 
 
@@ -189,7 +179,9 @@ MEAN_SQUARE = OpDef(
     function="mean_square",
     torch="mean_square",
     call=mean_over_dims,
-    saves=_square_saves,
+    saves=lambda it: (
+        Saved(operands=(0,)) if it.widened() == it.bytes() else Saved(others=(("x in f32", it.widened()),))
+    ),
 )
 
 RMS_SCALED = OpDef(
@@ -202,5 +194,5 @@ RMS_SCALED = OpDef(
     vjp=Vjp(),
     function="rms_scaled",
     torch="rms_scaled",
-    saves=_scaled_saves,
+    saves=lambda it: Saved((0, 1), others=(("1 / rms", it.bytes(2)), ("x / rms", it.widened()))),
 )

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from math import erf, inf, pi, sqrt
 from typing import Any
 
-from attrs import field, frozen
+from attrs import Factory, frozen
 
 from ..ir import Op, Type
-from .protocol import FUNCTIONAL, RUNTIME, Attribute, OpDef, Operand, Shape, Vjp
-from .saved_tensors import Local, Saved, Saves, result
+from .protocol import FUNCTIONAL, Attribute, OpDef, Operand, Shape, Shapes, Vjp, takes
+from .saved_tensors import Saved, result
 
 Formula = Callable[[Any], Any] | Callable[[Any, Any], Any]
 """A function of one number and the op's attribute, if it has one.
@@ -22,50 +22,32 @@ Numbers are floats, or complex: tests take derivatives by complex steps.  `erf` 
 """
 
 
-@frozen
-class Pointwise(OpDef):
-    """An elementwise function of one operand; `value` and `slope` are what the proof computes in float64."""
-
-    value: Formula = field(kw_only=True)
-    slope: Formula = field(kw_only=True)
-
-
 def same(types: Sequence[Type], op: Op) -> list[Shape]:
     """The first operand's element type and dims."""
     return [(types[0].dtype, types[0].dims)]
 
 
-def _inner_tanh(it: Local) -> Saved:
-    return Saved(others=(("tanh", it.bytes()),))
+def wide(dtype: str) -> str:
+    """The element type of sums: f64 for f64, else f32."""
+    return "f64" if dtype == "f64" else "f32"
 
 
-def _function(
-    name: str,
-    doc: str,
-    *attributes: Attribute,
-    value: Formula,
-    slope: Formula,
-    saves: Saves | None = None,
-    module: str = RUNTIME,
-    stem: str = "",
-    torch: str = "",
-) -> Pointwise:
-    return Pointwise(
-        name,
-        doc,
-        same,
-        operands=(Operand("x"),),
-        attributes=attributes,
-        vjp=Vjp(),
-        function=name,
-        torch=torch,
-        module=module,
-        stem=stem,
-        saves=saves,
-        user_visible=True,
-        value=value,
-        slope=slope,
-    )
+def total(types: Sequence[Type], op: Op) -> list[Shape]:
+    """A number, in the element type of sums."""
+    return [(wide(types[0].dtype), ())]
+
+
+@frozen(kw_only=True)
+class Pointwise(OpDef):
+    """An elementwise function of one operand; `value` and `slope` are what the proof computes in float64."""
+
+    value: Formula
+    slope: Formula
+    shapes: Shapes | None = same
+    operands: tuple[Operand, ...] = takes("x")
+    vjp: Vjp | None = Vjp()
+    function: str = Factory(lambda self: self.name, takes_self=True)
+    user_visible: bool = True
 
 
 def _exp(x: Any) -> Any:
@@ -107,26 +89,26 @@ def _normal_slope(x: Any, approximate: str) -> Any:
 
 
 FUNCTIONS = (
-    _function("exp", "e^x.", value=_exp, slope=_exp, saves=result, torch="torch.exp"),
-    _function(
+    Pointwise("exp", "e^x.", value=_exp, slope=_exp, saves=result, torch="torch.exp"),
+    Pointwise(
         "gelu",
         "x · Φ(x), Φ the normal distribution's, or its approximation by tanh (Hendrycks and Gimpel 2016).",
-        Attribute("approximate", choices=("none", "tanh"), default="none"),
+        attributes=(Attribute("approximate", choices=("none", "tanh"), default="none"),),
         value=lambda x, how: x * _normal(x, how),
         slope=lambda x, how: _normal(x, how) + x * _normal_slope(x, how),
         module=FUNCTIONAL,
         stem="g",
     ),
-    _function(
+    Pointwise(
         "leaky_relu",
         "x where it is positive, else x · slope (Maas et al. 2013).",
-        Attribute("negative_slope"),
+        attributes=(Attribute("negative_slope"),),
         value=lambda x, slope: x if x.real > 0 else slope * x,
         slope=lambda x, slope: 1.0 if x.real > 0 else slope,
         module=FUNCTIONAL,
         stem="g",
     ),
-    _function(
+    Pointwise(
         "relu",
         "max(x, 0) (Nair and Hinton 2010).",
         value=lambda x: x if x.real > 0 else 0.0,
@@ -135,8 +117,8 @@ FUNCTIONS = (
         module=FUNCTIONAL,
         stem="g",
     ),
-    _function("sigmoid", "1 / (1 + e^-x).", value=_sigmoid, slope=_sigmoid_slope, saves=result, torch="torch.sigmoid"),
-    _function(
+    Pointwise("sigmoid", "1 / (1 + e^-x).", value=_sigmoid, slope=_sigmoid_slope, saves=result, torch="torch.sigmoid"),
+    Pointwise(
         "silu",
         "x · sigmoid(x) (Hendrycks and Gimpel 2016).",
         value=lambda x: x * _sigmoid(x),
@@ -144,14 +126,14 @@ FUNCTIONS = (
         module=FUNCTIONAL,
         stem="g",
     ),
-    _function(
+    Pointwise(
         "softcap",
         "cap · tanh(x / cap) (Gemma Team 2024).",
-        Attribute("cap", range=(lambda value: value > 0, "a number above 0, for instance 30")),
+        attributes=(Attribute("cap", range=(lambda value: value > 0, "a number above 0, for instance 30")),),
         value=lambda x, cap: cap * _tanh(x / cap),
         slope=lambda x, cap: _tanh_slope(x / cap),
-        saves=_inner_tanh,
+        saves=lambda it: Saved(others=(("tanh", it.bytes()),)),
         torch="softcap",
     ),
-    _function("tanh", "The hyperbolic tangent.", value=_tanh, slope=_tanh_slope, saves=result, torch="torch.tanh"),
+    Pointwise("tanh", "The hyperbolic tangent.", value=_tanh, slope=_tanh_slope, saves=result, torch="torch.tanh"),
 )

@@ -13,7 +13,7 @@ from ..ir import INVARIANT, PARTIAL, REPLICATED, Attr, Kind, Op, Placement, Prog
 from .call import CallOf, with_attributes
 from .messages import Communicates
 from .roles import RolesOf
-from .saved_tensors import Bytes, Local, Saved, Saves, Views, copied, no_bytes, results
+from .saved_tensors import Bytes, Local, Saved, Saves, Views, results
 from .work import WorkOf, moved
 
 
@@ -91,7 +91,7 @@ class Vjp:
     wrt: tuple[int, ...] = ()
     unread: tuple[int, ...] = ()
     result: bool = False
-    workspace: Bytes = no_bytes
+    workspace: Bytes = lambda it: 0
     delayed: bool = False
     communicates: Communicates | None = None
     work: WorkOf = moved
@@ -149,19 +149,9 @@ def always(it: Local) -> bool:
     return True
 
 
-def no_dims(types: Sequence[Type], op: Op) -> frozenset[str]:
-    """None of them."""
-    return frozenset()
-
-
-def no_operands(types: Sequence[Type], op: Op) -> Mapping[int, frozenset[str]]:
-    """None of them."""
-    return {}
-
-
-def no_sums(types: Sequence[Type], op: Op) -> Mapping[str, tuple[str, ...]]:
-    """None of them."""
-    return {}
+def last_dim(types: Sequence[Type], op: Op) -> frozenset[str]:
+    """The last dim of the first operand."""
+    return frozenset(types[0].dims[-1:])
 
 
 def one_dim(types: Sequence[Type], op: Op, places: Sequence[Placement]) -> bool:
@@ -195,7 +185,7 @@ class OpDef:
     stem            the name of a result that has none in the plan, "" for the op's own
     saves           what autograd keeps for backward, where that is not what the `vjp` reads
     workspace       bytes that the function needs while it runs, beside operands, results and saved tensors
-    views           whether the results lie in the first operand's memory
+    views           whether the results lie in the first operand's memory, by default in their own
     holds           bytes of the result on one rank, where it is no tensor of its type
     communicates    the messages that each rank sends, in order
     awaits          whether it waits for what another op began, which its own gradient begins
@@ -216,11 +206,11 @@ class OpDef:
     variadic: bool = False
     linear: tuple[tuple[int, ...], ...] = ()
     roles: RolesOf | None = None
-    unsharded_dims: Dims = no_dims
+    unsharded_dims: Dims = lambda types, op: frozenset()
     as_placed: tuple[int, ...] = ()
-    whole_operands: Unsharded = no_operands
+    whole_operands: Unsharded = lambda types, op: {}
     permutes: Permutes | None = None
-    joins: Joins = no_sums
+    joins: Joins = lambda types, op: {}
     allows: Allows = one_dim
     contracts: Placement = PARTIAL
     typing: Typing | None = None
@@ -233,8 +223,8 @@ class OpDef:
     module: str = RUNTIME
     stem: str = ""
     saves: Saves | None = None
-    workspace: Bytes = no_bytes
-    views: Views = copied
+    workspace: Bytes = lambda it: 0
+    views: Views = lambda program, op: False
     holds: Callable[[Program, Op], int] | None = None
     communicates: Communicates | None = None
     awaits: bool = False

@@ -27,6 +27,7 @@ from .attention import (
 )
 from .call import Call, Group
 from .messages import Message
+from .pointwise import wide
 from .protocol import Attribute, TypingError
 from .saved_tensors import Local, Saved
 from .work import Work
@@ -78,10 +79,9 @@ def _backward(it: Local) -> tuple[Message, ...]:
     """Keys and their gradients alternate; then the gradients alone go to the ranks whose keys they are of."""
     ranks, count = it.program.degree(it.op.names(RING)), ring_hops(it)
     q, k, _ = (value.name for value in it.op.outputs)
-    wide = "f64" if it.types[1].dtype == "f64" else "f32"
     back = 1 if count == ranks - 1 else -count
-    rotations = _rotate(it, q, it.types[1].dtype, count), _rotate(it, k, wide, count)
-    return (*rotations, _rotate(it, k, wide, by=back)) if count else ()
+    rotations = _rotate(it, q, it.types[1].dtype, count), _rotate(it, k, wide(it.types[1].dtype), count)
+    return (*rotations, _rotate(it, k, wide(it.types[1].dtype), by=back)) if count else ()
 
 
 def _saves(it: Local) -> Saved:

@@ -7,7 +7,7 @@ from attrs import evolve
 from ..ir import SEQUENCE, Op, Program, Type
 from .call import Call, RotaryTable
 from .pointwise import same
-from .protocol import Attribute, OpDef, Operand, Range, Shape, TypingError, Vjp, takes
+from .protocol import Attribute, OpDef, Operand, Range, Shape, TypingError, Vjp, last_dim, takes
 from .roles import Roles
 from .saved_tensors import Local
 
@@ -21,10 +21,6 @@ def _rotated(types: Sequence[Type], op: Op) -> list[Shape]:
     if SEQUENCE not in types[0].dims[:-1]:
         raise TypingError(f"rope turns the last dim by the position in `{SEQUENCE}`, which is not before it")
     return same(types, op)
-
-
-def _last(types: Sequence[Type], op: Op) -> frozenset[str]:
-    return frozenset(types[0].dims[-1:])
 
 
 def _turning(it: Local) -> int:
@@ -66,7 +62,7 @@ ROPE = OpDef(
     ),
     linear=((0,),),
     roles=rope_roles,
-    unsharded_dims=_last,
+    unsharded_dims=last_dim,
     vjp=Vjp(unread=(0,), workspace=_turning),
     function="rope",
     torch="rope",

@@ -1,16 +1,16 @@
 """The router of a mixture of experts: the choice of each token's experts, its capacity, and its losses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil, prod
 
 from attrs import evolve
 
 from ..config.settings import PADDED
-from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, PARTIAL, SEQUENCE, Attr, Kind, Op, Program, Type, splits
+from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, PARTIAL, SEQUENCE, Kind, Op, Program, Type, splits
 from .call import Argument, Call, Dims, Group, Keyword, Positions, Quotient, Size
-from .loss import wide
 from .messages import Message
-from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
+from .pointwise import total, wide
+from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, last_dim, takes
 from .saved_tensors import Local, Saved
 
 TO = Attribute("to", dims="any", implied=True)
@@ -32,24 +32,11 @@ def _chosen(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(wide(logits.dtype), dims), ("i64", dims)]
 
 
-def _logits_whole(types: Sequence[Type], op: Op) -> frozenset[str]:
-    return frozenset(types[0].dims[-1:])
-
-
-def _scalar(types: Sequence[Type], op: Op) -> list[Shape]:
-    return [(wide(types[0].dtype), ())]
-
-
 def _kept(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     (ids,) = types
     if ids.axes_of(ids.dims[-1]):
         raise TypingError(f"{op.kind} counts all choices of a token")
     return [ids]
-
-
-def _begun(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    """Placed as the result says: zeros are their own sum."""
-    return [Type("i64", op.names("dims"), op.outputs[0].type.places if op.outputs else ())]
 
 
 def _loaded(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -66,10 +53,6 @@ def pending_over_tokens(program: Program, op: Op) -> Op:
     places = program.places({axis: PARTIAL for axis, _, dim in over if dim in DATA_DIMS})
     (load,), attrs = op.outputs, tuple((key, value) for key, value in op.attrs if key != "work")
     return evolve(op, outputs=(evolve(load, type=evolve(load.type, places=places)),), attrs=attrs)
-
-
-def _choice_saves(it: Local) -> Saved:
-    return Saved(operands=(0,), results=(0, 1))
 
 
 def _logits_and(it: Local, what: str, numbers: int) -> Saved:
@@ -89,10 +72,6 @@ def _balance_decision(it: Local) -> Saved:
     return Saved(others=tuple(("counts of choices", size) for size in sizes))
 
 
-def _z_saves(it: Local) -> Saved:
-    return _logits_and(it, "log of the sum", it.elements(0) // it.program.size(it.types[0].dims[-1]))
-
-
 def _counts_of_sequences(it: Local) -> tuple[Message, ...]:
     """How many tokens of each sequence chose each expert, summed over the ranks that share the sequence."""
     logits, axes = it.types[0], it.types[0].axes_of(SEQUENCE)
@@ -110,29 +89,20 @@ def _counts_of_chunks(it: Local) -> tuple[Message, ...]:
 
 def _choice_call(it: Local) -> Call:
     """The number of choices, and how they are made."""
-    own = {key: value for key, value in it.op.attrs if key != TO.name}
     told = {
         "from_groups" if key == "from" else key: value == "on" if key == ON.name else value
-        for key, value in own.items()
+        for key, value in it.op.attrs
+        if key != TO.name
     }
     biases = {"bias": Keyword(1)} if len(it.op.inputs) > 1 else {}
     return Call((it.program.size(str(it.op.get("to"))),), {**told, **biases})
 
 
-def _load_call(it: Local) -> Call:
-    """The sizes."""
-    return Call(tuple(map(Size, it.op.names("dims"))))
-
-
 def _balance_call(it: Local) -> Call:
     """The share of a sequence, and the ranks that share the sequence."""
-    own, axes, sequences = dict(it.op.attrs), it.types[0].axes_of(SEQUENCE), it.program.train.global_batch
-    return Call((), {"by": _by(it.op, sequences), **_score(own), "seq": Dims((SEQUENCE,)), **_over(axes)})
-
-
-def _z_call(it: Local) -> Call:
-    """The share of a token."""
-    return Call((), {"by": _by(it.op, it.program.train.global_batch * it.program.size(SEQUENCE))})
+    axes, sequences = it.types[0].axes_of(SEQUENCE), it.program.train.global_batch
+    score = {key: value for key, value in it.op.attrs if key == SCORE.name}
+    return Call((), {"by": _by(it.op, sequences), **score, "seq": Dims((SEQUENCE,)), **_over(axes)})
 
 
 def _by(op: Op, count: int) -> Quotient:
@@ -168,10 +138,6 @@ def with_padding(program: Program) -> Program:
     return evolve(program, dims=tuple(evolve(dim, padded=found.get(dim.name, 0)) for dim in program.dims))
 
 
-def _score(own: Mapping[str, Attr]) -> dict[str, Argument]:
-    return {"score": own["score"]} if "score" in own else {}
-
-
 def _over(axes: tuple[str, ...]) -> dict[str, Argument]:
     return {"over": Group(axes)} if axes else {}
 
@@ -189,14 +155,14 @@ TOP = OpDef(
         Attribute("from", default=1, kinds=(int,)),
         TO,
     ),
-    unsharded_dims=_logits_whole,
+    unsharded_dims=last_dim,
     as_placed=(1,),
     vjp=Vjp(wrt=(0,)),
     decides=True,
     function="top_k",
     call=_choice_call,
     stem="gates",
-    saves=_choice_saves,
+    saves=lambda it: Saved(operands=(0,), results=(0, 1)),
 )
 
 
@@ -212,7 +178,7 @@ def limited_choices(program: Program) -> tuple[int, ...]:
 NO_LOSS = OpDef(
     "no_loss",
     "A loss of zero, to which routers add theirs; like the tokens of `x`, a sum over ranks.",
-    _scalar,
+    total,
     operands=takes("x"),
     adjoint=lambda op, grads, b: [None],
     function="no_loss",
@@ -225,10 +191,10 @@ NO_LOAD = OpDef(
     "A load of zero: how many of the tokens `x` each expert will have taken in each layer.",
     operands=takes("x"),
     attributes=(Attribute("dims", kinds=(tuple,), implied=True),),
-    typing=_begun,
+    typing=lambda program, types, op: [Type("i64", op.names("dims"), op.outputs[0].type.places if op.outputs else ())],
     as_placed=(0,),
     function="no_load",
-    call=_load_call,
+    call=lambda it: Call(tuple(map(Size, it.op.names("dims")))),
     stem="load",
 )
 
@@ -245,10 +211,10 @@ ADD_LOAD = OpDef(
 BALANCE = OpDef(
     "balance",
     "by · Σ f · P over sequences and experts: f the share of choices times their number, P the mean of scores.",
-    _scalar,
+    total,
     operands=takes("logits", "ids"),
     attributes=(BY, SCORE),
-    unsharded_dims=_logits_whole,
+    unsharded_dims=last_dim,
     vjp=Vjp(wrt=(0,)),
     communicates=_counts_of_sequences,
     decides=True,
@@ -262,15 +228,15 @@ BALANCE = OpDef(
 ROUTER_Z = OpDef(
     "router_z",
     "by · Σ (log Σ exp logits)² over tokens.",
-    _scalar,
+    total,
     operands=takes("logits"),
     attributes=(BY,),
-    unsharded_dims=_logits_whole,
+    unsharded_dims=last_dim,
     vjp=Vjp(),
     function="router_z",
-    call=_z_call,
+    call=lambda it: Call((), {"by": _by(it.op, it.program.train.global_batch * it.program.size(SEQUENCE))}),
     stem="router_loss",
-    saves=_z_saves,
+    saves=lambda it: _logits_and(it, "log of the sum", it.elements() // it.program.size(it.types[0].dims[-1])),
 )
 
 CAPACITY = OpDef(

@@ -104,16 +104,6 @@ def factors(it: Local) -> Saved:
     return Saved(operands=tuple(i for i in (0, 1) if it.wanted[1 - i]))
 
 
-def no_bytes(it: Local) -> int:
-    """None."""
-    return 0
-
-
-def copied(program: Program, op: Op) -> bool:
-    """The results have memory of their own."""
-    return False
-
-
 def viewed(program: Program, op: Op) -> bool:
     """The results are views of the first operand."""
     return True

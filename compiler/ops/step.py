@@ -6,8 +6,8 @@ from ..ir import PARTIAL, Kind, Op, Placement, Program, Type, sharded
 from ..ir.placements import Step, coercion_of, ends
 from .call import Call, Dims, Group
 from .messages import Message, pieces
-from .pointwise import same
-from .protocol import Attribute, Builder, OpDef, Shape, TypingError, takes
+from .pointwise import same, total, wide
+from .protocol import Attribute, OpDef, TypingError, takes
 from .saved_tensors import Local, Saved
 from .work import Work, no_work
 
@@ -20,9 +20,8 @@ def _coerced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [Step(op.names("axes"), source, target).applied(types[0], program)]
 
 
-def _same_memory(program: Program, op: Op) -> bool:
-    """Whether a coercion to or from invariant returns its operand: it does nothing, or has no other rank to talk to."""
-    return coercion_of(op).function in ("replicate", "invariant") or program.degree(op.names("axes")) == 1
+_SILENT = ("replicate", "invariant")
+"""Coercions to or from invariant, which return their operand."""
 
 
 def _collective(it: Local) -> tuple[Message, ...]:
@@ -64,14 +63,6 @@ def _coercion_call(it: Local) -> Call:
     return Call(group, {"op": "max"} if source.kind is Kind.MAXIMUM else {})
 
 
-def _cast(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    return [Type(str(op.get("dtype")), types[0].dims, types[0].places)]
-
-
-def _cast_back(op: Op, grads: Sequence[str], b: Builder) -> list[str | None]:
-    return [b.emit("cast", grads, op.inputs, dtype=b.type(op.inputs[0]).dtype)[0]]
-
-
 def _stated(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     """The result's own type: there is no operand that it would follow from."""
     return [op.outputs[0].type]
@@ -85,19 +76,10 @@ def _declared(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [result]
 
 
-def _scalar_count(types: Sequence[Type], op: Op) -> list[Shape]:
-    return [("i64", ())]
-
-
 def _reciprocal(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     if types[0].axes_in(Kind.PARTIAL):
         raise TypingError("reciprocal takes a count that is reduced")
     return [Type(str(op.get("dtype")), (), types[0].places)]
-
-
-def _scalar(types: Sequence[Type], op: Op) -> list[Shape]:
-    """Sums are at least float32, as in the runtime."""
-    return [("f64" if types[0].dtype == "f64" else "f32", ())]
 
 
 def _given(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -125,7 +107,7 @@ def _squared(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
             raise TypingError(f"sum_squares needs its operands sharded alike on {axis}")
         if kinds == {Kind.SHARDED} or axis == dict(op.attrs).get("stages"):
             places[axis] = PARTIAL
-    return [Type("f64" if types[0].dtype == "f64" else "f32", (), program.places(places))]
+    return [Type(wide(types[0].dtype), (), program.places(places))]
 
 
 def _packed(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
@@ -165,10 +147,6 @@ def _balanced(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [bias]
 
 
-def _nothing(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
-    return []
-
-
 def _update_work(it: Local) -> Work:
     """Reads a gradient, reads and writes a master and the optimizer's state, of each parameter of the rank's share."""
     return Work(bytes=(3 + 2 * len(it.program.train.optimizer.slots)) * it.bytes())
@@ -195,7 +173,7 @@ COERCE = OpDef(
         Attribute("among", kinds=(tuple,), default=()),
     ),
     typing=_coerced,
-    views=_same_memory,
+    views=lambda program, op: coercion_of(op).function in _SILENT or program.degree(op.names("axes")) == 1,
     communicates=_collective,
     call=_coercion_call,
     work=no_work,
@@ -207,8 +185,8 @@ CAST = OpDef(
     operands=takes("x"),
     attributes=(DTYPE,),
     linear=((0,),),
-    typing=_cast,
-    adjoint=_cast_back,
+    typing=lambda program, types, op: [Type(str(op.get("dtype")), types[0].dims, types[0].places)],
+    adjoint=lambda op, grads, b: b.emit("cast", grads, op.inputs, dtype=b.type(op.inputs[0]).dtype),
     saves=lambda it: Saved(),
 )
 
@@ -235,7 +213,7 @@ LEAF_GRAD = OpDef(
 COUNT_VALID = OpDef(
     "count_valid",
     "The number of labels that are not negative.",
-    _scalar_count,
+    lambda types, op: [("i64", ())],
     operands=takes("labels"),
     function="count_valid",
 )
@@ -267,7 +245,7 @@ BEGIN = OpDef(
     operands=takes("grad"),
     variadic=True,
     attributes=(BUCKET,),
-    typing=_nothing,
+    typing=lambda program, types, op: [],
     work=no_work,
 )
 
@@ -281,14 +259,12 @@ SUM_SQUARES = OpDef(
     function="sum_squares",
 )
 
-GRAD_NORM = OpDef(
-    "grad_norm", "The root of the sum of the operands.", _scalar, operands=takes("squares"), variadic=True
-)
+GRAD_NORM = OpDef("grad_norm", "The root of the sum of the operands.", total, operands=takes("squares"), variadic=True)
 
 UNSCALED_NORM = OpDef(
     "unscaled_norm",
     "The root of the sum of the operands after the first, divided by the first, the loss scale.",
-    _scalar,
+    total,
     operands=takes("loss_scale", "squares"),
     variadic=True,
 )

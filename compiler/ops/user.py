@@ -74,10 +74,6 @@ def _check_words(op: Op, count: int) -> None:
         raise TypingError(f"{op.get('function')} of {count} operands has other attributes")
 
 
-def _whole(types: Sequence[Type], op: Op) -> frozenset[str]:
-    return frozenset(dim for type in types for dim in type.dims) - {*op.names("along")}
-
-
 CALL = OpDef(
     "call",
     "A function of a module beside the plan: of each slice along the dims `along`, all others whole.",
@@ -93,7 +89,7 @@ CALL = OpDef(
         DETERMINISTIC,
     ),
     variadic=True,
-    unsharded_dims=_whole,
+    unsharded_dims=lambda types, op: frozenset(dim for type in types for dim in type.dims) - {*op.names("along")},
     vjp=Vjp(),
     call=lambda it: Call(constants(it.op)),
     deterministic=lambda it: False,

@@ -14,7 +14,7 @@ from ..ir import BATCH, Op, Program, Type
 from ..ir.placements import dual_type
 from ..ir.printer import print_type
 from .messages import Message
-from .protocol import Attribute, Builder, OpDef, TypingError, takes
+from .protocol import Attribute, Builder, OpDef, TypingError, Vjp, takes
 from .saved_tensors import Local
 from .work import Work, moved
 
@@ -75,6 +75,7 @@ class Pulled:
     wrt    the operands that it makes the gradients of
     grads  the number of results whose gradients it is given
     read   the operands that it reads
+    vjp    how they are made
     """
 
     op: Op
@@ -82,6 +83,7 @@ class Pulled:
     wrt: tuple[int, ...]
     grads: int
     read: tuple[int, ...]
+    vjp: Vjp
 
 
 @frozen
@@ -139,14 +141,14 @@ class Vjps:
         attrs = tuple((key, value) for key, value in op.attrs if key not in ("of", "wrt", "grads"))
         names = dict(zip(read, op.inputs[grads:], strict=False))
         inputs = tuple(names.get(i, "") for i in range(len(operands)))
-        return Pulled(Op(entry.name, inputs, (), attrs, span=op.span), operands, wrt, grads, read)
+        return Pulled(Op(entry.name, inputs, (), attrs, span=op.span), operands, wrt, grads, read, entry.vjp)
 
     def _typed(self, program: Program, types: Sequence[Type], op: Op) -> Sequence[Type]:
         it = self.pulled(op, types)
         entry = self.of[it.op.kind]
         results = entry.infer(program, it.types, it.op)
         due = [dual_type(type) for type in results if type.differentiable]
-        due += [*(it.types[i] for i in it.read), *(results[:1] if entry.vjp and entry.vjp.result else ())]
+        due += [*(it.types[i] for i in it.read), *(results[:1] if it.vjp.result else ())]
         if [*types] != due:
             words = (", ".join(map(print_type, each)) for each in (due, types))
             raise TypingError("the vjp of {} takes {}, not {}".format(entry.name, *words))
@@ -157,22 +159,19 @@ class Vjps:
     def _workspace(self, local: Local) -> int:
         """The workspace for gradients of inputs; those of weights are computed beside them."""
         it = self.pulled(local.op, local.types)
-        vjp = self.of[it.op.kind].vjp
-        return vjp.workspace(evolve(local, op=it.op, types=it.types)) if vjp and 0 in it.wrt else 0
+        return it.vjp.workspace(evolve(local, op=it.op, types=it.types)) if 0 in it.wrt else 0
 
     def _messages(self, local: Local) -> tuple[Message, ...]:
         """The messages for gradients of inputs; those of weights, which the runtime may delay, send nothing."""
         it, made = self.pulled(local.op, local.types), local.op.outputs
-        vjp = self.of[it.op.kind].vjp
-        if not vjp or not vjp.communicates or all(BATCH not in value.type.dims for value in made):
+        if not it.vjp.communicates or all(BATCH not in value.type.dims for value in made):
             return ()
         wanted = tuple(i in it.wrt for i in range(len(it.types)))
-        return vjp.communicates(evolve(local, op=evolve(it.op, outputs=made), types=it.types, wanted=wanted))
+        return it.vjp.communicates(evolve(local, op=evolve(it.op, outputs=made), types=it.types, wanted=wanted))
 
     def _work(self, local: Local) -> Work:
         """The entry's, of the op that it is of."""
         it = self.pulled(local.op, local.types)
-        vjp = self.of[it.op.kind].vjp
-        if not vjp or vjp.work is moved:
+        if it.vjp.work is moved:
             return moved(local)
-        return vjp.work(evolve(local, op=evolve(it.op, outputs=local.op.outputs), types=it.types))
+        return it.vjp.work(evolve(local, op=evolve(it.op, outputs=local.op.outputs), types=it.types))

@@ -13,7 +13,6 @@ from helpers.planted_defects import TEXTS, Defect, lowered, parameters, refusal,
 from helpers.small_plans import Plan
 from scalec.compiler.ir import Kind, Op, placements
 from scalec.compiler.ops import OPS, TypingError
-from scalec.compiler.ops.protocol import no_dims
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 from scalec.testing.audit.mutants.edits import instead, replaced
@@ -133,7 +132,7 @@ def test_row_22_a_norm_over_a_sharded_dim(monkeypatch: pytest.MonkeyPatch) -> No
     """Where the entry does not ask for the whole dim, each rank divides by the root mean square of its own part."""
     plan = evolve(PLANS["no repeat"], shard="batch over dp  hidden over tp").text()
     monkeypatch.setitem(TEXTS, "hidden", plan)
-    monkeypatch.setitem(OPS, "rmsnorm", evolve(OPS["rmsnorm"], unsharded_dims=no_dims))
+    monkeypatch.setitem(OPS, "rmsnorm", evolve(OPS["rmsnorm"], unsharded_dims=lambda types, op: frozenset()))
     assert "loss" in compiled_anew("hidden")
 
 
