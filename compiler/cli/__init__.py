@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from .arguments import options
 from .compile import ir_text
-from .shown import TEXT, tell
-from .streams import BROKEN_PIPE, BUG, INTERRUPTED, PLAN_WRONG, USAGE, UsageError, abandon, streams
+from .output import BROKEN_PIPE, BUG, INTERRUPTED, PLAN_WRONG, TEXT, USAGE, UsageError, abandon, streams, tell
 
 if TYPE_CHECKING:
     from ..syntax.diagnostics import Diagnostic, PlanError

@@ -3,15 +3,13 @@
 With `--fit`, it compares a plan's prediction with the steps that a run has profiled.
 """
 
-import os
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from .command import PLAN, Command, file_path
-from .shown import show
-from .streams import UsageError, cannot_write
+from .command import PLAN, Command, file_path, need, torchrun
+from .output import UsageError, cannot_write, show
 
 if TYPE_CHECKING:
     from ..ir import Program
@@ -44,18 +42,11 @@ def calibrate(options: Namespace) -> None:
         listed.write_text(work_list(programs), encoding="utf-8")
     except OSError as error:
         raise cannot_write(listed, error, "; choose another file with -o") from error
-    words = [
-        "-m",
-        "scalec.runtime.calibrate",
-        str(listed),
-        "-o",
-        str(output),
-        *(QUICK if options.quick else ()),
-    ]
+    words = ["-m", "scalec.runtime.calibrate", str(listed), "-o", str(output), *(QUICK if options.quick else ())]
     if printed:
         print(f"to measure, run this on each of the nodes:\n\n  torchrun {' '.join((*how.options(), *words))}")
         return
-    _start([*how.options(), *words], how.ranks_per_node)
+    torchrun([*how.options(), *words], how.ranks_per_node)
 
 
 def _fit(options: Namespace) -> None:
@@ -65,9 +56,8 @@ def _fit(options: Namespace) -> None:
     from ..analysis.time.profile import beside, ranks_at, strangers
     from ..analysis.time.report import with_ops
     from ..reports.fit import fitted
-    from .against import read
     from .compile import load
-    from .explain import report_of
+    from .explain import read_profile, report_of
 
     for option in ("output", "quick", "print"):
         if getattr(options, option):
@@ -76,7 +66,7 @@ def _fit(options: Namespace) -> None:
         raise UsageError(f"--fit takes one plan, the one of the run in `{options.fit}`")
     plan = load(options.plans[0])
     of = with_ops(report_of(plan))
-    profile, device = read(options.fit, ranks_at(plan.program, of.step.rank)), account(plan.program).device
+    profile, device = read_profile(options.fit, ranks_at(plan.program, of.step.rank)), account(plan.program).device
     if profile.device != device:
         raise UsageError(
             f"`{options.fit}` has steps on {profile.device}, but the plan is for {of.on.name}, on {device}"
@@ -89,20 +79,12 @@ def _fit(options: Namespace) -> None:
 def _check_device(program: "Program") -> None:
     """UsageError where the plans are for a GPU and torch sees none here; told once, not by each rank."""
     import subprocess
-    from importlib.util import find_spec
 
     from ..analysis.memory import account
 
-    if find_spec("torch") is None:
-        raise UsageError(f"torch is not installed for {sys.executable}; measuring needs it")
+    need("torch", "measuring")
     if account(program).device == "cuda" and subprocess.run([sys.executable, "-c", NO_GPU]).returncode:
         raise UsageError("the plans are for a GPU, and this machine has none: calibrate on the machine that trains")
-
-
-def _start(words: list[str], ranks: int) -> NoReturn:
-    sys.stdout.flush()
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
-    os.execv(sys.executable, [sys.executable, "-m", "scalec.runtime.train.torchrun", *words])
 
 
 def _check(path: Path) -> None:

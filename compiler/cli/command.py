@@ -1,9 +1,13 @@
 """A command of the command line, and arguments that several have."""
 
+import os
+import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
+
+from .output import UsageError
 
 PLAN = "a plan (.scale), or IR text that `scalec ir` printed"
 
@@ -19,6 +23,21 @@ class Command(NamedTuple):
     example: str
     passes_on: bool = False
     """Whether words after `--` go to train.py."""
+
+
+def need(package: str, what: str) -> None:
+    """UsageError where a package is not installed: the compiler itself imports neither torch nor what goes with it."""
+    from importlib.util import find_spec
+
+    if find_spec(package) is None:
+        raise UsageError(f"{package} is not installed for {sys.executable}; {what} needs it")
+
+
+def torchrun(words: Sequence[str], ranks: int) -> NoReturn:
+    """Starts torchrun in place of this process, which shares its cores among the ranks."""
+    sys.stdout.flush()
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
+    os.execv(sys.executable, [sys.executable, "-m", "scalec.runtime.train.torchrun", *words])
 
 
 def file_path(text: str) -> Path:

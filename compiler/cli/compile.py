@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from .command import Command, output_arguments, plan_argument
-from .shown import TEXT, format_argument, show, tell
-from .streams import PLAN_WRONG, UsageError
+from .output import PLAN_WRONG, TEXT, UsageError, format_argument, show, tell
 
 if TYPE_CHECKING:
     from ..analysis.certificate import Proof

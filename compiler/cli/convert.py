@@ -1,14 +1,12 @@
 """The command `convert`: a checkpoint of a run to torch.distributed.checkpoint, and back."""
 
-import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .command import Command, file_path, plan_argument
-from .shown import show
-from .streams import UsageError
+from .command import Command, file_path, need, plan_argument
+from .output import UsageError, show
 
 if TYPE_CHECKING:
     from ..emit.checkpoint_names import Table
@@ -19,7 +17,7 @@ _NO_NAMES = "`names hf`, which says where Hugging Face's files hold each paramet
 
 def convert(options: Namespace) -> int:
     """`scalec convert`."""
-    from importlib.util import find_spec
+    import subprocess
 
     from ..emit.checkpoint_names import OWN, checkpoint_names
     from .compile import load
@@ -32,8 +30,7 @@ def convert(options: Namespace) -> int:
     if options.output is None:
         raise UsageError("convert needs a name for its result: -o TARGET")
     for package in ("torch", "safetensors"):
-        if find_spec(package) is None:
-            raise UsageError(f"{package} is not installed for {sys.executable}; converting needs it")
+        need(package, "converting")
     program = load(options.plan).program
     table = None if options.names == OWN else _table(options.names, program)
     command = [sys.executable, "-m", "scalec.runtime.checkpoint.convert", str(options.source), str(options.output)]

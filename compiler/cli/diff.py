@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 
 from .command import PLAN, Command, file_path
 from .compile import load
-from .shown import show
+from .output import show
 
 DIFFERENT = 1
 """The exit status where plans differ."""

@@ -2,13 +2,11 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
-from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from .command import PLAN, Command, file_path
-from .streams import UsageError
+from .command import PLAN, Command, file_path, need
 
 PROGRAM = "scalec.runtime.calibrate.doctor"
 """The module that looks: the compiler itself does not import torch."""
@@ -18,8 +16,7 @@ def doctor(options: Namespace) -> int:
     """`scalec doctor`; returns the exit status, 1 where something would keep the plan from training."""
     import subprocess
 
-    if find_spec("torch") is None:
-        raise UsageError(f"torch is not installed for {sys.executable}; training needs it")
+    need("torch", "training")
     words = ["--json"] * options.json
     words += ["--out", str(options.out)] if options.out else []
     sys.stdout.flush()

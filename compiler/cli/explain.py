@@ -1,5 +1,6 @@
 """The command `explain`: the memory, the collectives or the time of a plan, or the meaning of a code."""
 
+import re
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -7,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from .command import PLAN, Command, count, file_path
 from .compile import Plan, load
-from .output_files import put
-from .shown import show
-from .streams import UsageError
+from .output import UsageError, put, show
 
 if TYPE_CHECKING:
+    from ..analysis.time.profile import Profile
     from ..analysis.time.report import Report
+    from ..reports.chrome_trace import Event
 
 FORMS = ("json", "lines", "critical", "against")
 OF_TIME = (*FORMS, "csv", "trace", "no_advice")
@@ -98,48 +99,46 @@ def _check(options: Namespace, topics: tuple[str, ...]) -> None:
 
 
 def _time(plan: Plan, options: Namespace) -> None:
-    """The time of a step, where the speed of the plan's GPU is known."""
+    """The time of a step, where the speed of the plan's GPU is known, and files beside it."""
     from ..analysis.time.report import with_ops
 
     forms = [form for form in FORMS if getattr(options, form)]
     if len(forms) > 1:
         raise UsageError(f"--{forms[0]} and --{forms[1]} exclude each other: choose one")
-    if options.against:
-        from .against import against
-
-        if options.trace or options.csv:
-            _write(with_ops(report_of(plan)), options)
-        show(against(plan, options.against))
+    if options.against and not (options.trace or options.csv):
+        show(_against(plan, options.against))
         return
     found = with_ops(report_of(plan))
-    _write(found, options)
-    show({"lines": _lines, "critical": _critical}.get("".join(forms), _whole)(found, plan, options))
-
-
-def _write(found: "Report", options: Namespace) -> None:
-    """The files beside the report."""
     if options.trace:
-        _trace(found, options.trace, options.against)
+        from ..analysis.time.events import events_of
+        from ..reports.time_trace import MARK, time_trace
+
+        beside = recorded_steps(options.against) if options.against else ()
+        put(
+            options.trace,
+            time_trace(found.program, events_of(found.program, found.on), beside),
+            "trace",
+            MARK,
+            sys.stderr,
+        )
     if options.csv:
-        _csv(found, options.csv)
+        from ..reports.op_times import HEADER, as_csv
+
+        put(options.csv, as_csv(found.ops), "csv", ",".join(HEADER), sys.stderr)
+    show(_against(plan, options.against) if options.against else _shown(found, plan, options))
 
 
-def _trace(found: "Report", path: Path, folder: Path | None) -> None:
-    """Writes the events of the step, and beside them those that the ranks of a run have recorded in a folder."""
-    from ..analysis.time.events import events_of
-    from ..reports.time_trace import MARK, time_trace
-    from .against import recorded_steps
-
-    beside = recorded_steps(folder) if folder else ()
-    text = time_trace(found.program, events_of(found.program, found.on), beside)
-    put(path, text, "trace", MARK)
-    print(f"wrote {path}", file=sys.stderr)
-
-
-def _whole(found: "Report", plan: Plan, options: Namespace) -> str:
-    """The report with advice, as text or JSON."""
+def _shown(found: "Report", plan: Plan, options: Namespace) -> str:
+    """The report as a table of ops or of the critical path, or with advice, as text or JSON."""
+    from ..reports.op_times import critical, lines
     from ..syntax.source import is_ir
 
+    if options.lines:
+        return lines(found.ops)
+    if options.critical:
+        from ..analysis.time.critical_path import critical_path
+
+        return critical(critical_path(found.program, found.on))
     if not options.no_advice and not is_ir(plan.source.text):
         from .advice import advised
 
@@ -155,27 +154,53 @@ def _whole(found: "Report", plan: Plan, options: Namespace) -> str:
     return time(found)
 
 
-def _lines(found: "Report", _plan: Plan, _options: Namespace) -> str:
-    """A table of ops."""
-    from ..reports.op_times import lines
+def _against(plan: Plan, folder: Path) -> str:
+    """Steps that a run has profiled, by plan line; beside the prediction if they ran on the device of the plan."""
+    from ..analysis.memory import account
+    from ..analysis.time.expected import expected
+    from ..analysis.time.profile import beside, ranks_at
+    from ..reports.profile import table
 
-    return lines(found.ops)
-
-
-def _critical(found: "Report", _plan: Plan, _options: Namespace) -> str:
-    """A table of the critical path."""
-    from ..analysis.time.critical_path import critical_path
-    from ..reports.op_times import critical
-
-    return critical(critical_path(found.program, found.on))
+    found = expected(plan.program)
+    profile = read_profile(folder, ranks_at(plan.program, found.step.rank if found else None))
+    of = found if profile.device == account(plan.program).device else None
+    return table(profile, beside(profile, of.step if of else None), of)
 
 
-def _csv(found: "Report", path: Path) -> None:
-    """Writes the ops of the step."""
-    from ..reports.op_times import HEADER, as_csv
+NOT_OURS = (OSError, ValueError, KeyError, TypeError, AttributeError)
+"""Errors in reading a file that no run has written."""
 
-    put(path, as_csv(found.ops), "csv", ",".join(HEADER))
-    print(f"wrote {path}", file=sys.stderr)
+TRACE = re.compile(r"rank(\d+)\.json")
+"""The name of the trace of a rank."""
+
+
+def recorded_steps(folder: Path) -> "list[Event]":
+    """A step of each rank whose trace lies in the folder.  Raises UsageError."""
+    from ..reports.time_trace import recorded
+
+    found: list[Event] = []
+    for path in sorted(folder.glob("rank*.json")):
+        if rank := TRACE.fullmatch(path.name):
+            try:
+                found += recorded(int(rank[1]), path.read_text(encoding="utf-8"))
+            except NOT_OURS:
+                raise UsageError(f"`{path}` is no trace that a run of this scalec has recorded") from None
+    if not found:
+        raise UsageError(f"`{folder}` has no trace: train with SCALEC_PROFILE={folder}, then name it here")
+    return found
+
+
+def read_profile(folder: Path, ranks: list[int]) -> "Profile":
+    """The profile in a folder, of these ranks if it has any of them.  Raises UsageError."""
+    from ..analysis.time import profile
+
+    try:
+        found = profile.read_profile(folder, ranks)
+    except NOT_OURS:
+        raise UsageError(f"`{folder}` has sums of a profile that no run of this scalec wrote") from None
+    if found is None:
+        raise UsageError(f"`{folder}` has no profile: train with SCALEC_PROFILE={folder}, then name it here")
+    return found
 
 
 def report_of(plan: Plan) -> "Report":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .command import Command, file_path
-from .streams import PLAN_WRONG, UsageError, as_file, cannot_write
+from .output import PLAN_WRONG, UsageError, as_file, cannot_write
 
 if TYPE_CHECKING:
     from ..syntax.diagnostics import Diagnostic

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .command import Command, plan_argument
 from .compile import load
-from .streams import UsageError, as_file
+from .output import UsageError, as_file
 
 if TYPE_CHECKING:
     from ..ir import Program

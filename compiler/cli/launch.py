@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from .command import Command, count, output_arguments, plan_argument
-from .streams import UsageError
+from .output import UsageError
 
 SCHEDULERS = ("slurm", "k8s")
 

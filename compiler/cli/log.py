@@ -1,4 +1,4 @@
-"""The command `log`: losses, norms and speed of a run, or of several beside each other, as charts or a page."""
+"""The commands on logs of runs: `log`, losses, norms and speed; `loads`, the experts that tokens chose."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -6,13 +6,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from .command import Command, file_path
-from .output_files import put
-from .shown import show
-from .streams import UsageError
+from .output import UsageError, put, show
 
 T = TypeVar("T")
-
-LOG = "log.jsonl"
 
 MOST = 8
 """The number of runs that a page has colours for."""
@@ -34,9 +30,19 @@ def log(options: Namespace) -> None:
         runs = [evolve(run, name=str(path)) for run, path in zip(runs, options.runs, strict=True)]
     if options.output is None:
         show(text(runs, get_terminal_size((100, 24)).columns))
-        return
-    put(options.output, page(runs), "output", MARK)
-    print(f"wrote {options.output}")
+    else:
+        put(options.output, page(runs), "output", MARK)
+
+
+def loads(options: Namespace) -> None:
+    """`scalec loads`."""
+    from ..reports.expert_load import MARK, read, svg, text
+
+    found = read_run(options.run, read, "loads of experts: the plan has no `route`, or no step is logged yet")
+    if options.svg is None:
+        show(text(found))
+    else:
+        put(options.svg, svg(found), "svg", MARK)
 
 
 def read_run(run: Path, read: Callable[[str, str], T | None], lacks: str) -> T:
@@ -44,7 +50,7 @@ def read_run(run: Path, read: Callable[[str, str], T | None], lacks: str) -> T:
 
     The last line may be cut off, of a run that goes on or was ended.
     """
-    path = run / LOG if run.is_dir() else run
+    path = run / "log.jsonl" if run.is_dir() else run
     try:
         text = path.read_text(encoding="utf-8")
         found = read(path.resolve().parent.name, text[: text.rfind("\n") + 1])
@@ -58,18 +64,35 @@ def read_run(run: Path, read: Callable[[str, str], T | None], lacks: str) -> T:
     return found
 
 
-def _arguments(parser: ArgumentParser) -> None:
+def _log_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("runs", type=file_path, nargs="+", metavar="RUN", help="folders of runs, or their log.jsonl")
     help = "write a page with pictures, which needs no network"
     parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
 
 
-COMMAND = Command(
+LOG = Command(
     "log",
     log,
-    _arguments,
+    _log_arguments,
     "draw losses, norms and speed of runs",
     "Draws the losses, the gradient norm and the speed of a run over its steps, from its log; of several runs on one\n"
     "scale.  With -o it writes a page with the pictures.",
     "scalec log runs/tiny_llama -o log.html",
+)
+
+
+def _loads_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("run", type=file_path, metavar="RUN", help="the folder of a run, or its log.jsonl")
+    parser.add_argument("--svg", type=file_path, metavar="FILE", help="write a picture")
+
+
+LOADS = Command(
+    "loads",
+    loads,
+    _loads_arguments,
+    "draw the loads of experts in a run",
+    "Draws which experts the tokens of a run chose, from its log: the least and the most load of each layer at\n"
+    "some steps; or writes a picture of all experts over all logged steps.  A load is an expert's part of the\n"
+    "choices of its layer, in equal shares: 1 where all experts are chosen as often.",
+    "scalec loads runs/08_experts --svg loads.svg",
 )

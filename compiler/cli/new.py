@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .command import Command, file_path
-from .streams import UsageError, cannot_write
+from .output import UsageError, cannot_write
 
 MOST = 4
 """Processes of a first plan on CPUs."""

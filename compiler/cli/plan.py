@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .command import Command, count, file_path
-from .output_files import put
-from .shown import show
-from .streams import PLAN_WRONG, UsageError
+from .output import PLAN_WRONG, UsageError, put, show
 
 if TYPE_CHECKING:
     from ..analysis.hardware import Hardware
@@ -45,8 +43,7 @@ def plan(options: Namespace) -> int:
     else:
         show(print_plans(it))
     if options.output and it.text:
-        put(options.output, it.text, "output", MARK)
-        print(f"wrote {options.output}", file=sys.stderr)
+        put(options.output, it.text, "output", MARK, sys.stderr)
     return 0 if it.found.fitting else PLAN_WRONG
 
 
@@ -70,8 +67,7 @@ def _sweep(options: Namespace, file: "ModelFile") -> int:
         files["svg"] = options.svg, svg(points, title, f"{told}; by {goal.hardware.source}"), DRAWN
     for form, (path, text, mark) in files.items():
         if path:
-            put(path, text, form, mark)
-            print(f"wrote {path}", file=sys.stderr)
+            put(path, text, form, mark, sys.stderr)
     print(table, end="")
     return 0 if any(it.best for it in points) else PLAN_WRONG
 

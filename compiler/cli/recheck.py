@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from .compile import DTENSOR, Plan, read
-from .streams import UsageError
+from .output import UsageError
 
 if TYPE_CHECKING:
     from ..ir import Program

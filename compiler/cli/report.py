@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from .command import PLAN, Command, file_path
 from .compile import load
-from .output_files import put
-from .streams import UsageError
+from .output import UsageError, put
 
 if TYPE_CHECKING:
     from ..reports.html import Subject
@@ -23,7 +22,6 @@ def report(options: Namespace) -> None:
     page = page_of(*(subject(path, proved=options.verify) for path in options.plans), tokens=options.tokens)
     path = options.output or Path(f"{options.plans[0].stem}.html")
     put(path, page, "output", MARK)
-    print(f"wrote {path}")
 
 
 def subject(path: Path, *, proved: bool) -> "Subject":

@@ -1,14 +1,12 @@
 """The command `run`: one line that starts a plan's program on this machine, and goes on with its run."""
 
-import os
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from .command import Command, count, output_arguments, plan_argument
-from .streams import UsageError
+from .command import Command, count, need, output_arguments, plan_argument, torchrun
+from .output import UsageError
 
 if TYPE_CHECKING:
     from ..reports.summary import Launch
@@ -19,8 +17,6 @@ _CHOSEN = {"--resume", "--resume-anyway", "--export"}
 
 def run(options: Namespace) -> NoReturn:
     """`scalec run`."""
-    from importlib.util import find_spec
-
     from ..reports.summary import launch
     from .compile import load, written
 
@@ -29,14 +25,10 @@ def run(options: Namespace) -> NoReturn:
     how = launch(plan.program) if plan else _compiled(options.plan)
     if how.nodes > 1:
         raise UsageError(f"this plan runs on {how.nodes} nodes: `scalec compile` prints the command for each")
-    if find_spec("torch") is None:
-        raise UsageError(f"torch is not installed for {sys.executable}; training needs it")
-    script: Path = written(plan, options) if plan else options.plan
-    sys.stdout.flush()
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // how.ranks_per_node)))
+    need("torch", "training")
+    script = written(plan, options) if plan else options.plan
     restarts = [f"--max-restarts={options.max_restarts}"] if options.max_restarts else []
-    torchrun = [sys.executable, "-m", "scalec.runtime.train.torchrun", *how.options(), *restarts]
-    os.execv(sys.executable, [*torchrun, str(script), *words])
+    torchrun([*how.options(), *restarts, str(script), *words], how.ranks_per_node)
 
 
 def _words(rest: Sequence[str], anew: bool, restarts: int) -> list[str]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from .command import Command, file_path, plan_argument
 from .compile import load
-from .output_files import check_replaceable, replace
-from .streams import UsageError
+from .output import UsageError, check_replaceable, replace
 
 if TYPE_CHECKING:
     from ..ir import Program

@@ -4,7 +4,7 @@ import json
 from argparse import ArgumentParser, Namespace
 
 from .command import Command
-from .streams import as_file
+from .output import as_file
 
 OF = ("settings", "plan")
 

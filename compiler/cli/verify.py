@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from .command import PLAN, Command, file_path
 from .compile import Plan, load
-from .shown import show
-from .streams import PLAN_WRONG, UsageError
+from .output import PLAN_WRONG, UsageError, show
 
 if TYPE_CHECKING:
     from ..analysis.certificate import Proof

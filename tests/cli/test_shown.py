@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalec.compiler.cli import main
-from scalec.compiler.cli.shown import show, styled
+from scalec.compiler.cli.output import show, styled
 
 PLAN = str(Path(__file__).parents[2] / "plans" / "tiny_llama.scale")
 ESCAPES = re.compile(r"\x1b\[[\d;]*m")

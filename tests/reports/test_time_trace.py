@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from scalec.compiler.cli import main
-from scalec.compiler.cli.against import recorded_steps
-from scalec.compiler.cli.streams import UsageError
+from scalec.compiler.cli.explain import recorded_steps
+from scalec.compiler.cli.output import UsageError
 
 PLANS = Path(__file__).parents[2] / "plans"
 

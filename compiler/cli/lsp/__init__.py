@@ -3,7 +3,7 @@
 from argparse import ArgumentParser, Namespace
 
 from ..command import Command
-from ..streams import UsageError
+from ..output import UsageError
 
 
 def lsp(options: Namespace) -> None:

@@ -8,12 +8,12 @@ from attrs import evolve
 
 from scalec.compiler import cli
 from scalec.compiler.analysis.hardware import named
+from scalec.compiler.cli.output import UsageError
 from scalec.compiler.cli.plan import swept_axes
 from scalec.compiler.cli.planner.choice import Choice
 from scalec.compiler.cli.planner.exact import Priced
 from scalec.compiler.cli.planner.goal import Goal
 from scalec.compiler.cli.planner.sweep import Point, cliff
-from scalec.compiler.cli.streams import UsageError
 
 PLANS = Path(__file__).parents[3] / "plans"
 SVG = "{http://www.w3.org/2000/svg}"
