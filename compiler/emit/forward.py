@@ -237,7 +237,7 @@ class Body:
         body.bind(region, given, tables)
         body.write()
         frame.classes.append(module)
-        self._module.children[attribute] = Child(module, region.dim, program.size(region.dim))
+        self._module.declared[attribute] = Child(module, region.dim, program.size(region.dim))
         return attribute, [*body.groups]
 
     def _call(self, region: Region, layer: LayerCall, variables: list[str], passed: list[str]) -> Line:

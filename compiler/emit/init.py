@@ -4,7 +4,7 @@ Purpose: in a model in stages, an attribute that some stages lack is set in a br
 Non-goals: which stage needs which attribute (`staged_forward`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from ..ir import SEQUENCE, Program
@@ -21,10 +21,13 @@ def fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterat
     """The lines of `__init__` after `super().__init__()`; `sizes` are names of dims' sizes."""
     yield from (f"self.{name} = mesh.axis({', '.join(map(literal, axes))})" for axes, name in module.axes.items())
     yield from (f"self.{name} = {layout(of, program, sizes)}" for of, name in module.layouts.items())
-    lines = {name: weight_lines(name, param, program, sizes, 12) for name, param in module.weights.items()}
-    weights = ((name, line) for name, declared in lines.items() for line in declared)
-    stages = len(program.pipeline.stage_to_rank) if program.pipeline else 0
-    yield from _branched(module, [*weights, *_modules(module, program, sizes)], stages)
+    cut = program.pipeline.dims if module.crossing and program.pipeline else ()
+    lines = {
+        name: _modules(name, it, cut, sizes) if isinstance(it, Child) else weight_lines(name, it, program, sizes, 12)
+        for name, it in module.declared.items()
+    }
+    declared = ((name, line) for name, each in lines.items() for line in each)
+    yield from _branched(module, declared, len(program.pipeline.stage_to_rank) if program.pipeline else 0)
     for table, name in module.tables.items():
         yield from _table(name, table, program, sizes)
 
@@ -38,11 +41,9 @@ def _branched(module: Module, declared: Iterable[Field], stages: int) -> Iterato
         yield from (f"{'    ' if held else ''}{line}" for _, line in together)
 
 
-def _modules(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[Field]:
-    cut = program.pipeline.dims if module.crossing and program.pipeline else ()
-    for name, child in module.children.items():
-        line = f"self.{name} = {_of_stages(child) if child.dim in cut else _of_all(child, sizes)}"
-        yield from ((name, each) for each in fitted(line, 8).replace("\n        ", "\n").split("\n"))
+def _modules(name: str, child: Child, cut: Sequence[str], sizes: Mapping[str, str]) -> list[str]:
+    line = f"self.{name} = {_of_stages(child) if child.dim in cut else _of_all(child, sizes)}"
+    return fitted(line, 8).replace("\n        ", "\n").split("\n")
 
 
 def _of_stages(child: Child) -> str:

@@ -48,8 +48,8 @@ class Module:
     doc: str
     axes: dict[tuple[str, ...], str] = field(factory=dict[tuple[str, ...], str])  # groups over axes, by attribute
     layouts: dict[Layout, str] = field(factory=dict[Layout, str])  # positions and experts, by attribute
-    weights: dict[str, Param] = field(factory=dict[str, Param])  # by attribute, as one layer has it
-    children: dict[str, Child] = field(factory=dict[str, Child])  # by attribute
+    declared: dict[str, Param | Child] = field(factory=dict[str, Param | Child])
+    """Parameters as one layer has them, and the layers of repeats, by attribute, in the order of their first use."""
     tables: dict[Table, str] = field(factory=dict[Table, str])
     arguments: dict[str, str] = field(factory=dict[str, str])  # Python types by name
     lines: list[str] = field(factory=list[str])
@@ -61,7 +61,17 @@ class Module:
 
     def attributes(self) -> set[str]:
         """All names taken so far."""
-        return {*self.axes.values(), *self.layouts.values(), *self.weights, *self.children, *self.tables.values()}
+        return {*self.axes.values(), *self.layouts.values(), *self.declared, *self.tables.values()}
+
+    @property
+    def weights(self) -> dict[str, Param]:
+        """The parameters, by attribute."""
+        return {name: it for name, it in self.declared.items() if not isinstance(it, Child)}
+
+    @property
+    def children(self) -> dict[str, Child]:
+        """The layers of repeats, by attribute."""
+        return {name: it for name, it in self.declared.items() if isinstance(it, Child)}
 
     @property
     def returns(self) -> str:
@@ -103,7 +113,7 @@ class Frame:
     def declare(self, module: Module, prefix: str, param: Param) -> str:
         """Declares a parameter in `module` and returns its attribute."""
         attribute = identifier(param.name, module.attributes())
-        module.weights[attribute] = param
+        module.declared[attribute] = param
         self.patterns[param.name] = prefix + attribute
         return attribute
 

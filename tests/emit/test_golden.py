@@ -3,6 +3,7 @@
 `pytest tests/emit/test_golden.py --update-golden` rewrites the files; read the difference as a reviewer would.
 """
 
+import ast
 import re
 import subprocess
 import sys
@@ -135,6 +136,16 @@ def _demand_written_by_hand(text: str) -> None:
     assert {match[0] for match in found} == set()
     assert max(map(len, text.splitlines())) <= 120
     assert "tp_1" in text or "tp_0" not in text  # an axis of one factor is whole
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_weights_and_layers_are_declared_in_the_order_of_use(variant: str) -> None:
+    tree = ast.parse((ROOT / "tests" / "golden" / variant / "train.py").read_text())
+    for model in [node for node in tree.body if isinstance(node, ast.ClassDef)]:
+        init, forward = (ast.unparse(node) for node in model.body if isinstance(node, ast.FunctionDef))
+        declared = re.findall(r"self\.(\w+) = (?:weight|nn\.Module)", init)
+        used = [name for name in dict.fromkeys(re.findall(r"self\.(\w+)", forward)) if name in declared]
+        assert declared == used
 
 
 def test_a_line_that_no_person_writes_is_found() -> None:

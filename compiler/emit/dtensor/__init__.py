@@ -23,7 +23,7 @@ from ..constants import product, size_lines
 from ..hf_names import plain_names
 from ..init import ropes
 from ..model_classes import Model, model_classes
-from ..module import Module, parameter_sizes
+from ..module import Child, Module, parameter_sizes
 from ..naming import DTYPES, call, class_name, file_word, fitted, literal, matrix_shape
 from ..plan_json import plan_json
 from ..target import DTENSOR, mesh_axes, placements, whole_mesh, zigzag_ranks
@@ -132,12 +132,13 @@ class _Class:
 
 def _fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[str]:
     cut = program.pipeline.dims if module.crossing and program.pipeline else ()
-    for name, param in module.weights.items():
-        yield from _weight(name, param, program, sizes)
-    for name, child in module.children.items():
-        count = sizes.get(child.dim, child.count)
-        all_ = f"nn.ModuleList({child.module.name}(mesh) for _ in range({count}))"
-        yield f"self.{name} = {staged.stage_layers(child, str(count)) if child.dim in cut else all_}"
+    for name, declared in module.declared.items():
+        if isinstance(declared, Child):
+            count = sizes.get(declared.dim, declared.count)
+            all_ = f"nn.ModuleList({declared.module.name}(mesh) for _ in range({count}))"
+            yield f"self.{name} = {staged.stage_layers(declared, str(count)) if declared.dim in cut else all_}"
+        else:
+            yield from _weight(name, declared, program, sizes)
     if cut:
         yield from staged.dropped(module, program)
     for table, name in module.tables.items():

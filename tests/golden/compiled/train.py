@@ -99,9 +99,9 @@ class Llama(nn.Module):
         super().__init__()
         self.tp = mesh.axis("tp")
         self.wte = weight(mesh, VOCAB, HIDDEN, shard={0: "tp"}, init=normal(0.02))  # [v/tp, h]
+        self.layers = nn.ModuleList(Layer(mesh) for _ in range(LAYERS))
         self.norm = weight(mesh, HIDDEN, init=ones())  # [h]
         self.head = weight(mesh, VOCAB, HIDDEN, shard={0: "tp"}, init=normal(0.02))  # [v/tp, h]
-        self.layers = nn.ModuleList(Layer(mesh) for _ in range(LAYERS))
         rotary = rope_frequencies(SEQ, HEAD_DIM, theta=500_000, between=2, mesh=mesh, dtype=torch.float32)
         self.register_buffer("rotary", rotary, persistent=False)
 

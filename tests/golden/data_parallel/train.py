@@ -84,9 +84,9 @@ class Llama(nn.Module):
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()
         self.wte = weight(mesh, VOCAB, HIDDEN, init=normal(0.02))  # [v, h]
+        self.layers = nn.ModuleList(Layer(mesh) for _ in range(LAYERS))
         self.norm = weight(mesh, HIDDEN, init=ones())  # [h]
         self.head = weight(mesh, VOCAB, HIDDEN, init=normal(0.02))  # [v, h]
-        self.layers = nn.ModuleList(Layer(mesh) for _ in range(LAYERS))
         rotary = rope_frequencies(SEQ, HEAD_DIM, theta=500_000, between=1, mesh=mesh, dtype=torch.float32)
         self.register_buffer("rotary", rotary, persistent=False)
 

@@ -93,9 +93,9 @@ class Llama(nn.Module):
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
         self.wte = weight(mesh, VOCAB, HIDDEN, placements=[Replicate(), Shard(0)], std=0.02)  # [v/tp, h]
+        self.layers = nn.ModuleList(Layer(mesh) for _ in range(LAYERS))
         self.norm = weight(mesh, HIDDEN, placements=[Replicate(), Replicate()], mean=1.0)  # [h]
         self.head = weight(mesh, VOCAB, HIDDEN, placements=[Replicate(), Shard(0)], std=0.02)  # [v/tp, h]
-        self.layers = nn.ModuleList(Layer(mesh) for _ in range(LAYERS))
         rotary = rope_frequencies(
             mesh, SEQ, HEAD_DIM, theta=10_000, between=2, dtype=torch.float32, placements=[Replicate(), Replicate()]
         )

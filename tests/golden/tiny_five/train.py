@@ -158,10 +158,10 @@ class TinyMoe(nn.Module):
         self.tp = mesh.axis("tp")
         if FIRST in stages:
             self.wte = weight(mesh, VOCAB, HIDDEN, shard={0: "tp"}, init=normal(0.02))  # [v/tp, h]
+        self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in LAYERS_OF_STAGE["layers"][stage]})
         if LAST in stages:
             self.norm = weight(mesh, HIDDEN, init=ones())  # [h]
             self.head = weight(mesh, VOCAB, HIDDEN, shard={0: "tp"}, init=normal(0.02))  # [v/tp, h]
-        self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in LAYERS_OF_STAGE["layers"][stage]})
         positions = Positions(mesh, SEQ, "cp", zigzag=("cp",))
         rotary = rope_frequencies(
             SEQ, HEAD_DIM, theta=10_000, between=1, mesh=mesh, dtype=torch.float32, positions=positions

@@ -110,10 +110,10 @@ class Llama(nn.Module):
         self.tp = mesh.axis("tp")
         if FIRST in stages:
             self.wte = weight(mesh, VOCAB, HIDDEN, shard={0: "tp"}, init=normal(0.02))  # [v/tp, h]
+        self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in LAYERS_OF_STAGE["layers"][stage]})
         if LAST in stages:
             self.norm = weight(mesh, HIDDEN, init=ones())  # [h]
             self.head = weight(mesh, VOCAB, HIDDEN, shard={0: "tp"}, init=normal(0.02))  # [v/tp, h]
-        self.layers = nn.ModuleDict({str(i): Layer(mesh) for stage in stages for i in LAYERS_OF_STAGE["layers"][stage]})
         rotary = rope_frequencies(SEQ, HEAD_DIM, theta=500_000, between=2, mesh=mesh, dtype=torch.float32)
         self.register_buffer("rotary", rotary, persistent=False)
 

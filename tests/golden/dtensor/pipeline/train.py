@@ -107,9 +107,9 @@ class Llama(nn.Module):
     def __init__(self, mesh: DeviceMesh, stage: int) -> None:
         super().__init__()
         self.wte = weight(mesh, VOCAB, HIDDEN, placements=[Replicate(), Shard(0)], std=0.02)  # [v/tp, h]
+        self.layers = stage_layers(lambda: Layer(mesh), 4, LAYERS_OF_STAGE["layers"][stage])
         self.norm = weight(mesh, HIDDEN, placements=[Replicate(), Replicate()], mean=1.0)  # [h]
         self.head = weight(mesh, VOCAB, HIDDEN, placements=[Replicate(), Shard(0)], std=0.02)  # [v/tp, h]
-        self.layers = stage_layers(lambda: Layer(mesh), 4, LAYERS_OF_STAGE["layers"][stage])
         if stage != FIRST:
             del self.wte
         if stage != LAST:
