@@ -19,7 +19,6 @@ def rope_frequencies(
     seq: int,
     dim: int,
     theta: float,
-    between: int,
     placements: Sequence[Placement],
     dtype: torch.dtype = torch.float32,
     scaling: str = "none",
@@ -28,8 +27,9 @@ def rope_frequencies(
     high: float = 4.0,
     original: float = 8192.0,
     zigzag: int = 1,
+    seq_dim: int = -3,
 ) -> Tensor:
-    """Cosines and signed sines of rotary positions, [2, seq, 1 × between, dim], for `rope`."""
+    """Cosines and signed sines of rotary positions, [2, seq, 1, dim], for `rope`; -4: [2, seq, 1, 1, dim]."""
     frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     if scaling != "none":
         turns = original * frequency / (2 * math.pi)
@@ -41,7 +41,7 @@ def rope_frequencies(
         frequency = frequency * (kept + (1 - kept) / factor)
     angle = zigzag_order(seq, zigzag).double().outer(frequency)
     table = torch.stack([angle.cos().repeat(1, 2), torch.cat([-angle.sin(), angle.sin()], dim=1)])
-    return placed(table.to(dtype).view(2, seq, *(1 for _ in range(between)), dim), mesh, placements)
+    return placed(table.to(dtype).view(2, seq, *(1 for _ in range(seq_dim + 2, 0)), dim), mesh, placements)
 
 
 def rope(x: Tensor, table: Tensor) -> Tensor:

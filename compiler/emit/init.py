@@ -57,8 +57,7 @@ def _of_all(child: Child, sizes: Mapping[str, str]) -> str:
 
 
 def _table(name: str, table: Table, program: Program, names: Mapping[str, str]) -> Iterator[str]:
-    arguments = [*ropes(table, program, names)]
-    arguments.insert(4, "mesh=mesh")
+    arguments = [*ropes(table, program, names), "mesh=mesh"]
     if table.axes:
         yield f"positions = {layout(Positions(SEQUENCE, table.axes), program, names)}"
         arguments.append("positions=positions")
@@ -72,6 +71,7 @@ def ropes(table: Table, program: Program, names: Mapping[str, str]) -> Iterator[
     yield names.get(SEQUENCE, str(table.seq))
     yield str((names.get(table.of) if table.dim == program.size(table.of) else None) or table.dim)
     yield f"theta={literal(table.theta).removesuffix('.0')}"
-    yield f"between={table.between}"
+    if table.seq_dim != -3:  # with heads between sequence and head dim, the function's default
+        yield f"seq_dim={table.seq_dim}"
     yield f"dtype={DTYPES[compute(program)]}"
     yield from (f"{key}={literal(value)}" for key, value in table.scaling)

@@ -25,7 +25,7 @@ class Table:
     seq: int
     dim: int
     theta: float
-    between: int
+    seq_dim: int  # of the tensors to rotate, from the last
     scaling: tuple[tuple[str, Attr], ...] = ()
     axes: tuple[str, ...] = ()  # that shard the sequence
     of: str = field(default="", eq=False)  # the dim that it is for
@@ -126,13 +126,13 @@ class Frame:
 def table_of(op: Op, types: Mapping[str, Type], program: Program) -> Table:
     """The table of rotary positions that an op `rope` needs."""
     type, seq = types[op.inputs[0]], roles(op, types).query_seq
-    between = len(type.dims) - type.dims.index(seq) - 2
+    seq_dim = type.dims.index(seq) - len(type.dims)
     given = dict(op.attrs)
     theta, dims = given.pop("theta"), given.pop("dims", program.local_size(type, type.dims[-1]))
     assert isinstance(theta, float), "emit: rope without theta"
     dim = type.dims[-1]
     axes = type.axes_of(seq)
-    return Table(program.size(seq), round(float(str(dims))), theta, between, tuple(given.items()), axes, dim)
+    return Table(program.size(seq), round(float(str(dims))), theta, seq_dim, tuple(given.items()), axes, dim)
 
 
 def weight_lines(attribute: str, param: Param, program: Program, names: Mapping[str, str], indent: int) -> list[str]:

@@ -167,7 +167,7 @@ class _Calls:
 
         def rotary(op: Op) -> str:
             table, type = table_of(op, self._types, self._program), self._types[op.inputs[0]]
-            shape = (2, table.seq // self._program.degree(table.axes), *(1,) * table.between, table.dim)
+            shape = (2, table.seq // self._program.degree(table.axes), *(1,) * (-2 - table.seq_dim), table.dim)
             inputs["rotary"] = tensor(shape, type.dtype, warm=True)
             return "rotary"
 

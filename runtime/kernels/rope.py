@@ -112,7 +112,7 @@ class Rope:
     tiles: Mapping[int, Tile]
 
     def __call__(self, x: Tensor, table: Tensor) -> Tensor:
-        """x and the result [..., seq, between, d], table [2, seq, 1 × between, d or less] of `rope_frequencies`."""
+        """x and the result [..., seq, between, d], table [2, seq, 1 …, d or less] of `rope_frequencies`."""
         (out,) = cast(Any, _Rope).apply(table, tile_for(self, self.tiles, x.shape[-1], x, table), x)
         return out
 

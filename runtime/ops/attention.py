@@ -21,7 +21,6 @@ def rope_frequencies(
     seq: int,
     dim: int,
     theta: float,
-    between: int,
     mesh: Mesh,
     dtype: torch.dtype = torch.float32,
     scaling: Literal["none", "linear", "llama3", "yarn"] = "none",
@@ -30,14 +29,15 @@ def rope_frequencies(
     high: float = 4.0,
     original: float = 8192.0,
     positions: Positions | None = None,
+    seq_dim: int = -3,
 ) -> Tensor:
-    """Cosines and signed sines of rotary positions, [2, seq, 1 × between, dim], for `rope` (arXiv:2104.09864).
+    """Cosines and signed sines of rotary positions, [2, seq, 1, dim], for `rope` (arXiv:2104.09864).
 
-    `between` is the number of dims between seq and head_dim in the tensors to rotate.  With `positions` the table has
-    rows of these alone, [2, local, …].  `scaling` slows rotations down by `factor`: linear all of them
-    (arXiv:2306.15595); llama3 those that go round less than `low` times over `original` positions, none of more than
-    `high` times, and those between in part (arXiv:2407.21783, section 3.4.1); yarn likewise, in equal steps between
-    whole pairs (arXiv:2309.00071, section 3.2).
+    `seq_dim` is the dim of the sequence in the tensors to rotate, counted from their end: for -4 the table is
+    [2, seq, 1, 1, dim].  With `positions` it has rows of these alone, [2, local, …].  `scaling` slows rotations down by
+    `factor`: linear all of them (arXiv:2306.15595); llama3 those that go round less than `low` times over `original`
+    positions, none of more than `high` times, and those between in part (arXiv:2407.21783, section 3.4.1); yarn
+    likewise, in equal steps between whole pairs (arXiv:2309.00071, section 3.2).
     """
     frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=mesh.device) / dim)
     if scaling != "none":
@@ -54,7 +54,7 @@ def rope_frequencies(
     angle = places.double().outer(frequency)
     sine = angle.sin()
     table = torch.stack([angle.cos().repeat(1, 2), torch.cat([-sine, sine], dim=1)])
-    return table.to(dtype).view(2, len(places), *(1 for _ in range(between)), dim)
+    return table.to(dtype).view(2, len(places), *(1 for _ in range(seq_dim + 2, 0)), dim)
 
 
 def rope(x: Tensor, table: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ NOT_BY_HAND = r"""
     | \d\.\d{10,} | \bscale=0\. | StageInput\("\w+",\ \((\d+(,\ )?)+\)
     | \b(Tile|Blocks)\( | class\ \w+Module\b               # tables of tiles, and names that avoid their classes
     | weight\(mesh,\ \d | unflatten\(-1,\ \(\d | range\(\d+\)\)$ | frequencies\(\d  # sizes as numbers
-    | \bv,\ seq=\d | \bweight_\ = # dims by number, names that only avoid others
+    | \bv,\ seq=\d | \bbetween=\d | \bweight_\ = # dims by number, names that only avoid others
     | \b[03]\ in\ stages | stage\ ==\ 0                         # stages by number
     | ^"{3}[a-z] | \bOne\ of\b | of\ which | Nothing\ enters       # English
     | \#\ (complete|of\ each|labels\ of\ the) | awaited\ by | after\ each\ stage
@@ -161,7 +161,14 @@ def test_a_line_that_no_person_writes_is_found() -> None:
         *("e * 33.94112549695428", "scale=0.0625", 'StageInput("x", (64, 4, 64), torch.float32)', "weight_ = x + 1.0"),
         *("attention(q, k, v, seq=0)", "attention(q, k, v, seq=1, causal=False)"),
         *("rms_norm = RMSNorm({64: Tile(rows=16, warps=4)})", "class BlockModule(nn.Module):"),
-        *("rope_frequencies(128, 16)", "if 0 in stages:", '"""llama on 4 ranks', "One of 2 layers", "vocab_shares 2"),
+        *(
+            "rope_frequencies(128, 16)",
+            "theta=500_000, between=2",
+            "if 0 in stages:",
+            '"""llama on 4 ranks',
+            "One of 2 layers",
+            "vocab_shares 2",
+        ),
         *(
             "x = 1  # complete: what backward began",
             "x = 1  # labels of the step that count",

@@ -80,7 +80,7 @@ BY_HAND = {
     "another eps": ("tiny_llama", "rms_norm(x, self.norm2, eps=1e-05)", "rms_norm(x, self.norm2, eps=1e-06)"),
     "another norm": ("tiny_llama", "rms_norm(x, self.norm2,", "rms_norm(x, self.norm1,"),
     "another theta": ("tiny_llama", "theta=500000", "theta=10000"),
-    "positions for fewer dims": ("tiny_llama", "between=2", "between=1"),
+    "positions for fewer dims": ("tiny_llama", "seq_dim=-4", "seq_dim=-3"),
     "a shorter table": ("tiny_llama", "rope_frequencies(SEQ, HEAD_DIM", "rope_frequencies(64, HEAD_DIM"),
     "the sequence elsewhere": ("tiny_llama", "attention(q, k, v, layout='sbhd')", "attention(q, k, v)"),
     "other sizes of a view": (

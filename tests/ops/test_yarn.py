@@ -26,7 +26,7 @@ def test_frequencies_are_those_of_transformers(
     plain = theta ** (-torch.arange(0, dim, 2).double() / dim)
     assert not torch.allclose(wanted, (PLACE * plain).cos(), atol=0.1, rtol=0)
     table = rope_frequencies(
-        PLACE + 1, dim, theta, 0, Mesh({"dp": 1}), torch.float64, "yarn", factor, low, high, original
+        PLACE + 1, dim, theta, Mesh({"dp": 1}), torch.float64, "yarn", factor, low, high, original, seq_dim=-2
     )
     assert torch.allclose(table[0, PLACE, : dim // 2], wanted, atol=1e-3, rtol=0)
     cosines, _ = Reals(1).angles(np.array([float(PLACE)]), dim // 2, theta, ("yarn", factor, low, high, original))

@@ -51,8 +51,9 @@ class Calls:
         type = self.types[op.inputs[0]]
         width, axes = self.program.local_size(type, type.dims[-1]), type.axes_of(positions)
         theta, dims = attrs.pop("theta"), round(float(str(attrs.pop("dims", width))))
-        between = type.dims[::-1].index(positions) - 1
-        said = ", ".join(f"{key}={value!r}" for key, value in {"theta": theta, "between": between, **attrs}.items())
+        at = -1 - type.dims[::-1].index(positions)
+        given = {"theta": theta, **attrs} | ({"seq_dim": at} if at != -3 else {})
+        said = ", ".join(f"{key}={value!r}" for key, value in given.items())
         said = (
             f"{self.program.size(positions)}, {dims}, {said}, dtype={DTYPES[PRECISIONS[self.program.train.precision]]}"
         )

@@ -97,7 +97,7 @@ class Llama(nn.Module):
         self.norm = weight(mesh, HIDDEN, placements=[Replicate(), Replicate()], mean=1.0)  # [h]
         self.head = weight(mesh, VOCAB, HIDDEN, placements=[Replicate(), Shard(0)], std=0.02)  # [v/tp, h]
         rotary = rope_frequencies(
-            mesh, SEQ, HEAD_DIM, theta=10_000, between=2, dtype=torch.float32, placements=[Replicate(), Replicate()]
+            mesh, SEQ, HEAD_DIM, theta=10_000, seq_dim=-4, dtype=torch.float32, placements=[Replicate(), Replicate()]
         )
         self.register_buffer("rotary", rotary, persistent=False)
 
@@ -322,7 +322,6 @@ def rope_frequencies(
     seq: int,
     dim: int,
     theta: float,
-    between: int,
     placements: Sequence[Placement],
     dtype: torch.dtype = torch.float32,
     scaling: str = "none",
@@ -331,8 +330,9 @@ def rope_frequencies(
     high: float = 4.0,
     original: float = 8192.0,
     zigzag: int = 1,
+    seq_dim: int = -3,
 ) -> Tensor:
-    """Cosines and signed sines of rotary positions, [2, seq, 1 × between, dim], for `rope`."""
+    """Cosines and signed sines of rotary positions, [2, seq, 1, dim], for `rope`; -4: [2, seq, 1, 1, dim]."""
     frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     if scaling != "none":
         turns = original * frequency / (2 * math.pi)
@@ -344,7 +344,7 @@ def rope_frequencies(
         frequency = frequency * (kept + (1 - kept) / factor)
     angle = zigzag_order(seq, zigzag).double().outer(frequency)
     table = torch.stack([angle.cos().repeat(1, 2), torch.cat([-angle.sin(), angle.sin()], dim=1)])
-    return placed(table.to(dtype).view(2, seq, *(1 for _ in range(between)), dim), mesh, placements)
+    return placed(table.to(dtype).view(2, seq, *(1 for _ in range(seq_dim + 2, 0)), dim), mesh, placements)
 
 
 def rope(x: Tensor, table: Tensor) -> Tensor:

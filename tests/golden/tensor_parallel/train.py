@@ -99,7 +99,7 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(Layer(mesh) for _ in range(LAYERS))
         self.norm = weight(mesh, HIDDEN, init=ones())  # [h]
         self.head = weight(mesh, VOCAB, HIDDEN, shard={0: "tp"}, init=normal(0.02))  # [v/tp, h]
-        rotary = rope_frequencies(SEQ, HEAD_DIM, theta=500_000, between=1, mesh=mesh, dtype=torch.float32)
+        rotary = rope_frequencies(SEQ, HEAD_DIM, theta=500_000, dtype=torch.float32, mesh=mesh)
         self.register_buffer("rotary", rotary, persistent=False)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:

@@ -163,9 +163,7 @@ class TinyMoe(nn.Module):
             self.norm = weight(mesh, HIDDEN, init=ones())  # [h]
             self.head = weight(mesh, VOCAB, HIDDEN, shard={0: "tp"}, init=normal(0.02))  # [v/tp, h]
         positions = Positions(mesh, SEQ, "cp", zigzag=("cp",))
-        rotary = rope_frequencies(
-            SEQ, HEAD_DIM, theta=10_000, between=1, mesh=mesh, dtype=torch.float32, positions=positions
-        )
+        rotary = rope_frequencies(SEQ, HEAD_DIM, theta=10_000, dtype=torch.float32, mesh=mesh, positions=positions)
         self.register_buffer("rotary", rotary, persistent=False)
 
     def forward(

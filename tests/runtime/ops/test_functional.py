@@ -153,19 +153,19 @@ def test_rms_norm_computes_inside_in_float32_at_least(dtype: torch.dtype) -> Non
 
 
 def test_rope_rotates_halves_by_position() -> None:
-    table = rope_frequencies(6, HIDDEN, theta=100.0, between=2, mesh=Mesh({}), dtype=torch.float64)
+    table = rope_frequencies(6, HIDDEN, theta=100.0, mesh=Mesh({}), seq_dim=-4, dtype=torch.float64)
     x = torch.randn(6, 2, 3, HIDDEN, dtype=torch.float64)
     pairs = torch.complex(x[..., : HIDDEN // 2], x[..., HIDDEN // 2 :])
     angles = torch.tensor([[s * 100.0 ** (-2 * i / HIDDEN) for i in range(HIDDEN // 2)] for s in range(6)])
     turned = pairs * torch.polar(torch.ones_like(angles.double()), angles.double())[:, None, None]
     torch.testing.assert_close(rope(x, table), torch.cat([turned.real, turned.imag], -1), atol=1e-5, rtol=0)
-    batch_first = rope_frequencies(6, HIDDEN, theta=100.0, between=1, mesh=Mesh({}), dtype=torch.float64)
+    batch_first = rope_frequencies(6, HIDDEN, theta=100.0, mesh=Mesh({}), dtype=torch.float64)
     assert torch.equal(rope(x.transpose(0, 1), batch_first), rope(x, table).transpose(0, 1))
 
 
 def test_a_rank_s_rope_table_has_its_positions() -> None:
-    whole = rope_frequencies(8, HIDDEN, theta=100.0, between=2, mesh=Mesh({}))
-    own = rope_frequencies(8, HIDDEN, 100.0, 2, Mesh({}), positions=positions_at(8, 0, 2, zigzag=True))
+    whole = rope_frequencies(8, HIDDEN, theta=100.0, mesh=Mesh({}), seq_dim=-4)
+    own = rope_frequencies(8, HIDDEN, 100.0, Mesh({}), positions=positions_at(8, 0, 2, zigzag=True), seq_dim=-4)
     assert torch.equal(own, whole[:, [0, 1, 6, 7]])
 
 
