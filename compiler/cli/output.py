@@ -1,4 +1,4 @@
-"""What commands print and write: reports, diagnostics, files; exit statuses.
+"""Output of commands: reports, diagnostics, files; exit statuses.
 
 Standard streams take any text, in whatever encoding, though nobody reads it to the end.  Files are made whole or not at
 all, and never over what scalec did not write.
