@@ -56,8 +56,11 @@ def unknown() -> list[str]:
     """A line for each variable SCALEC_… that asks for nothing.  RunError if one that is known has an unknown value."""
     for asked in (recording, sanitizing, tracing, profiling):
         asked()
-    names = sorted(name for name in os.environ if name.startswith("SCALEC_") and name not in _KNOWN)
-    return [f"warning: there is no {name}: {_meant(name)}" for name in names]
+    lines, there_are = list[str](), f"there are {', '.join(_KNOWN)}"
+    for name in sorted(name for name in os.environ if name.startswith("SCALEC_") and name not in _KNOWN):
+        close = get_close_matches(name, _KNOWN, 1, 0.8)
+        lines.append(f"warning: there is no {name}: {f'did you mean {close[0]}?' if close else there_are}")
+    return lines
 
 
 def _is_on(name: str) -> bool:
@@ -65,8 +68,3 @@ def _is_on(name: str) -> bool:
     if value not in ("", "0", "1"):
         raise RunError(f"{name} is `{value}`: write 1, or 0 for a run without")
     return value == "1"
-
-
-def _meant(name: str) -> str:
-    close = get_close_matches(name, _KNOWN, 1, 0.8)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(_KNOWN)}"

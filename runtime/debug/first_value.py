@@ -16,17 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from .source_lines import place
 
-_UNSET = {
-    "empty",
-    "empty_like",
-    "new_empty",
-    "empty_strided",
-    "masked_fill",
-    "masked_fill_",
-    "full",
-    "full_like",
-    "fill_",
-}
+_UNSET = {*"empty empty_like new_empty empty_strided masked_fill masked_fill_ full full_like fill_".split()}
 """Results that have no values yet, or infinities by intention."""
 
 

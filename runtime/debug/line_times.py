@@ -9,12 +9,11 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from heapq import heappop, heappush
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from .trace import ON_GPU, Event
+from .trace import ON_GPU, Busy, Event, busy, changes
 
 COMPUTE, EXPOSED, IDLE = "compute", "exposed", "idle"
 
@@ -63,26 +62,17 @@ def longest(measured: Mapping[str, Any], plan_json: Path) -> str:
     return ", ".join(f"{line} {took[line] * 1e3:.1f} ms in place of {predicted[line] * 1e3:.1f}" for line in worst)
 
 
-class _Busy(NamedTuple):
-    """A stretch of time.  Where several overlap, the one of least `order` counts, and of these the latest."""
-
-    order: int
-    start: float
-    end: float
-    of: Any
-
-
 _Moment = tuple[str, str, float]
 """Kind, line and µs of a stretch of a step."""
 
 
 def _on_gpu(kernels: Iterable[Event]) -> Iterator[_Moment]:
     """From the first kernel to the end of the last."""
-    busy = list[_Busy]()
+    stretches = list[Busy]()
     for event in kernels:
         sends = event["name"].startswith("nccl")
-        busy.append(_busy(event, (EXPOSED if sends else COMPUTE, event["args"].get("line", "")), sends))
-    for (start, of), (end, after) in pairwise(_changes(busy)):
+        stretches.append(busy(event, (EXPOSED if sends else COMPUTE, event["args"].get("line", "")), sends))
+    for (start, of), (end, after) in pairwise(changes(stretches)):
         kind, line = of or (IDLE, after[1])
         yield kind, line, end - start
 
@@ -91,38 +81,21 @@ def _on_cpu(events: Iterable[Event], steps: Sequence[Event]) -> Iterator[_Moment
     """From the begin to the end of each step."""
     threads = {(step["pid"], step["tid"]) for step in steps}
     own = [event for event in events if (event["pid"], event["tid"]) in threads]
-    sends = [_busy(event, EXPOSED) for event in own if event["name"] == WAIT or event["name"].startswith(_SENDS)]
-    ops = [_busy(event, COMPUTE, 1) for event in own if event.get("cat") == "cpu_op"]
-    lines = [_busy(event, found[1]) for event in own if (found := _LINE.match(event["name"]))]
-    during = [_busy(step, True) for step in steps]
+    sends = [busy(event, EXPOSED) for event in own if event["name"] == WAIT or event["name"].startswith(_SENDS)]
+    ops = [busy(event, COMPUTE, 1) for event in own if event.get("cat") == "cpu_op"]
+    lines = [busy(event, found[1]) for event in own if (found := _LINE.match(event["name"]))]
+    during = [busy(step, True) for step in steps]
     for (within, kind, line), time in _together(during, [*sends, *ops], lines):
         if within:
             yield kind or IDLE, line or "", time
 
 
-def _busy(event: Event, of: Any, order: int = 0) -> _Busy:
-    return _Busy(order, event["ts"], event["ts"] + event["dur"], of)
-
-
-def _together(*each: Sequence[_Busy]) -> Iterator[tuple[list[Any], float]]:
+def _together(*each: Sequence[Busy]) -> Iterator[tuple[list[Any], float]]:
     """The values of several series as long as none of them changes."""
-    changes = [(time, at, of) for at, busy in enumerate(each) for time, of in _changes(busy)]
-    changes.sort(key=lambda change: change[:2])
+    ordered = [(time, at, of) for at, own in enumerate(each) for time, of in changes(own)]
+    ordered.sort(key=lambda change: change[:2])
     values: list[Any] = [None] * len(each)
-    for (start, at, of), (end, *_) in pairwise(changes):
+    for (start, at, of), (end, *_) in pairwise(ordered):
         values[at] = of
         if end > start:
             yield [*values], end - start
-
-
-def _changes(busy: Iterable[_Busy]) -> Iterator[tuple[float, Any]]:
-    """From each time on, what counts: None where nothing does."""
-    ordered = sorted(busy, key=lambda it: it.start)
-    active, at = list[tuple[int, float, int]](), 0
-    for time in sorted({time for it in ordered for time in (it.start, it.end)}):
-        while at < len(ordered) and ordered[at].start <= time:
-            heappush(active, (ordered[at].order, -ordered[at].start, at))
-            at += 1
-        while active and ordered[active[0][2]].end <= time:
-            heappop(active)
-        yield time, ordered[active[0][2]].of if active else None

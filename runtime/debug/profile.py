@@ -13,7 +13,8 @@ import json
 import linecache
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -58,20 +59,26 @@ class Lines:
         """Follows a function of the program, line by line."""
         if frame.f_code.co_filename != self.file:
             return None
-        whole, line = _Span(self._nvtx), _Span(self._nvtx)
+        whole, line = ExitStack(), ExitStack()  # of at most one span each
         if frame.f_code.co_name == "forward" and (name := self._modules.get(id(frame.f_locals.get("self")))):
-            whole.open(name)
+            self._open(whole, name)
 
         def follow(frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
             if event in ("line", "return"):
                 line.close()
             if event == "line":
-                line.open(self._name(frame.f_lineno))
+                self._open(line, self._name(frame.f_lineno))
             if event == "return":  # after an exception too
                 whole.close()
             return follow
 
         return follow
+
+    def _open(self, place: ExitStack, name: str) -> None:
+        place.enter_context(record_function(name))
+        if self._nvtx:
+            cast(Any, torch.cuda).nvtx.range_push(name)
+            place.callback(cast(Any, torch.cuda).nvtx.range_pop)
 
     @cached_property
     def _modules(self) -> Mapping[int, str]:
@@ -87,42 +94,21 @@ class Lines:
         return name
 
 
-class _Waits:
+@contextmanager
+def _spanned_waits() -> Generator[None]:
     """While entered, each wait for a collective is a span, of which torch's profiler knows nothing."""
+    kind: Any = Work
+    wait = kind.wait
 
-    def __enter__(self) -> None:
-        self._wait = wait = cast(Any, Work).wait
+    def spanned(work: Any, *timeout: Any) -> Any:
+        with record_function(WAIT):
+            return wait(work, *timeout)
 
-        def spanned(work: Any, *timeout: Any) -> Any:
-            with record_function(WAIT):
-                return wait(work, *timeout)
-
-        cast(Any, Work).wait = spanned
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        cast(Any, Work).wait = self._wait
-
-
-class _Span:
-    """The open span at one place, if any."""
-
-    def __init__(self, nvtx: bool) -> None:
-        self._nvtx = nvtx
-        self._open: record_function | None = None
-
-    def open(self, name: str) -> None:
-        self._open = record_function(name)
-        self._open.__enter__()
-        if self._nvtx:
-            cast(Any, torch.cuda).nvtx.range_push(name)
-
-    def close(self) -> None:
-        if self._open is None:
-            return
-        if self._nvtx:
-            cast(Any, torch.cuda).nvtx.range_pop()
-        self._open.__exit__(None, None, None)
-        self._open = None
+    kind.wait = spanned
+    try:
+        yield
+    finally:
+        kind.wait = wait
 
 
 _P = ParamSpec("_P")
@@ -170,17 +156,14 @@ class Profiler:
             if self._done < self._asked.first:
                 result = step(*args, **options)
             else:
-                self._remember_memory()
-                with record_function(f"step {self._first + self._done}"), self._lines, _Waits():
+                if self._on_gpu and self._done == self._asked.first:
+                    cast(Any, torch.cuda.memory)._record_memory_history()
+                with record_function(f"step {self._first + self._done}"), self._lines, _spanned_waits():
                     result = step(*args, **options)
             self._profile.step()
             return result
 
         return profiled
-
-    def _remember_memory(self) -> None:
-        if self._on_gpu and self._done == self._asked.first:
-            cast(Any, torch.cuda.memory)._record_memory_history()
 
     def _write(self, finished: Any) -> None:
         if self._on_gpu:

@@ -5,7 +5,9 @@ the id of the op that started them.
 """
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from heapq import heappop, heappush
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -41,7 +43,8 @@ def _backward(events: Iterable[Event], forward: "_Cover") -> Iterator[Event]:
     made = {event["id"]: event for event in events if event.get("cat") == "fwdbwd" and event["ph"] == "s"}
     arrows = [event for event in events if event.get("cat") == "fwdbwd" and event["ph"] == "f" and event["id"] in made]
     nodes = [event for event in events if event.get("cat") == "cpu_op" and event["name"].startswith(_NODE)]
-    for (pid, tid), of_thread in _by_thread(nodes):
+    nodes.sort(key=lambda node: (f"{node['pid']} {node['tid']}", node["ts"], -node["dur"]))
+    for (pid, tid), of_thread in groupby(nodes, key=lambda node: (node["pid"], node["tid"])):
         ends = sorted((arrow["ts"], arrow["id"]) for arrow in arrows if (arrow["pid"], arrow["tid"]) == (pid, tid))
         told: list[tuple[str, Event]] = []
         for node in of_thread:
@@ -53,60 +56,53 @@ def _backward(events: Iterable[Event], forward: "_Cover") -> Iterator[Event]:
             told.append((line, node))
         for line, run in groupby(told, key=lambda each: each[0]):
             if line:
-                nodes = [node for _, node in run]
-                yield _span(f"backward of {line}", nodes[0], nodes[-1])
-
-
-def _span(name: str, first: Event, last: Event) -> Event:
-    place = {key: first[key] for key in ("pid", "tid", "ts")}
-    return {"ph": "X", "cat": "user_annotation", "name": name, **place, "dur": _end(last) - first["ts"], "args": {}}
+                own = [node for _, node in run]
+                span = {key: own[0][key] for key in ("pid", "tid", "ts")} | {"dur": _end(own[-1]) - own[0]["ts"]}
+                yield {"ph": "X", "cat": "user_annotation", "name": f"backward of {line}", **span, "args": {}}
 
 
 def _end(event: Event) -> float:
     return event["ts"] + event["dur"]
 
 
-def _by_thread(events: Iterable[Event]) -> Iterator[tuple[tuple[Any, Any], list[Event]]]:
-    """The events of each thread, outer ones before those within them."""
+class Busy(NamedTuple):
+    """A stretch of time.  Where several overlap, the one of least `order` counts, and of these the innermost."""
 
-    def thread(event: Event) -> tuple[Any, Any]:
-        return event["pid"], event["tid"]
-
-    ordered = sorted(events, key=lambda event: (str(thread(event)), event["ts"], -event["dur"]))
-    for key, of_thread in groupby(ordered, key=thread):
-        yield key, list(of_thread)
+    order: int
+    start: float
+    end: float
+    of: Any
 
 
-class _Change(NamedTuple):
-    """From this time on, the innermost span has this name, empty outside of any."""
+def busy(event: Event, of: Any, order: int = 0) -> Busy:
+    """The stretch of an event."""
+    return Busy(order, event["ts"], _end(event), of)
 
-    time: float
-    name: str
+
+def changes(stretches: Iterable[Busy]) -> Iterator[tuple[float, Any]]:
+    """From each time on, what counts: None where nothing does."""
+    ordered = sorted(stretches, key=lambda it: (it.start, -it.end))
+    active, at = list[tuple[int, float, int]](), 0
+    for time in sorted({time for it in ordered for time in (it.start, it.end)}):
+        while at < len(ordered) and ordered[at].start <= time:
+            heappush(active, (ordered[at].order, -ordered[at].start, -at))
+            at += 1
+        while active and ordered[-active[0][2]].end <= time:
+            heappop(active)
+        yield time, ordered[-active[0][2]].of if active else None
 
 
 class _Cover:
     """Which of the spans, nested within each thread, is the innermost at a time."""
 
     def __init__(self, spans: Iterable[Event]) -> None:
-        self._changes = {thread: list(_changes(of_thread)) for thread, of_thread in _by_thread(spans)}
+        threads = defaultdict[tuple[Any, Any], list[Busy]](list)
+        for span in spans:
+            threads[span["pid"], span["tid"]].append(busy(span, span["name"]))
+        self._changes = {thread: [*changes(own)] for thread, own in threads.items()}
 
     def at(self, pid: Any, tid: Any, time: float) -> str:
         """Its name; empty if there is none."""
-        changes = self._changes.get((pid, tid), [])
-        at = bisect_right(changes, time, key=lambda change: change.time)
-        return changes[at - 1].name if at else ""
-
-
-def _changes(spans: Iterable[Event]) -> Iterator[_Change]:
-    around: list[Event] = []
-
-    def leave(time: float) -> Iterator[_Change]:
-        while around and _end(around[-1]) <= time:
-            left = around.pop()
-            yield _Change(_end(left), around[-1]["name"] if around else "")
-
-    for span in spans:
-        yield from leave(span["ts"])
-        around.append(span)
-        yield _Change(span["ts"], span["name"])
-    yield from leave(float("inf"))
+        own = self._changes.get((pid, tid), [])
+        at = bisect_right(own, time, key=lambda change: change[0])
+        return own[at - 1][1] or "" if at else ""

@@ -5,7 +5,7 @@ collectives twice.  Only where hashes differ do ranks exchange values, to find t
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from hashlib import blake2b
@@ -51,15 +51,12 @@ class CopyCheck:
     def begin(self, batch: Batch) -> None:
         """The beginning of a step that is compared."""
         self._by_axis = {}
-        for each in (*self._of_batch(batch), *self._held):
+        given: list[tuple[str, Tensor]] = [(name, getattr(batch, name)) for name in self._inputs]
+        inputs = (Copies(x, self._inputs[k], "state", "input ", partial(_of_input, k, x.shape)) for k, x in given)
+        for each in (*inputs, *self._held):
             if each.axis.size > 1:
                 self._by_axis.setdefault(each.axis, []).append(each)
         self._begun = self._at_rest()
-
-    def _of_batch(self, batch: Batch) -> Iterator[Copies]:
-        for name, axis in self._inputs.items():
-            tensor: Tensor = getattr(batch, name)
-            yield Copies(tensor, axis, "state", "input ", partial(_of_input, name, tensor.shape))
 
     def _at_rest(self) -> dict[str, Tensor]:
         """Hashes of what nothing but an update changes, by key."""
@@ -72,7 +69,9 @@ class CopyCheck:
         differing = [self._differs(step, axis, copies) for axis, copies in self._by_axis.items()]
         moved = [key for key, hashes in self._at_rest().items() if not torch.equal(hashes, self._begun[key])]
         found = meet("copies", "differ" if any(differing) else "moved" if moved else "")
-        self._forget(step)
+        for axis in self._by_axis:
+            if axis.rank == 0:
+                job_store().delete_key(_key(step, axis))
         if "differ" in found:
             _end(
                 f"step {step}",
@@ -87,11 +86,6 @@ class CopyCheck:
         hashes = self._comparison.hashes([each.tensor for each in copies]).cpu()
         own = blake2b(hashes.numpy().tobytes(), digest_size=16).hexdigest()
         return job_store().compare_set(_key(step, axis), "", own).decode() != own
-
-    def _forget(self, step: int) -> None:
-        for axis in self._by_axis:
-            if axis.rank == 0:
-                job_store().delete_key(_key(step, axis))
 
 
 class Replay:
@@ -178,16 +172,16 @@ def telling(model: nn.Module, result: Callable[[str, Any], None]) -> Generator[N
     plain = {name: module for name, module in modules.items() if name not in graphs and not name.startswith(within)}
     with ExitStack() as ends:
         for name, module in plain.items():
-            ends.callback(module.register_forward_hook(partial(_hooked, result, name)).remove)
+
+            def hook(*call: Any, name: str = name) -> None:
+                result(name, call[-1])
+
+            ends.callback(module.register_forward_hook(hook).remove)
         for name, module in graphs.items():
             graph = module._compiled_call_impl
             ends.callback(setattr, module, "_compiled_call_impl", graph)
             module._compiled_call_impl = partial(_run, graph, result, name)
         yield
-
-
-def _hooked(result: Callable[[str, Any], None], name: str, module: nn.Module, given: object, made: Any) -> None:
-    result(name, made)
 
 
 def _run(graph: Callable[..., Any], result: Callable[[str, Any], None], name: str, *given: Any, **named: Any) -> Any:

@@ -15,7 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
@@ -141,7 +141,9 @@ class Pipeline:
     def evaluate(self, model: nn.Module, batch: Batch, mesh: Mesh, flat_params: FlatParams = NOTHING) -> Tensor:
         """The sum of losses, without any gradients; nothing is dropped."""
         zero = torch.zeros((), dtype=self._wide, device=mesh.device)
-        inputs = _undropped(batch)
+        inputs = [*batch.microbatches()]
+        if batch.draws is not None:
+            inputs = [(*each[:-1], None) for each in inputs]  # draws come last
         row = self._row(mesh, len(inputs))
         row.go(row.forwards, Pass(model, inputs, (), (zero,), Chunks(flat_params)))
         return zero
@@ -152,13 +154,6 @@ class Pipeline:
             row, groups = (each[axis.rank] for each in self._smaller.get(microbatches, self._rows))
             self._bound = mesh, _Row(row, groups, self._stage_to_rank, self._stage_inputs, axis, mesh.device)
         return self._bound[1]
-
-
-def _undropped(batch: Batch) -> list[tuple[Any, ...]]:
-    """The model's inputs for each microbatch, without dropout: draws come last."""
-    if batch.draws is None:
-        return [*batch.microbatches()]
-    return [(*inputs[:-1], None) for inputs in batch.microbatches()]
 
 
 def _with_stages(actions: Sequence[Action]) -> Iterator[Action]:
@@ -174,14 +169,6 @@ def _with_stages(actions: Sequence[Action]) -> Iterator[Action]:
         if action:
             yield from (Action(stage, _BEGIN, 0) for stage, begin in begins.items() if begin == i)
             yield action
-
-
-def _at_begin(stage: int, now: Pass) -> None:
-    now.chunks.begin(stage)
-
-
-def _at_end(stage: int, now: Pass) -> None:
-    now.chunks.end(stage)
 
 
 class _Row:
@@ -240,8 +227,10 @@ class _Row:
         return tuple(calls)
 
     def _call(self, action: Action) -> _Call:
-        if action.work in (_BEGIN, _END):
-            return partial(_at_begin if action.work == _BEGIN else _at_end, action.stage)
+        if action.work == _BEGIN:
+            return lambda now: now.chunks.begin(action.stage)
+        if action.work == _END:
+            return lambda now: now.chunks.end(action.stage)
         cell = self._cells[action.stage, action.microbatch]
         return {"F": cell.forward, "B": cell.backward, "I": cell.input_part, "W": cell.weight_part}[action.work]
 

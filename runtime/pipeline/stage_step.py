@@ -124,7 +124,8 @@ class Cell:
         graph, self._graph = self._graph, ()
         _backward(graph, self._gradients(now))
         entered, self._entered = self._entered, ()
-        self._dx.put(tuple(_gradient(x) for x in entered if x.requires_grad))
+        # Zeros where a stage does not use what all stages are given.
+        self._dx.put(tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in entered if x.requires_grad))
 
     def _gradients(self, now: Pass) -> Values:
         return self._dy.take()
@@ -152,8 +153,3 @@ class LastCell(Cell):
 
     def _gradients(self, now: Pass) -> Values:
         return now.shares
-
-
-def _gradient(x: Tensor) -> Tensor:
-    """Zeros where a stage does not use what all stages are given."""
-    return torch.zeros_like(x) if x.grad is None else x.grad

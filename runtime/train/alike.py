@@ -31,15 +31,17 @@ _NONE = "none"
 
 def settings(plan: Plan, options: Options) -> Settings:
     """This rank's program, options and versions."""
+    program = Path(sys.argv[0])
+    files = (program, *map(program.with_name, _COMPANIONS))
     return {
-        **dict(_files(Path(sys.argv[0]))),
+        **{it.name: f"sha256 {sha256(it.read_bytes()).hexdigest()[:12]}" for it in files if it.is_file()},
         "plan": f"{plan.name} on {mesh_words(plan) or 'one rank'}, batches of {plan.global_batch} x {plan.seq}",
         **{f"--{each.name.replace('_', '-')}": _word(getattr(options, each.name)) for each in fields(options)},
         **{name: value for name, value in sorted(os.environ.items()) if name.startswith("SCALEC_")},
         "python": platform.python_version(),
         "torch": torch.__version__,
         **{name: version_of(name) or _NONE for name in _PACKAGES},
-        **_backend(options.device),
+        **({"CUDA": str(torch.version.cuda), "NCCL": nccl()} if options.device == "cuda" else {}),
     }
 
 
@@ -77,20 +79,6 @@ def _spans(ranks: Sequence[int]) -> Iterator[str]:
         yield f"{own[0]}" if len(own) == 1 else f"{own[0]}-{own[-1]}"
 
 
-def _files(program: Path) -> Iterator[tuple[str, str]]:
-    """Hashes of the program and of the files beside it that it reads, those that are there."""
-    for path in (program, *map(program.with_name, _COMPANIONS)):
-        if path.is_file():
-            yield path.name, f"sha256 {sha256(path.read_bytes()).hexdigest()[:12]}"
-
-
 def _word(value: object) -> str:
     """An option's value in a line."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-
-
-def _backend(device: str) -> Settings:
-    """Versions of what computes and communicates on GPUs."""
-    if device != "cuda":
-        return {}
-    return {"CUDA": str(torch.version.cuda), "NCCL": nccl()}

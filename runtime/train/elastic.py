@@ -44,7 +44,9 @@ def fitted(plan: Plan, options: Options) -> tuple[Plan, int]:
     if found is not plan:
         warn(f"on {mesh_words(found)}, {found.microbatches} microbatches a step, in place of {mesh_words(plan)}")
     if spare:
-        warn(f"{_standing_by(spare)}: {mesh_words(found)} has no place for more than {counted(found.ranks, 'rank')}")
+        last = spare[-1]
+        ranks = f"ranks {spare[0]} to {last} stand by" if len(spare) > 1 else f"rank {last} stands by"
+        warn(f"{ranks}: {mesh_words(found)} has no place for more than {counted(found.ranks, 'rank')}")
     return found, len(spare)
 
 
@@ -57,11 +59,6 @@ def _check_restarts(plan: Plan, options: Options) -> None:
         raise RunError("after a restart this run would begin anew: start it with --resume auto")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         raise RunError(f"restarts would meet in the store of the first start: set {SEPARATE_STORES} for torchrun")
-
-
-def _standing_by(spare: range) -> str:
-    last = spare.stop - 1
-    return f"ranks {spare.start} to {last} stand by" if len(spare) > 1 else f"rank {last} stands by"
 
 
 @contextmanager

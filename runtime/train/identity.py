@@ -59,8 +59,11 @@ def identity(plan: Plan, seed: int, training: Mixture, hashes: Sequence[str]) ->
 
 def _sets(training: Mixture, hashes: Sequence[str]) -> Identity:
     """The files of all sets and, if they have names, how often one of each is dealt out."""
-    known = [f"{_sizes(part.stream.files)}, {each}" for part, each in zip(training.parts, hashes, strict=True)]
-    data = [f"{part.name}: {it}" if part.name else it for part, it in zip(training.parts, known, strict=True)]
+    data = list[str]()
+    for part, each in zip(training.parts, hashes, strict=True):
+        files, size = part.stream.files, sum(map(os.path.getsize, part.stream.files))
+        known = f"{counted(len(files), 'file')} of {counted(size, 'byte')}, {each}"
+        data.append(f"{part.name}: {known}" if part.name else known)
     weights = " ".join(f"{part.name} {part.weight:g}" for part in training.parts if part.name)
     return {"data": "; ".join(data), **({"weights": weights} if weights else {})}
 
@@ -126,7 +129,3 @@ def _ends(files: Sequence[str]) -> str:
             file.seek(max(0, size - _ENDS))
             digest.update(file.read(_ENDS))
     return digest.hexdigest()
-
-
-def _sizes(files: Sequence[str]) -> str:
-    return f"{counted(len(files), 'file')} of {counted(sum(map(os.path.getsize, files)), 'byte')}"

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ..comm import c10d
-from ..comm.mesh import Mesh, Watch
+from ..comm.mesh import Mesh
 from ..config.environment import sanitizing
 from ..config.plan import Plan
 from ..errors import RunError, counted, named
@@ -81,13 +81,17 @@ def check_options(plan: Plan, options: Options) -> None:
 
 
 def check(plan: Plan, options: Options) -> None:
-    """RunError if the processes or GPUs do not fit the plan."""
+    """RunError if the processes or GPUs do not fit the plan, or this one cannot find the others."""
     ranks, world = prod(plan.mesh.values()), environment("WORLD_SIZE", 1)
     if world != ranks:
         asked = f"the plan's mesh, {mesh_words(plan)}, takes" if plan.mesh else "a plan without a mesh takes"
         least = f", or at least {plan.smaller[-1].ranks}" if plan.smaller else ""
         raise RunError(f"{asked} {counted(ranks, 'rank')}{least}, not {world}; start it with: {torchrun(plan)}")
-    _check_rank(plan, world)
+    if (rank := environment("RANK", 0)) >= world:
+        raise RunError(f"RANK is {rank}, but WORLD_SIZE is {world}; start it with: {torchrun(plan)}")
+    environment("MASTER_PORT", 0)
+    if world > 1 and (lacking := [name for name in _MEETING if name not in os.environ]):
+        raise RunError(f"the environment lacks {named(lacking)}; start it with: {torchrun(plan)}")
     local, of = environment("LOCAL_RANK", 0), environment("LOCAL_WORLD_SIZE", 1)
     if options.device == "cuda":
         gpu(local, of)
@@ -107,15 +111,6 @@ def gpu(local: int, of: int) -> int:
             f"{counted(ranks, 'rank')} on this node, but {counted(gpus, 'GPU')}; with --device cpu it runs without"
         )
     return local
-
-
-def _check_rank(plan: Plan, world: int) -> None:
-    """RunError if this process is none of the ranks, or cannot find the others."""
-    if (rank := environment("RANK", 0)) >= world:
-        raise RunError(f"RANK is {rank}, but WORLD_SIZE is {world}; start it with: {torchrun(plan)}")
-    environment("MASTER_PORT", 0)
-    if world > 1 and (lacking := [name for name in _MEETING if name not in os.environ]):
-        raise RunError(f"the environment lacks {named(lacking)}; start it with: {torchrun(plan)}")
 
 
 def check_folder(folder: Path) -> None:
@@ -153,10 +148,14 @@ def warn(line: str) -> None:
 def connect(plan: Plan, options: Options) -> Mesh:
     """Chooses the device, joins the process group if there are several ranks, and makes the mesh."""
     device_type = options.device
-    device = torch.device(device_type, _gpu()) if device_type == "cuda" else torch.device(device_type)
+    device = torch.device(device_type)
     if device_type == "cuda":
+        device = torch.device(device_type, gpu(environment("LOCAL_RANK", 0), environment("LOCAL_WORLD_SIZE", 1)))
         expand_segments(os.environ)
-        _record_calls(options.out)
+        # torch knows which of its last calls a GPU has done, and writes them where it ends a rank by its own limit
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(flight_record(options.out)))
         torch.cuda.set_device(device)
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // environment("LOCAL_WORLD_SIZE", 1)))
@@ -166,18 +165,13 @@ def connect(plan: Plan, options: Options) -> Mesh:
             warn(note)
         c10d.join(device, limit)
         alike(settings(plan, options))  # groups of another mesh would wait for each other
-    if plan.watch.replay:
-        from ..debug.sanitize import require_determinism
+    watch = None
+    if plan.watch.replay or sanitizing():
+        from ..debug.sanitize import Sanitizer, require_determinism  # most runs do without
 
         require_determinism()  # or else a step that is run twice differs from itself
-    return Mesh(plan.mesh, device, _watch(device), limit)
-
-
-def _record_calls(folder: Path) -> None:
-    """Has torch know which of its last calls a GPU has done, and write them where it ends a rank by its own limit."""
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
-    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(flight_record(folder)))
+        watch = Sanitizer(device) if sanitizing() else None
+    return Mesh(plan.mesh, device, watch, limit)
 
 
 def flight_record(folder: Path, rank: int | str = "") -> Path:
@@ -198,17 +192,3 @@ def settle(mesh: Mesh, options: Options, validates: bool) -> None:
     longest = max(options.step_limit, options.first_step_limit if validates else 0) + _BEYOND
     for group in {*mesh.groups().values(), dist.group.WORLD}:
         c10d.set_limit(group, timedelta(seconds=longest))
-
-
-def _gpu() -> int:
-    return gpu(environment("LOCAL_RANK", 0), environment("LOCAL_WORLD_SIZE", 1))
-
-
-def _watch(device: torch.device) -> Watch | None:
-    """The watch of a sanitized run."""
-    if not sanitizing():
-        return None
-    from ..debug.sanitize import Sanitizer, require_determinism  # most runs do without
-
-    require_determinism()
-    return Sanitizer(device)

@@ -111,8 +111,9 @@ class Log:
         self._handed = step
         if due:
             self._due = _Due.of(step, metrics, lr, self._empty)
-        else:
-            self._show(step)
+        elif self._progress is not None:
+            seconds = (time.monotonic() - self._marked) / (step - self._marked_step)
+            self._progress.show(step, self._steps, self._left(step), self._speed.words(seconds))
         if not (due and metrics.loss.is_cuda):
             self.settle()
 
@@ -135,7 +136,10 @@ class Log:
         self._skipped = 0 if step == self._skipped else self._skipped
         seconds, warm = (time.monotonic() - self._marked) / (step - self._marked_step), self._marked_step >= self._warm
         self.mark(step)
-        self._say_empty(step, int(metrics["empty"]))
+        if (empty := int(metrics["empty"])) and not self._said_empty:
+            self._said_empty = True
+            steps = f"{empty} of {step - self._first} steps so far"
+            self._say(f"note: in {steps} no label counts: they update nothing, and the learning rate goes on")
         reached = f"loss {loss:.4f}  norm {norm:.3f}" if tokens else "no label counts"
         self._say(
             f"step {step:>{len(str(self._steps))}}/{self._steps}  {reached}  lr {lr:.2e}"
@@ -165,13 +169,6 @@ class Log:
             self._say(f"{words}: skipped")
             self._skipped = step
 
-    def _say_empty(self, step: int, empty: int) -> None:
-        """Once, that steps went by in which there was nothing to learn from."""
-        if empty and not self._said_empty:
-            self._said_empty = True
-            steps = f"{empty} of {step - self._first} steps so far"
-            self._say(f"note: in {steps} no label counts: they update nothing, and the learning rate goes on")
-
     def validation(self, step: int, metrics: Metrics) -> None:
         """The loss on held-out data after `step` steps."""
         if self._folder is None:
@@ -192,12 +189,6 @@ class Log:
         least, most = account
         worst = {"account_at_worst": most} if most > least else {}
         self._write({"step": step, "account": least, **worst, "reserve": of.reserve, **measured})
-
-    def _show(self, step: int) -> None:
-        """The line of a terminal that says how far a run is, between two that stay."""
-        if self._progress is not None:
-            seconds = (time.monotonic() - self._marked) / (step - self._marked_step)
-            self._progress.show(step, self._steps, self._left(step), self._speed.words(seconds))
 
     def close(self) -> None:
         """Makes room on the terminal for what else is said."""

@@ -1,7 +1,7 @@
 """The training loop: batches, steps, log lines, checkpoints."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, NoReturn
@@ -12,7 +12,7 @@ from torch import nn
 from ..checkpoint import saver
 from ..checkpoint.background import Saver
 from ..comm.mesh import Mesh
-from ..config.environment import Profiled, profiling, recording, sanitizing, tracing, unknown
+from ..config.environment import profiling, recording, sanitizing, tracing, unknown
 from ..config.plan import Metrics, Plan
 from ..config.versions import served
 from ..data.loader import Batch, Loader
@@ -125,16 +125,10 @@ class _Run:
 
     def go(self) -> None:
         """Trains up to the last step."""
-        if sanitizing():
-            self._sanitize()
         with ExitStack() as observers:
             observers.callback(self.log.close)
-            if asked := profiling():
-                observers.enter_context(self._profiler(asked))
-            if recording():
-                observers.enter_context(self._recorder())
-            if tracing():
-                observers.enter_context(self._call_log())
+            for observer in self._observers():
+                observers.enter_context(observer)
             self._begin()
             observers.enter_context(self.saver)
             allocator.forget(self.mesh.device)
@@ -165,41 +159,36 @@ class _Run:
         if self.watchdog is not None:
             self.watchdog.begin(kind, step)
 
-    def _sanitize(self) -> None:
-        """Inputs and metrics are compared too, and differences know their step."""
-        from ..debug.sanitize import observed  # most runs do without
+    def _observers(self) -> Iterator[AbstractContextManager[Any]]:
+        """The observers that variables ask for, to be entered while the run goes: most runs do without any."""
+        if sanitizing():  # inputs and metrics are compared too, and differences know their step
+            from ..debug.sanitize import observed
 
-        inputs = self.plan.inputs
-        self.train_step = observed(self.train_step, self.mesh, inputs, "step", self.start.first)
-        self.eval_step = observed(self.eval_step, self.mesh, inputs, "validation batch", 0)
+            inputs = self.plan.inputs
+            self.train_step = observed(self.train_step, self.mesh, inputs, "step", self.start.first)
+            self.eval_step = observed(self.eval_step, self.mesh, inputs, "validation batch", 0)
+        if asked := profiling():
+            from ..debug.profile import Profiler
 
-    def _profiler(self, asked: Profiled) -> AbstractContextManager[Any]:
-        """Profiles some steps while entered."""
-        from ..debug.profile import Profiler  # most runs do without
+            profiler = Profiler(asked, self.model, self.mesh.device, self.start.first)
+            self.train_step = profiler.of(self.train_step)
+            self.log.slow_lines = profiler.slow_lines
+            yield profiler
+        if recording():
+            from ..debug.record import Recorder
 
-        profiler = Profiler(asked, self.model, self.mesh.device, self.start.first)
-        self.train_step = profiler.of(self.train_step)
-        self.log.slow_lines = profiler.slow_lines
-        return profiler
+            yield self._told_steps(Recorder(self.options.out / "recorded", self.plan, self.start.first))
+        if tracing():
+            from ..debug.record import CallLog
+            from .watchdog.position import order
 
-    def _recorder(self) -> AbstractContextManager[Any]:
-        """Records collectives while entered."""
-        from ..debug.record import Recorder  # most runs do without
+            yield self._told_steps(CallLog(self.start.first, lambda evaluates: order(self.mesh, evaluates)()))
 
-        return self._observed(Recorder(self.options.out / "recorded", self.plan, self.start.first))
-
-    def _call_log(self) -> AbstractContextManager[Any]:
-        """Tells each collective while entered."""
-        from ..debug.record import CallLog  # most runs do without
-        from .watchdog.position import order
-
-        return self._observed(CallLog(self.start.first, lambda evaluates: order(self.mesh, evaluates)()))
-
-    def _observed(self, recorder: Any) -> AbstractContextManager[Any]:
-        """The recorder, which knows the steps and evaluations from what else the loop does."""
-        self.train_step = recorder.of("train", self.train_step)
-        self.eval_step = recorder.of("evaluate", self.eval_step)
-        return recorder
+    def _told_steps(self, observer: Any) -> AbstractContextManager[Any]:
+        """The observer of collectives, which knows the steps and evaluations from what else the loop does."""
+        self.train_step = observer.of("train", self.train_step)
+        self.eval_step = observer.of("evaluate", self.eval_step)
+        return observer
 
     def _begin(self) -> None:
         for note in (*self.start.notes, *served(self.mesh.device)):

@@ -139,16 +139,12 @@ def _check_shared(folder: Path) -> None:
         raise RunError(f"rank {rank} on {host} cannot write to {folder}: {error.strerror}") from None
     if store is None:
         return
-    word, until = store.get(CLAIM).decode(), monotonic() + _PATIENCE
-    while not _has(folder / CLAIM, word):
+    claim, word, until = folder / CLAIM, store.get(CLAIM).decode(), monotonic() + _PATIENCE
+    while not claim.exists() or claim.read_text() != word:
         if monotonic() > until:
             told = f"rank {rank} on {host} does not see what rank 0 has written to {folder}"
             raise RunError(f"{told}: --out has to name one folder that all nodes share")
         sleep(0.2)
-
-
-def _has(path: Path, word: str) -> bool:
-    return path.exists() and path.read_text() == word
 
 
 def _job(plan: Plan) -> str:

@@ -18,7 +18,8 @@ class Speed:
 
     def __init__(self, tokens: int, ranks: int, device: torch.device, expected: Expected | None) -> None:
         self.tokens, self._own, self._unit = tokens, tokens / ranks, "GPU" if device.type == "cuda" else "rank"
-        self._expected = expected if expected and is_of(expected.gpu, _name(device)) else None
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        self._expected = expected if expected and is_of(expected.gpu, name) else None
         self._slow = 0
 
     def begin(self) -> str:
@@ -63,10 +64,6 @@ def is_of(gpu: str, device: str) -> bool:
     """
     model = next((word for word in gpu.split("_") if re.search(r"\d", word)), gpu)
     return model in re.split(r"[^a-z0-9]+", device.lower())
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _seconds(time: float) -> str:

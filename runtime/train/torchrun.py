@@ -36,7 +36,9 @@ def main() -> None:
         sys.exit(INTERRUPTED if error.sigval == signal.SIGINT else SAVED)
     except ChildFailedError as error:
         rank, failure = first(error.failures)
-        print(f"{error}\nerror: {_reason(rank, failure)}", file=sys.stderr)
+        code = failure.exitcode
+        ended = f"was ended by {failure.signal_name()}" if code < 0 else f"ended with exit status {code}"
+        print(f"{error}\nerror: {_told(failure) or f'rank {rank} {ended}'}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -77,13 +79,6 @@ def _told(failure: ProcessFailure) -> str:
             return said
         case _:
             return ""
-
-
-def _reason(rank: int, failure: ProcessFailure) -> str:
-    """The rank's own words, or else how it ended."""
-    if failure.exitcode < 0:
-        return _told(failure) or f"rank {rank} was ended by {failure.signal_name()}"
-    return _told(failure) or f"rank {rank} ended with exit status {failure.exitcode}"
 
 
 if __name__ == "__main__":
