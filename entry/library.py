@@ -82,9 +82,7 @@ class Plan:
 
     @cached_property
     def _proof(self) -> Proof:
-        from scalec.compiler.proof import verify
-
-        return verify(self.program, self._compiled.model)
+        return self._compiled.proved()
 
     def explain(self, topic: Literal["memory", "collectives", "time"]) -> str:
         """The tables of `scalec explain`.  Raises ValueError for the time on an unknown GPU."""

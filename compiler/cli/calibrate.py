@@ -55,7 +55,7 @@ def _fit(options: Namespace) -> None:
     from ..analysis.time.fit import fit
     from ..analysis.time.profile import beside, ranks_at, strangers
     from ..analysis.time.report import with_ops
-    from ..reports.fit import fitted
+    from ..reports.profile import fitted
     from .compile import load
     from .explain import read_profile, report_of
 

@@ -28,6 +28,12 @@ class Plan(NamedTuple):
     model: "Program"
     program: "Program"
 
+    def proved(self) -> "Proof":
+        """The proof of its step.  Raises PlanError."""
+        from ..proof import verify
+
+        return verify(self.program, self.model)
+
 
 def compile_(options: Namespace) -> None:
     """`scalec compile`."""
@@ -56,7 +62,7 @@ def _torch_alone(options: Namespace) -> None:
 
     plan = load(options.plan, changed=for_torch)
     folder = options.output or Path("out", f"{options.plan.stem}_{DTENSOR}")
-    proof, script = _proved(plan, options), folder / "train.py"
+    proof, script = plan.proved() if options.verify else None, folder / "train.py"
     files = emit(plan.program, plan.source, plan.model, proof)
     try:
         write(folder, files)
@@ -200,15 +206,6 @@ def written(plan: Plan, options: Namespace) -> Path:
     return paths[0].parent / "train.py"
 
 
-def _proved(plan: Plan, options: Namespace) -> "Proof | None":
-    """The proof of a plan's step, unless it is to be skipped."""
-    if not options.verify:
-        return None
-    from ..proof import verify
-
-    return verify(plan.program, plan.model)
-
-
 def _verified(proof: "Proof | None") -> str:
     return f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
 
@@ -222,7 +219,7 @@ def _put(plan: Plan, options: Namespace) -> "tuple[Proof | None, tuple[Path, ...
     """The proof, unless it is to be skipped, and the files that were written with it."""
     from ..emit.write_files import OutputError
 
-    proof = _proved(plan, options)
+    proof = plan.proved() if options.verify else None
     try:
         return proof, write(plan, proof, options.output or Path("out", options.plan.stem))
     except OutputError as error:

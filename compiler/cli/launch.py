@@ -13,7 +13,7 @@ def launch(options: Namespace) -> None:
     """`scalec launch`."""
     from ..emit.naming import run_word
     from ..emit.write_files import OutputError, write
-    from ..reports.launch_script import FILES, files
+    from ..reports.job import FILES, files
     from .compile import load, written
 
     if options.scheduler == "k8s" and not options.image:

@@ -20,8 +20,7 @@ def log(options: Namespace) -> None:
 
     from attrs import evolve
 
-    from ..reports.run_log import read, text
-    from ..reports.run_log_page import MARK, page
+    from ..reports.run_log import MARK, page, read, text
 
     if len(options.runs) > MOST:
         raise UsageError(f"log takes at most {MOST} runs")

@@ -18,13 +18,12 @@ def recheck(folder: Path) -> str:
     """The result, in lines.  Raises PlanError where the folder says anything else, UsageError if it is none."""
     from ..analysis.certificate import NOT_EVALUATED
     from ..emit.user_ops import copied
-    from ..proof import verify
     from ..reports.summary import headline
     from ..syntax.limits import MAX_WRITTEN_BYTES, load
 
     written, script = _account(folder / "plan.json"), load(folder / "train.py", most=MAX_WRITTEN_BYTES)
     plan = _plan(folder, written)
-    proof = verify(plan.program, plan.model)
+    proof = plan.proved()
     emit, check = _target(written)
     matched, modules = _matched(script, plan, check), copied(plan.program, folder)
     unverified = _values(written) == NOT_EVALUATED

@@ -29,12 +29,7 @@ def subject(path: Path, *, proved: bool) -> "Subject":
     from ..reports.html import Subject
 
     plan = load(path)
-    proof = None
-    if proved:
-        from ..proof import verify
-
-        proof = verify(plan.program, plan.model)
-    return Subject(plan.source, plan.model, plan.program, proof)
+    return Subject(*plan, plan.proved() if proved else None)
 
 
 def _tokens(text: str) -> float:

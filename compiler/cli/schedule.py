@@ -2,8 +2,8 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from .command import Command, file_path, plan_argument
@@ -30,32 +30,44 @@ _WITHIN = (0.001, 1000)
 
 def schedule(options: Namespace) -> None:
     """`scalec schedule`."""
+    from ..analysis.memory import accounts
+    from ..reports.schedule.figures import figures
     from ..reports.schedule.picture import MARK
+    from ..reports.schedule.rows import html, svg
+    from ..reports.schedule.terminal import drawing
+    from ..reports.schedule.trace import trace
+    from ..schedules.csv_file import csv
+    from ..syntax.diagnostics import wants_colour
 
     given = times(options.times)
-    program = _program(options.plan)
+    program = load(options.plan).program
+    if program.pipeline is None:
+        what = "give its mesh an axis, for instance `pp = 4`, and its shard section `layers over pp`"
+        raise UsageError(f"`{options.plan}` has no pipeline, so nothing to draw: {what}")
     picture = _picture(program, options.unit, given)
+    table = figures(picture, accounts(program))
     paths = {form: path for form in FORMS if (path := getattr(options, form)) is not None}
     if not paths:
-        print(_shown(picture, program))
+        grid = drawing(picture, get_terminal_size((120, 24)).columns, colour=wants_colour(sys.stdout))
+        print(f"{picture.title}\n{picture.subtitle}\n\n{grid}\n\n{table}")
         return
-    _check_apart(paths)
-    writers = _writers(_table(picture, program))
-    texts = {form: writers[form](picture) for form in paths}
-    for form, path in paths.items():
-        check_replaceable(path, texts[form], form, MARK)
-    for form, path in paths.items():
-        replace(path, texts[form], form)
-    print("wrote " + " and ".join(map(str, paths.values())))
-
-
-def _check_apart(paths: dict[str, Path]) -> None:
-    """Each drawing has a file of its own."""
     forms: dict[Path, str] = {}
     for form, path in paths.items():
         first = forms.setdefault(path.resolve(), form)
         if first != form:
             raise UsageError(f"--{first} and --{form} both write `{path}`: choose two files")
+    writers = {
+        "csv": lambda: csv(picture.schedule),
+        "svg": lambda: svg(picture, table),
+        "html": lambda: html(picture, table),
+        "trace": lambda: trace(picture),
+    }
+    texts = {form: writers[form]() for form in paths}
+    for form, path in paths.items():
+        check_replaceable(path, texts[form], form, MARK)
+    for form, path in paths.items():
+        replace(path, texts[form], form)
+    print("wrote " + " and ".join(map(str, paths.values())))
 
 
 def times(text: str) -> dict[str, float]:
@@ -87,14 +99,6 @@ def _time(name: str, value: str) -> float:
     return time
 
 
-def _program(path: Path) -> "Program":
-    program = load(path).program
-    if program.pipeline is None:
-        what = "give its mesh an axis, for instance `pp = 4`, and its shard section `layers over pp`"
-        raise UsageError(f"`{path}` has no pipeline, so nothing to draw: {what}")
-    return program
-
-
 def _picture(program: "Program", unit: bool, given: dict[str, float]) -> "Picture":
     """All stages alike, or as long as they are estimated to take, but for the times that are given."""
     from ..analysis.stage_schedule import estimated
@@ -107,38 +111,6 @@ def _picture(program: "Program", unit: bool, given: dict[str, float]) -> "Pictur
     for name, time in given.items():
         times = times.uniform_in(TIMES[name], time)
     return of_plan(program, times)
-
-
-def _shown(picture: "Picture", program: "Program") -> str:
-    """For the terminal: the title, the drawing, the figures."""
-    from shutil import get_terminal_size
-
-    from ..reports.schedule.terminal import drawing
-    from ..syntax.diagnostics import wants_colour
-
-    grid = drawing(picture, get_terminal_size((120, 24)).columns, colour=wants_colour(sys.stdout))
-    return f"{picture.title}\n{picture.subtitle}\n\n{grid}\n\n{_table(picture, program)}"
-
-
-def _table(picture: "Picture", program: "Program") -> str:
-    """A line for each rank: its time and its memory."""
-    from ..analysis.memory import accounts
-    from ..reports.schedule.figures import figures
-
-    return figures(picture, accounts(program))
-
-
-def _writers(table: str) -> "dict[str, Callable[[Picture], str]]":
-    from ..reports.schedule.svg import html, svg
-    from ..reports.schedule.trace import trace
-    from ..schedules.csv_file import csv
-
-    return {
-        "csv": lambda picture: csv(picture.schedule),
-        "svg": lambda picture: svg(picture, table),
-        "html": lambda picture: html(picture, table),
-        "trace": trace,
-    }
 
 
 def _arguments(parser: ArgumentParser) -> None:

@@ -4,14 +4,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from textwrap import fill
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from .command import PLAN, Command, file_path
 from .compile import Plan, load
 from .output import PLAN_WRONG, UsageError, show
-
-if TYPE_CHECKING:
-    from ..analysis.certificate import Proof
 
 
 def verify(options: Namespace) -> int:
@@ -30,7 +26,7 @@ def verify(options: Namespace) -> int:
 def _plan(path: Path) -> int:
     began = perf_counter()
     plan = load(path)
-    proof = _proved(plan)
+    proof = plan.proved()
     show(f"equal  {_headline(plan)}\n\n{proof.lines()}\n{'time':<9} {perf_counter() - began:.2f} s")
     return 0
 
@@ -39,7 +35,7 @@ def _two(first: Path, second: Path) -> int:
     from ..proof.compare_plans import COMPARED, NOT_COMPARED, hold_alike, unlike
 
     plans = load(first), load(second)
-    proofs = [_proved(plan) for plan in plans]
+    proofs = [plan.proved() for plan in plans]
     hold_alike(plans[0].model, plans[1].model)
     print(f"equal  {first} and {second} make the same update\n")
     for plan, proof in zip(plans, proofs, strict=True):
@@ -54,7 +50,7 @@ def _audit(path: Path) -> int:
     from ...testing.audit import audit
 
     plan = load(path)
-    _proved(plan)
+    plan.proved()
     found = audit(plan.program, plan.model)
     show("\n".join(found.lines()))
     return 0 if found.passed else PLAN_WRONG
@@ -77,12 +73,6 @@ def _recheck(folder: Path) -> int:
 
     show(recheck(folder))
     return 0
-
-
-def _proved(plan: Plan) -> "Proof":
-    from ..proof import verify
-
-    return verify(plan.program, plan.model)
 
 
 def _headline(plan: Plan) -> str:

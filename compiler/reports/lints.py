@@ -34,9 +34,8 @@ def _reserve_of_nothing(program: Program) -> Iterator[Diagnostic]:
     """A reserve of memory, although the cluster names no GPU."""
     if program.cluster.reserve is not None and not program.cluster.gpu:
         span = program.cluster.spans.get("reserve", program.region.span)
-        yield Diagnostic(
-            "W0916", "`reserve` has no effect: the cluster names no GPU", span, help="name it: `gpu = h100_sxm`"
-        )
+        message = "`reserve` has no effect: the cluster names no GPU"
+        yield Diagnostic("W0916", message, span, help="name it: `gpu = h100_sxm`")
 
 
 def _reduced_once(program: Program) -> Iterator[Diagnostic]:
@@ -44,19 +43,12 @@ def _reduced_once(program: Program) -> Iterator[Diagnostic]:
     pipeline, state = program.pipeline, next((state for state in program.state if state.gradients), None)
     if pipeline and state:
         kinds = ", ".join(kind for kind in STATES if kind != "gradients" and getattr(state, kind))
-        yield Diagnostic(
-            "W0906",
-            "pipeline stages keep unsharded gradients and reduce them once per step",
-            pipeline.settings.spans.get("schedule", program.region.span),
-            "not per microbatch",
-            (
-                Note(
-                    None,
-                    f"weights are gathered once per step too{', and resharded after a stage' * bool(state.parameters)}",
-                ),
-            ),
-            f"write `{kinds} over {', '.join(state.gradients)}`, which is what the program does",
-        )
+        message = "pipeline stages keep unsharded gradients and reduce them once per step"
+        span = pipeline.settings.spans.get("schedule", program.region.span)
+        after = ", and resharded after a stage" * bool(state.parameters)
+        notes = (Note(None, f"weights are gathered once per step too{after}"),)
+        help = f"write `{kinds} over {', '.join(state.gradients)}`, which is what the program does"
+        yield Diagnostic("W0906", message, span, "not per microbatch", notes, help)
 
 
 def _answers_in_sight(program: Program) -> Iterator[Diagnostic]:
@@ -66,14 +58,10 @@ def _answers_in_sight(program: Program) -> Iterator[Diagnostic]:
         return
     for op in program.ops:
         if roles(op, program.types).key_seq and OPS[op.kind].get(op, "mask") == "full":
-            yield Diagnostic(
-                "W0902",
-                "attention can see the tokens it must predict",
-                op.span,
-                "attends to all tokens",
-                (Note(data.spans["kind"], "labels are the tokens that follow"),),
-                "write `mask=causal`, or hide the tokens to predict: `masked = 15%  mask_token = …`",
-            )
+            message = "attention can see the tokens it must predict"
+            notes = (Note(data.spans["kind"], "labels are the tokens that follow"),)
+            help = "write `mask=causal`, or hide the tokens to predict: `masked = 15%  mask_token = …`"
+            yield Diagnostic("W0902", message, op.span, "attends to all tokens", notes, help)
             return
 
 
@@ -115,11 +103,7 @@ def _never_at_peak(program: Program) -> Iterator[Diagnostic]:
     train, schedule = program.train, program.train.optimizer.schedule
     if schedule.warmup > train.steps or (schedule.kind == "cosine" and schedule.warmup == train.steps):
         message = f"warm-up takes {schedule.warmup:,} steps, but the run has only {train.steps:,}"
-        label = (
-            "the learning rate never reaches its peak"
-            if schedule.warmup > train.steps
-            else "the learning rate never falls"
-        )
+        label = f"the learning rate never {'reaches its peak' if schedule.warmup > train.steps else 'falls'}"
         notes = (Note(train.spans["steps"], "the steps of the run"),)
         help = f"write a `warmup` below {train.steps}, or more `steps`"
         yield Diagnostic("W0910", message, schedule.spans["warmup"], label, notes, help)
@@ -139,9 +123,8 @@ def _nothing_gathered(program: Program) -> Iterator[Diagnostic]:
     flow = program.flow
     if flow.prefetch == 1 or (any(state.parameters for state in program.state) and not program.pipeline):
         return
-    why = (
-        "pipeline stages gather all of theirs at once" if program.pipeline else "no rule of `state` shards `parameters`"
-    )
+    unsharded, stages = "no rule of `state` shards `parameters`", "pipeline stages gather all of theirs at once"
+    why = stages if program.pipeline else unsharded
     message = "`prefetch` has no effect: no layer gathers its parameters"
     yield Diagnostic("W0912", message, flow.spans["prefetch"], why, help="leave it out")
 

@@ -1,20 +1,22 @@
-"""The numbers of a run's log over its steps: a table and charts for the terminal.
+"""The numbers of a run's log over its steps: a table and charts for the terminal, and a page with a picture for each.
 
-Non-goals: loads of experts (`expert_load`); the page (`run_log_page`).
+Non-goals: loads of experts (`expert_load`).
 """
 
 import json
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
-from math import isfinite, nan
+from math import ceil, isfinite, nan
 from statistics import fmean, median
 from typing import Any
 
 from attrs import frozen
 
+from ..syntax.package_data import filled
+from .drawing import Canvas, styles, ticks
 from .summary import table
 
-ROWS, LEFT = 5, 12
+ROWS, MARGIN = 5, 12
 """Lines of a chart, and columns left of it."""
 
 DOTS = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
@@ -100,7 +102,7 @@ def charts(runs: Sequence[Run], columns: int) -> Iterator[str]:
         for run, points in zip(runs, lines, strict=True):
             if points:
                 head = f"{measure.name}{f' of {run.name}' if len(runs) > 1 else ''}"
-                drawn = _chart(points, (first, last), (min(values), max(values)), max(columns - LEFT, 10))
+                drawn = _chart(points, (first, last), (min(values), max(values)), max(columns - MARGIN, 10))
                 yield "\n".join((head, *_labelled(drawn, measure, min(values), max(values))))
 
 
@@ -108,7 +110,7 @@ def _labelled(drawn: Sequence[str], measure: Measure, low: float, high: float) -
     """The highest and the lowest number left of a chart."""
     labels = {0: measure(high), len(drawn) - 1: measure(low)}
     for at, line in enumerate(drawn):
-        yield f"{labels.get(at, ''):>{LEFT - 3}} {'┤' if at in labels else '│'}{line}".rstrip()
+        yield f"{labels.get(at, ''):>{MARGIN - 3}} {'┤' if at in labels else '│'}{line}".rstrip()
 
 
 def _chart(points: Points, steps: tuple[int, int], values: tuple[float, float], columns: int) -> list[str]:
@@ -135,3 +137,62 @@ def binned(points: Points, steps: tuple[int, int], count: int) -> Iterator[tuple
     for step, value in points:
         found.setdefault((step - steps[0]) * (count - 1) // max(steps[1] - steps[0], 1), []).append(value)
     return ((at, fmean(found[at])) for at in sorted(found))
+
+
+MARK = "Written by scalec log"
+"""A mark in the opening lines of every page."""
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP = 900, 190, 76, 20, 14
+"""Pixels of a picture, its plot's height, and the room around it."""
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The text of the file, which needs nothing else."""
+    steps = min(run.records[0]["step"] for run in runs), max(run.records[-1]["step"] for run in runs)
+    pictures = [(it.name, _picture(it, runs, steps)) for it in MEASURES if any(run.points(it) for run in runs)]
+    return filled(
+        "log.html.j2",
+        escaped=True,
+        mark=MARK,
+        title=" and ".join(run.name for run in runs),
+        styles=styles({}),
+        head=HEAD,
+        rows=[row(run) for run in runs],
+        pictures=pictures,
+    )
+
+
+def _picture(measure: Measure, runs: Sequence[Run], steps: tuple[int, int]) -> str:
+    """The lines of all runs, over a grid of round numbers."""
+    lines = [[*binned(run.points(measure), steps, WIDTH)] for run in runs]
+    values = [value for line in lines for _, value in line]
+    low, high = min(values), max(values)
+    canvas, foot, span = Canvas(WIDTH), TOP + HEIGHT, (high - low) or 1
+    wide = WIDTH - LEFT - RIGHT
+
+    def y(value: float) -> float:
+        return foot - (value - low) / span * HEIGHT
+
+    for tick in _within(low, high):
+        canvas.line(LEFT, y(tick), WIDTH - RIGHT, y(tick))
+        canvas.words(LEFT - 6, y(tick) + 4, measure(tick), "end muted")
+    canvas.words(0, foot + 16, "step", "muted")
+    for step in _within(*steps):
+        at = LEFT + (step - steps[0]) / max(steps[1] - steps[0], 1) * wide
+        canvas.words(at, foot + 16, f"{step:,.0f}", "mid muted")
+    for at, line in enumerate(lines):
+        places = [(LEFT + x / (WIDTH - 1) * wide, y(value)) for x, value in line]
+        if len(places) > 1:
+            canvas.path(places, f"trace l{at}")
+        elif places:
+            canvas.dot(*places[0], 2, f"s{at}")
+    return canvas.svg(f"{measure.name} over steps {steps[0]:,} to {steps[1]:,}")
+
+
+def _within(low: float, high: float) -> list[float]:
+    """Round numbers from one to another; the one where both are the same."""
+    _, *rest = ticks(high - low) if high > low else (0.0,)
+    if not rest:
+        return [low]
+    least = ceil(low / rest[0])
+    return [rest[0] * at for at in range(least, least + len(rest) + 1) if rest[0] * at <= high]

@@ -90,7 +90,7 @@ def test_what_the_checks_of_ir_do_not_find(capsys: pytest.CaptureFixture[str], m
     assert cli.main(["verify", "edited.ir"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("error[E0706]: this IR text makes no program\n --> edited.ir\n")
-    assert "note: module `cli.verify`: IndexError: tuple index out of range\n" in said
+    assert "note: module `cli.compile`: IndexError: tuple index out of range\n" in said
     assert cli.main(["verify", "tiny.scale"]) == 70  # of a plan it is a bug
 
 

@@ -19,8 +19,7 @@ from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.drawing import Canvas
 from scalec.compiler.reports.schedule.figures import FORMULAS, expected, figures
 from scalec.compiler.reports.schedule.picture import HUES, Picture, label, picture, terminal_colour, ticks
-from scalec.compiler.reports.schedule.rows import LEFT, MOST, draw, excerpt, lines, messages, style
-from scalec.compiler.reports.schedule.svg import WIDTH, html, svg
+from scalec.compiler.reports.schedule.rows import LEFT, MOST, WIDTH, draw, excerpt, html, lines, messages, style, svg
 from scalec.compiler.reports.schedule.terminal import GAP, drawing
 from scalec.compiler.reports.schedule.trace import trace
 from scalec.compiler.schedules.actions import ScheduleError, Work

@@ -18,7 +18,7 @@ from scalec.compiler.analysis.time.report import report
 from scalec.compiler.analysis.time.step import StepTime, step_time
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
-from scalec.compiler.reports.fit import fitted
+from scalec.compiler.reports.profile import fitted
 from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[2] / "plans"

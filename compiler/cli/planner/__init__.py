@@ -13,8 +13,7 @@ from ...frontend import resolve
 from ...reports.time import seconds
 from ...syntax.formatter import format_plan
 from .exact import Priced, price
-from .facts import Facts
-from .goal import Goal
+from .facts import Facts, Goal
 from .model_file import ModelFile
 from .plan_text import bare_plan, plan
 from .reasons import SECTIONS, Reason, reasons

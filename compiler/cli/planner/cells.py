@@ -1,13 +1,14 @@
 """Layers of one program each: what a microbatch takes in time and memory, without state, stages and their messages.
 
 Many choices have the same layers: they differ in data parallelism, stages and state, which `estimate` adds in closed
-form.  A cell is compiled on as few ranks as have its layers.
+form.  A cell is compiled on as few ranks as have its layers.  Few of a space are compiled; the others lie between them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
-from attrs import evolve, frozen
+import numpy as np
+from attrs import astuple, evolve, fields, frozen
 
 from ...analysis.memory import account
 from ...analysis.memory.aliasing import Storages
@@ -17,11 +18,13 @@ from ...analysis.time.timeline import seconds_of
 from ...frontend import resolve
 from ...ir import ITEM_BYTES, Enter, Op, Program, Region, Stmt, walk
 from ...passes import passed
-from .choice import Choice
-from .facts import Facts
-from .goal import Goal
+from ...syntax.diagnostics import PlanError
+from .choice import FULL, HALF, NONE, RECOMPUTE, Choice
+from .facts import Facts, Goal
 from .model_file import ModelFile
 from .plan_text import plan
+from .space import Column, Space, decoded
+from .two_processes import in_two
 
 OWN = ("cp", "ep", "tp", "sp", "via", "fold", "microbatch", "recompute")
 """The values of a choice that its layers depend on."""
@@ -116,3 +119,44 @@ def _crossing(program: Program, repeats: Sequence[Region]) -> float:
     """Bytes of what layers hand on."""
     carried = (arg.value.type for arg in repeats[0].args if arg.enter is Enter.CARRY) if repeats else ()
     return sum(program.elements(type) * ITEM_BYTES[type.dtype] for type in carried)
+
+
+ONE, SEVERAL = 1, 4
+"""Microbatches whose cells are compiled: others are on the line through these."""
+
+
+Key = tuple[tuple[str, int], ...]
+Cells = dict[Key, tuple[float, ...]]
+"""The numbers of cells that were compiled, of one model, sequence and GPU."""
+
+
+def cell_columns(file: ModelFile, facts: Facts, goal: Goal, found: Space, cells: Cells) -> Mapping[str, Column]:
+    """Columns by the fields of `Cell`; not a number where no cell can be compiled.  New `cells` are added."""
+    table = np.stack([found.columns[name] for name in OWN], axis=1)
+    rows, which = np.unique(table, axis=0, return_inverse=True)
+    mixes = [_mix(dict(zip(OWN, map(int, row), strict=True))) for row in rows]
+    needed = [key for key in dict.fromkeys(key for mix in mixes for key in mix) if key not in cells]
+    made = in_two(partial(_numbers, file, facts, goal), [decoded(dict(key)) for key in needed])
+    cells |= dict(zip(needed, made, strict=True))
+    blended = np.stack([sum(share * np.array(cells[key]) for key, share in mix.items()) for mix in mixes])
+    return {it.name: blended[which.ravel(), at] for at, it in enumerate(fields(Cell))}
+
+
+def _mix(own: Mapping[str, int]) -> dict[Key, float]:
+    """The cells that are compiled for one that is between them, and their shares."""
+    size, shares = own["microbatch"], dict[Key, float]()
+    far = (size - ONE) / (SEVERAL - ONE)
+    sizes = {ONE: 1.0} if size == ONE else {SEVERAL: 1.0} if size == SEVERAL else {ONE: 1 - far, SEVERAL: far}
+    half = own["recompute"] == RECOMPUTE.index(HALF)
+    words = {RECOMPUTE.index(NONE): 0.5, RECOMPUTE.index(FULL): 0.5} if half else {own["recompute"]: 1.0}
+    for batch, by in sizes.items():
+        for word, share in words.items():
+            shares[tuple({**own, "microbatch": batch, "recompute": word}.items())] = by * share
+    return shares
+
+
+def _numbers(file: ModelFile, facts: Facts, goal: Goal, of: Choice) -> tuple[float, ...]:
+    try:
+        return astuple(cell(file, facts, goal, of))
+    except PlanError:
+        return (float("nan"),) * len(fields(Cell))

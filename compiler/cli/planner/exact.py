@@ -17,8 +17,7 @@ from ...passes import lower, passed
 from ...proof import Case, verify_alike
 from ...syntax.diagnostics import PlanError
 from .choice import Choice
-from .facts import Facts
-from .goal import Goal
+from .facts import Facts, Goal
 from .model_file import ModelFile
 from .plan_text import plan
 

@@ -1,12 +1,46 @@
-"""Limits that a model sets: read off its program on one rank, before any pass."""
+"""The limits of a search: the GPUs that there are, and what a model sets, by its program on one rank without passes."""
 
 from functools import cached_property
+from pathlib import Path
 
 from attrs import frozen
 
+from ...analysis.hardware import Hardware
 from ...analysis.recompute import cheap
+from ...config.gpus import GIB, GPUS
 from ...ir import DATA_DIMS, Program, Region, regions_in, walk_regions
 from ...ops import roles
+
+
+@frozen
+class Goal:
+    """A number of GPUs, and the step that they do.
+
+    hardware  one GPU and its links; `ranks_per_node` are the GPUs of a node
+    file      of the cluster; None where data sheets serve
+    """
+
+    gpus: int
+    hardware: Hardware
+    global_batch: int
+    seq: int
+    file: Path | None = None
+
+    @property
+    def per_node(self) -> int:
+        """GPUs of a node, at most all of them."""
+        return min(self.hardware.ranks_per_node, self.gpus)
+
+    @property
+    def capacity(self) -> int | None:
+        """Bytes of a GPU; None where that is not known."""
+        found = GPUS.get(self.hardware.name)
+        return found.memory * GIB if found else None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.global_batch * self.seq
 
 
 @frozen

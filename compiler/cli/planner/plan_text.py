@@ -5,8 +5,7 @@ from pathlib import Path
 
 from ...syntax.source import Source
 from .choice import CHUNKED, FULL, HALF, NONE, REGATHER, SELECTIVE, Choice
-from .facts import Facts
-from .goal import Goal
+from .facts import Facts, Goal
 from .model_file import ModelFile, seen
 
 

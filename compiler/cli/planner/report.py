@@ -12,7 +12,7 @@ from ...reports.summary import parameters, table
 from ...reports.time import expected, seconds
 from .choice import Choice
 from .exact import Priced
-from .goal import Goal
+from .facts import Goal
 from .reasons import BATCH, FIT, THROUGHPUT, Reason
 from .search import ALIKE, Found
 

@@ -5,21 +5,20 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf, prod
 
+import numpy as np
 from attrs import frozen
 
 from ...analysis.communication import active_count
 from ...analysis.time.report import FULL as NEARLY
 from ...ir import PRECISIONS
+from .cells import Cells, cell_columns
 from .choice import AXES, FULL, HALF, RECOMPUTE, Choice
-from .columns import Cells, cell_columns
-from .estimate import Estimate, estimate, fill
+from .estimate import Estimate, estimate, fill, state
 from .exact import Priced, Unpriced, price, prove
-from .facts import Facts
-from .goal import Goal
+from .facts import Facts, Goal
 from .model_file import ModelFile
 from .reasons import neighbours
 from .space import Column, Space, space
-from .state import state
 from .two_processes import in_two
 
 SLACK = 1.1, 1.0
@@ -99,8 +98,6 @@ class _Search:
 
     def _thinned(self, all: Space) -> Space:
         """Candidates whose state fits a GPU; if none does, those with least."""
-        import numpy as np
-
         if not len(all):
             return all
         bytes, room = state(self._facts, all.columns).bytes, self._goal.capacity
@@ -150,8 +147,6 @@ class _Search:
 
     def _bounded(self, of: Estimate) -> int:
         """How many are faster than the best estimate if products run as fast as any and only bubbles are added."""
-        import numpy as np
-
         goal, columns = self._goal, self._space.columns
         train, on = self._facts.program.train, goal.hardware
         rate = on.product_rate(PRECISIONS[train.precision])
@@ -163,8 +158,6 @@ class _Search:
 
     def _next(self, of: Estimate) -> list[int]:
         """The best by corrected estimates, and the best of other meshes."""
-        import numpy as np
-
         seconds, bytes = self._corrected(of)
         fit = bytes <= (self._goal.capacity or np.inf) * NEARLY * SLACK[bool(self._priced)]
         fit[[*self._tried]] = False
@@ -178,8 +171,6 @@ class _Search:
         return first
 
     def _least(self, of: Estimate) -> list[int]:
-        import numpy as np
-
         order = (int(at) for at in np.argsort(self._corrected(of)[1], kind="stable"))
         return [at for at in order if at not in self._tried][:LEAST]
 
@@ -198,8 +189,6 @@ class _Search:
 
     def _corrected(self, of: Estimate) -> tuple[Column, Column]:
         """Estimates times how far compiled choices of their kind were off; of kinds that were not, times the mean."""
-        import numpy as np
-
         if not self._priced:
             return of.seconds, of.bytes
         kinds = np.stack([self._space.columns[name] for name in KIND], axis=1)
@@ -212,8 +201,6 @@ class _Search:
 
 def _off(kinds: Column, estimates: Column, exact: Mapping[int, float]) -> Column:
     """By how much estimates of each kind are off, the geometric mean; of kinds that were not compiled, that of all."""
-    import numpy as np
-
     at = np.array([*exact], int)
     off = np.log(np.array([*exact.values()]) / estimates[at])
     factors = np.full(len(kinds), np.mean(off) if len(off) else 0.0)

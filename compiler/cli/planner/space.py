@@ -4,16 +4,16 @@ Purpose: meshes first, which few rules thin, then the settings of each.
 Non-goals: what needs a program (`cells`), seconds and bytes (`estimate`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
+import numpy as np
 from attrs import evolve, fields, frozen
 
 from ...analysis.context_parallel import STRATEGIES
 from .choice import CHUNKED, RECOMPUTE, REGATHER, SELECTIVE, Choice
-from .facts import Facts
-from .goal import Goal
+from .facts import Facts, Goal
 
 Column = Any
 """A numpy array with a number for each choice."""
@@ -60,12 +60,8 @@ class Space:
         return Space(columns, left)
 
 
-def where(mask: Column, yes: Column, no: Column) -> Column:
-    """The numbers of one column where a mask is true, those of another where it is not."""
-    import numpy as np
-
-    select: Any = np.where
-    return select(mask, yes, no)
+where: Callable[[Column, Column, Column], Column] = np.where
+"""The numbers of one column where a mask is true, those of another where it is not."""
 
 
 def decoded(values: Mapping[str, int]) -> Choice:
@@ -78,8 +74,6 @@ def decoded(values: Mapping[str, int]) -> Choice:
 
 def space(facts: Facts, goal: Goal, kept: Mapping[str, object]) -> Space:
     """All choices with the values of `kept` that can be compiled, as far as arithmetic tells."""
-    import numpy as np
-
     options = {pipelined: [*_settings(facts, goal, kept, pipelined)] for pipelined in (False, True)}
     sizes = {pipelined: len(own) for pipelined, own in options.items()}
     meshes = [it for it in _meshes(facts, goal) if _matches(it, kept)]
@@ -210,8 +204,6 @@ def _batches(facts: Facts, goal: Goal, of: Mapping[str, Column]) -> Column:
 
     State is shared over data, if there is any.
     """
-    import numpy as np
-
     batch = of["microbatch"] * of["dp"] * of["ep"]
     count = np.maximum(goal.global_batch // batch, 1)
     rounds = np.maximum(count // of["pp"], 1)

@@ -7,11 +7,10 @@ from attrs import evolve, frozen
 
 from ...frontend import resolve
 from ...syntax.diagnostics import PlanError
+from .cells import Cells
 from .choice import FULL, NONE
-from .columns import Cells
 from .exact import Priced
-from .facts import Facts
-from .goal import Goal
+from .facts import Facts, Goal
 from .model_file import ModelFile
 from .plan_text import bare_plan
 from .search import search

@@ -5,11 +5,12 @@ Each section is gathered as a value of its own and then drawn.  Non-goals: compi
 
 from typing import Any
 
+from ...analysis.certificate import FULL_ROWS, NOT_EVALUATED, RUN_TIME, Proof, trust_words
 from ...syntax.package_data import filled
 from ..diff import figures, rows
 from ..drawing import styles
 from ..summary import headline, tokens
-from . import certificate, lines, memory_svg, mesh, model, model_svg, pipeline, speed
+from . import lines, memory_svg, mesh, model, model_svg, pipeline, speed
 from . import memory as memory_of
 from .calls import busiest, by_rank
 from .subject import Subject
@@ -67,7 +68,7 @@ def _view(of: Subject, count: float | None) -> dict[str, Any]:
         "fills": rows_.fills if rows_ else {},
         "speed": figures_,
         "speed_svg": speed.drawing(figures_) if figures_.kinds else "",
-        "certificate": certificate.sentences(of),
+        "certificate": _certificate(of),
         "texts": lines.texts(of, sent),
     }
 
@@ -81,3 +82,31 @@ def _differences(first: Subject, second: Subject) -> list[tuple[str, list[tuple[
     found = [*rows(figures(first.program, first.time), figures(second.program, second.time))]
     each = ((name, [row.cells() for row in found if row.section == name and row.differs]) for name in FIRST)
     return [(name, cells) for name, cells in each if cells]
+
+
+def _certificate(of: Subject) -> list[tuple[str, str]]:
+    """A name and a sentence each."""
+    found = [("placements", "Each op's placements are inferred from its operands' and compared, after every pass.")]
+    proof = of.proof
+    if proof is None:
+        return [*found, ("values", f"The step's values are {NOT_EVALUATED}."), *_always()]
+    found += _proved(proof)
+    if taken := trust_words(proof.trusted):
+        found.append(("taken at their word", taken))
+    found.append(("not covered", "Rounding, kernels, the network, and sizes other than those of the small meshes."))
+    return [*found, *_always()]
+
+
+def _proved(proof: Proof) -> list[tuple[str, str]]:
+    sure = f"Evaluated as {proof.field()}."
+    rows = f"For stages, {proof.rows()}; {FULL_ROWS}." if proof.stages else ""
+    each = f"So it is with each of {proof.elastic}." if proof.elastic else ""
+    step = f"{proof.results()} equal those of one device, on {proof.where()}, at small sizes."
+    said = {"values": f"{step[0].upper()}{step[1:]}", "sizes": each, "pipeline": rows, "certainty": sure}
+    ops = f"All {proof.ops} ops of the step took part, of {proof.kinds} kinds."
+    return [(name, text) for name, text in {**said, "ops": ops}.items() if text]
+
+
+def _always() -> list[tuple[str, str]]:
+    emitted = "`scalec compile` reads train.py back and matches it to the program shown here, op for op."
+    return [("train.py", emitted), ("a run", f"{RUN_TIME[0].upper()}{RUN_TIME[1:]}.")]

@@ -11,12 +11,11 @@ from attrs import evolve
 
 from scalec.compiler.analysis.hardware import named
 from scalec.compiler.cli.planner import planned
+from scalec.compiler.cli.planner.cells import cell_columns
 from scalec.compiler.cli.planner.choice import Choice
-from scalec.compiler.cli.planner.columns import cell_columns
 from scalec.compiler.cli.planner.estimate import estimate
 from scalec.compiler.cli.planner.exact import Priced, Unpriced, price
-from scalec.compiler.cli.planner.facts import Facts
-from scalec.compiler.cli.planner.goal import Goal
+from scalec.compiler.cli.planner.facts import Facts, Goal
 from scalec.compiler.cli.planner.model_file import ModelFile
 from scalec.compiler.cli.planner.plan_text import bare_plan, plan
 from scalec.compiler.cli.planner.search import Found, search

@@ -12,7 +12,7 @@ from scalec.compiler.cli.output import UsageError
 from scalec.compiler.cli.plan import swept_axes
 from scalec.compiler.cli.planner.choice import Choice
 from scalec.compiler.cli.planner.exact import Priced
-from scalec.compiler.cli.planner.goal import Goal
+from scalec.compiler.cli.planner.facts import Goal
 from scalec.compiler.cli.planner.sweep import Point, cliff
 
 PLANS = Path(__file__).parents[3] / "plans"
