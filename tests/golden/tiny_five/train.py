@@ -169,7 +169,7 @@ class TinyMoe(nn.Module):
     def forward(
         self,
         stage: int,
-        carried: tuple[Tensor, Tensor, Tensor],
+        carried: tuple[Tensor, Tensor, Tensor] | None,
         tokens: Tensor,
         labels: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
