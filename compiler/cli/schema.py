@@ -11,7 +11,7 @@ OF = ("settings", "plan")
 
 def schema(options: Namespace) -> None:
     """`scalec schema settings | plan`."""
-    from ..config.json_schema import settings_schema
+    from ..config.schema import settings_schema
     from ..emit.plan_schema import plan_schema
 
     found = {"settings": settings_schema, "plan": plan_schema}[options.of]()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..config.json_schema import DIALECT, settings_schema
+from ..config.schema import DIALECT, settings_schema
 
 
 def plan_schema() -> dict[str, Any]:

@@ -7,7 +7,6 @@ from fractions import Fraction
 from ..config.values import spelled
 from ..syntax import tree
 from ..syntax.diagnostics import did_you_mean, wrong
-from ..syntax.source import Span
 from .errors import value_elsewhere
 
 LARGEST = 2**48
@@ -25,10 +24,15 @@ def evaluate(expr: tree.Expr, scope: Mapping[str, Scalar]) -> Scalar:
             return scope[name]
         case tree.Negative(inner):
             return -evaluate(inner, scope)
-        case tree.Binary():
-            return _chain(expr, scope)
+        case tree.Binary():  # chains nest deep on the left
+            value = evaluate(expr.links[0].left, scope)
+            for link in expr.links:
+                value = apply(link, value, evaluate(link.right, scope))
+            return value
         case tree.Call(tree.Name("sqrt"), (inner,), ()):
-            return _root(evaluate(inner, scope), expr.span)
+            if (value := evaluate(inner, scope)) < 0:
+                raise wrong("E0302", "the root of a negative number", expr.span, f"of {float(value):g}")
+            return math.sqrt(value)
         case tree.Name(name):
             known = ", ".join(f"`{key}`" for key in scope) or "nothing yet"
             help = value_elsewhere(name) or did_you_mean(name, scope) or f"known: {known}"
@@ -39,24 +43,18 @@ def evaluate(expr: tree.Expr, scope: Mapping[str, Scalar]) -> Scalar:
             raise wrong("E0301", "this is not arithmetic on dims", expr.span, label, help)
 
 
-def _chain(expr: tree.Binary, scope: Mapping[str, Scalar]) -> Scalar:
-    value = evaluate(expr.links[0].left, scope)
-    for link in expr.links:
-        value = apply(link, value, evaluate(link.right, scope))
-    return value
-
-
 def apply(link: tree.Binary, left: Scalar, right: Scalar) -> Scalar:
     """`left` and `right`, joined by the operator of `link`."""
+    left, right = exact(left), exact(right)
     match link.op:
         case "+":
-            return exact(left) + exact(right)
+            return left + right
         case "-":
-            return exact(left) - exact(right)
+            return left - right
         case "*":
-            return exact(left) * exact(right)
-        case "/" if right != 0:
-            return exact(left) / exact(right)
+            return left * right
+        case "/" if right:
+            return left / right
         case "/":
             raise wrong("E0302", "division by zero", link.right.span, "is 0")
         case other:
@@ -66,12 +64,6 @@ def apply(link: tree.Binary, left: Scalar, right: Scalar) -> Scalar:
 def exact(value: Scalar) -> Scalar:
     """The number as a fraction where it is whole, so that quotients stay exact."""
     return Fraction(value) if isinstance(value, int) else value
-
-
-def _root(value: Scalar, span: Span) -> float:
-    if value < 0:
-        raise wrong("E0302", "the root of a negative number", span, f"of {float(value):g}")
-    return math.sqrt(value)
 
 
 def whole(name: tree.Name, value: Scalar, expr: tree.Expr, scope: Mapping[str, Scalar]) -> int:

@@ -13,7 +13,6 @@ from ..syntax.diagnostics import Diagnostics, Note, PlanError, Unknown, did_you_
 from ..syntax.source import Span
 from .arithmetic import evaluate
 from .builder import UNKNOWN, Attrs, ModelBuilder
-from .constants import check_ranges
 from .errors import argument_elsewhere, check_count, op_elsewhere, value_elsewhere
 from .expert_rules import check_op, check_rows, check_user_op
 from .parameters import Draws, Parameters, Scope
@@ -103,17 +102,28 @@ def _unfit(entry: OpDef, what: str, span: Span, label: str, help: str = "", note
     return wrong("E0606", f"`{entry.name}` {what}", span, label, help, notes=notes)
 
 
+def check_ranges(entry: OpDef, op: Op, found: Diagnostics) -> None:
+    """The numbers that an op has are in their ranges."""
+    for name, (holds, help) in ((each.name, each.range) for each in entry.attributes if each.range):
+        value = dict(op.attrs).get(name)
+        if isinstance(value, float) and not holds(value):
+            found.error("E0313", f"{op.kind}'s {name} is {value}", op.span, help=help)
+
+
 @frozen
 class Calls:
-    """Reads calls of the language's ops and of `user_ops`; `tensor` gives the value of an operand, and its name."""
+    """Writes calls of the language's ops and of `user_ops`."""
 
     _scope: Scope
     _parameters: Parameters
     _builder: ModelBuilder
     _draws: Draws
     _user_ops: Mapping[str, UserOp]
-    _tensor: Callable[[tree.Expr, str], str]
     _found: Diagnostics
+
+    def tensor(self, expr: tree.Expr, like: str = "") -> str:
+        """The value that `expr` computes, named after `like` if it is a new one; UNKNOWN where it has a mistake."""
+        raise NotImplementedError
 
     def call(self, call: tree.Call, like: Sequence[str]) -> tuple[str, ...]:
         """The values that a call computes, as many as `like`, after which they are named."""
@@ -123,11 +133,11 @@ class Calls:
         if entry is None or not entry.user_visible:
             if call.name.name in self._found.doubtful:  # an op of the plan's own
                 for argument in (each for each in call.args if not self._scope.is_number(each)):
-                    self._tensor(argument, "")
+                    self.tensor(argument)
             raise wrong("E0605", f"there is no op `{call.name}`", call.name.span, "not an op", self._instead(call))
         if self._parameters.experts:
             check_op(call.name)
-        operands, attrs = self.arguments(call, entry)
+        operands, attrs = self._arguments(call, entry)
         self._check_rows(operands, call.span)
         if entry is DROPOUT and not dict(attrs)["p"]:
             check_count(1, like, call.span)
@@ -145,7 +155,7 @@ class Calls:
         return op_elsewhere(call.name.name, [*(name for name, op in OPS.items() if op.user_visible), *self._user_ops])
 
     def _user_call(self, call: tree.Call, own: UserOp, like: Sequence[str]) -> tuple[str, ...]:
-        operands, numbers = self.arguments(call, own.entry)
+        operands, numbers = self._arguments(call, own.entry)
         types = [self._builder.types[name] for name in operands]
         try:
             attrs = own.attributes(types, [float(str(value)) for _, value in numbers])
@@ -162,13 +172,13 @@ class Calls:
         for operand in operands if self._parameters.experts else ():
             check_rows(self._builder.types[operand], span)
 
-    def arguments(self, call: tree.Call, entry: OpDef) -> tuple[tuple[str, ...], Attrs]:
+    def _arguments(self, call: tree.Call, entry: OpDef) -> tuple[tuple[str, ...], Attrs]:
         """The operands and the attributes of a call of `entry`; attributes that have their default are left out."""
         given = arguments(call, entry, self._scope.is_number)
         for operand, expr in given.operands:
             self._parameters.begin(expr, operand.init)
         stems = [(expr, "" if operand.name == "x" else f"_{operand.name}") for operand, expr in given.operands]
-        operands = tuple(self._tensor(expr, stem) for expr, stem in stems)  # a plain x goes by the op that makes it
+        operands = tuple(self.tensor(expr, stem) for expr, stem in stems)  # a plain x goes by the op that makes it
         before, attrs = self._found.count, dict[str, Attr]()
         with self._found.catch():
             for (operand, expr), value in zip(given.operands, operands, strict=True):

@@ -4,39 +4,29 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
+from attrs import frozen
+
 from ..ir import BATCH, DATA_DIMS, FLOATS, Type
-from ..ops import OpDef
 from ..ops.experts import BIASED, GROUPED
 from ..ops.pointwise import wide
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostics, Note, PlanError, did_you_mean, listing, wrong
+from ..syntax.diagnostics import Note, PlanError, did_you_mean, listing, wrong
 from .arithmetic import Scalar, apply, evaluate, exact
-from .builder import UNKNOWN, Attrs, ModelBuilder
+from .builder import UNKNOWN
 from .calls import Calls
 from .errors import check_count, value_elsewhere
-from .expert_rules import check_rows
 from .inputs import INPUTS
-from .parameters import Draws, Parameters, Scope
-from .user_ops import UserOp
 
 MOST_OPERANDS = 256
 """The most operands of one expression."""
 
+ELEMENTWISE = {"+": "add", "-": "add", "*": "mul", "/": "div"}
+"""The ops of two tensors that operators mean, of a difference after the second one's negation."""
 
-class Expressions:
+
+@frozen
+class Expressions(Calls):
     """Writes the ops of expressions."""
-
-    def __init__(
-        self,
-        scope: Scope,
-        parameters: Parameters,
-        builder: ModelBuilder,
-        draws: Draws,
-        user_ops: Mapping[str, UserOp],
-        found: Diagnostics,
-    ) -> None:
-        self._scope, self._parameters, self._builder, self._found = scope, parameters, builder, found
-        self._calls = Calls(scope, parameters, builder, draws, user_ops, self.tensor, found)
 
     def tensor(self, expr: tree.Expr, like: str = "") -> str:
         """The value that `expr` computes, named after `like` if it is a new one; UNKNOWN where it has a mistake."""
@@ -51,7 +41,7 @@ class Expressions:
             case tree.ParamUse():
                 return self._widened(self._parameters.declare(expr), expr)
             case tree.Call():
-                return self._calls.call(expr, [like])[0]
+                return self.call(expr, [like])[0]
             case tree.Binary():
                 return self._chain(expr, like)
             case tree.Negative(inner) if not self._scope.is_number(inner):
@@ -63,18 +53,14 @@ class Expressions:
         """The values that a call computes, one for each name; UNKNOWN where it has a mistake."""
         with self._found.catch():
             if isinstance(expr, tree.Call):
-                return self._calls.call(expr, like)
+                return self.call(expr, like)
             value = self.tensor(expr, like[0])
             check_count(1, like, expr.span)
             return (value,)
         return (UNKNOWN,) * len(like)
 
-    def arguments(self, call: tree.Call, entry: OpDef) -> tuple[tuple[str, ...], Attrs]:
-        """The operands and the attributes of a call of `entry`."""
-        return self._calls.arguments(call, entry)
-
     @contextmanager
-    def of_logits(self, twins: Mapping[str, str]) -> Generator[None]:
+    def _of_logits(self, twins: Mapping[str, str]) -> Generator[None]:
         """Within it, parameters have twins of dims, and all is computed in float32 at least."""
         self._parameters.twins = twins
         yield
@@ -126,59 +112,48 @@ class Expressions:
         return UNKNOWN
 
     def _binary(self, link: tree.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
-        op = self._builder.op
         if isinstance(left, str):
-            self._check_rows(left, link.left)
-        if isinstance(right, str) and link.op != "@" and not self._is_bias(left, link, right):
-            self._check_rows(right, link.right)
-        match left, link.op, right:
-            case str(), "+", str() if self._is_bias(left, link, right):
-                return op(BIASED.name, (left, right, *self._parameters.order), (), link.span, like)
-            case str(), "@", str():
-                return self._product(link, left, right, like)
-            case str(), "+", str():
-                return op("add", (left, right), (), link.span, like)
-            case str(), "-", str():
-                return op("add", (left, self._by("scale", right, -1, link)), (), link.span, like)
-            case str(), "*", str():
-                return op("mul", (left, right), (), link.span, like)
-            case str(), "/", str():
-                return op("div", (left, right), (), link.span, like)
-            case _:
-                return self._with_number(link, left, right, like)
+            self._check_rows((left,), link.left.span)
+            if isinstance(right, str):
+                return self._of_tensors(link, left, right, like)
+            return self._with_number(link, left, right, True, like)
+        if isinstance(right, str):
+            if link.op != "@":
+                self._check_rows((right,), link.right.span)
+            return self._with_number(link, right, left, False, like)
+        return apply(link, left, right)
 
-    def _check_rows(self, value: str, at: tree.Expr) -> None:
-        """In a route operands are rows, but for the right sides of `@`."""
-        if self._parameters.experts:
-            check_rows(self._builder.types[value], at.span)
+    def _of_tensors(self, link: tree.Binary, left: str, right: str, like: str) -> str:
+        """A sum, difference, product or quotient of two tensors; in a route, of rows of experts."""
+        experts, order = self._parameters.experts, self._parameters.order
+        if link.op == "@":
+            over = (("over", self._contracted(link, left, right)),)
+            if experts:
+                return self._builder.op(GROUPED.name, (left, right, *order), over, link.span, like)
+            return self._builder.op("contract", (left, right), over, link.span, like)
+        if experts and link.op == "+":
+            rows, own = (self._builder.types[value].dims for value in (left, right))
+            if own == tuple(dim for dim in rows if dim not in DATA_DIMS):  # a parameter of experts, a row of each
+                return self._builder.op(BIASED.name, (left, right, *order), (), link.span, like)
+        self._check_rows((right,), link.right.span)
+        if link.op == "-":
+            right = self._by("scale", right, -1, link)
+        return self._builder.op(ELEMENTWISE[link.op], (left, right), (), link.span, like)
 
-    def _is_bias(self, left: str | Scalar, link: tree.Binary, right: str | Scalar) -> bool:
-        """Whether a parameter of experts is added to rows: of each expert one row."""
-        if not self._parameters.experts or link.op != "+" or not (isinstance(left, str) and isinstance(right, str)):
-            return False
-        rows, own = (self._builder.types[value].dims for value in (left, right))
-        return own == tuple(dim for dim in rows if dim not in DATA_DIMS)
-
-    def _with_number(self, link: tree.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
-        """A sum, difference, product or quotient in which at least one side is a number."""
-        match left, link.op, right:
-            case str(), "+", _ if not isinstance(right, str):
-                return self._by("shift", left, right, link, like)
-            case str(), "-", _ if not isinstance(right, str):
-                return self._by("shift", left, -right, link, like)
-            case str(), "*", _ if not isinstance(right, str):
-                return self._by("scale", left, right, link, like)
-            case str(), "/", _ if not isinstance(right, str) and right:
-                return self._by("scale", left, 1 / exact(right), link, like)
-            case _, "+", str() if not isinstance(left, str):
-                return self._by("shift", right, left, link, like)
-            case _, "-", str() if not isinstance(left, str):
-                return self._by("shift", self._by("scale", right, -1, link), left, link, like)
-            case _, "*", str() if not isinstance(left, str):
-                return self._by("scale", right, left, link, like)
-            case _ if not isinstance(left, str) and not isinstance(right, str):
-                return apply(link, left, right)
-            case _, "/", str():
+    def _with_number(self, link: tree.Binary, tensor: str, number: Scalar, is_last: bool, like: str) -> str:
+        """A sum, difference, product or quotient of a tensor and a number, which is first or last."""
+        match link.op:
+            case "+":
+                return self._by("shift", tensor, number, link, like)
+            case "-" if is_last:
+                return self._by("shift", tensor, -number, link, like)
+            case "-":
+                return self._by("shift", self._by("scale", tensor, -1, link), number, link, like)
+            case "*":
+                return self._by("scale", tensor, number, link, like)
+            case "/" if is_last and number:
+                return self._by("scale", tensor, 1 / exact(number), link, like)
+            case "/" if not is_last:
                 help = "a tensor may be divided by a tensor or a number; `sigmoid(x)` is 1 / (1 + exp(-x))"
                 raise wrong("E0604", "a number cannot be divided by a tensor", link.span, "a number / a tensor", help)
             case _:
@@ -187,17 +162,10 @@ class Expressions:
 
     def _by(self, kind: str, value: str, by: Scalar, at: tree.Expr, like: str = "") -> str:
         """A tensor scaled or shifted by a number."""
-        self._check_rows(value, at)
+        self._check_rows((value,), at.span)
         if abs(by) > sys.float_info.max:
             raise wrong("E0302", "a number that is too large", at.span, "beyond 64-bit floating point")
         return self._builder.op(kind, (value,), (("by", float(by)),), at.span, like)
-
-    def _product(self, link: tree.Binary, left: str, right: str, like: str) -> str:
-        """A product; of rows of experts, one for each."""
-        over = (("over", self._contracted(link, left, right)),)
-        if self._parameters.experts:
-            return self._builder.op(GROUPED.name, (left, right, *self._parameters.order), over, link.span, like)
-        return self._builder.op("contract", (left, right), over, link.span, like)
 
     def _contracted(self, link: tree.Binary, left: str, right: str) -> tuple[str, ...]:
         """The dims that `@` sums over: those before the arrow, or all that both operands have but experts."""

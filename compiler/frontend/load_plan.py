@@ -8,7 +8,6 @@ from attrs import evolve, frozen
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing, wrong
 from ..syntax.limits import Reader, load
-from ..syntax.overrides import merge
 from ..syntax.package_data import folder
 from ..syntax.parser import read_plan
 from ..syntax.source import Source
@@ -18,6 +17,13 @@ SHIPPED = "scalec:"
 
 DEEPEST = 8
 """How many files may use one another in a row."""
+
+MESH = "mesh"
+ONE_OF_A_KIND = ("data", "optimizer")
+"""Sections that a plan has once: one of another name replaces the whole section."""
+
+EITHER = {"files": "set", "set": "files"}
+"""Entries of which a section has one kind or the other: one in the braces replaces those of the other kind."""
 
 
 @frozen
@@ -160,3 +166,85 @@ def _overridden(model: tree.Model, overrides: tuple[tree.Section, ...]) -> tree.
                 assert isinstance(base, tree.Section), "resolve: the overridden item is no section"
                 body[at] = merge(base, over)
     return tree.Model(model.name, model.inputs, tuple(body), model.span)
+
+
+# ---- the sections in the braces after a `use`
+
+
+def merge(base: tree.Section, over: tree.Section) -> tree.Section:
+    """`base` with the entries of `over` in the place of those of the same key, and the others of `over` after them.
+
+    Sections in sections merge likewise, if they have the same name or `over` gives none.  A section of a kind that
+    there is one of replaces that of another name.  Rules of `over` replace all rules of `base`, since their order is
+    their priority; sets of data replace its files.  Axes of a mesh are in an order too.  Raises PlanError where `over`
+    leaves that open.
+    """
+    if base.kind.name == MESH and _gives_order(base, over):
+        return evolve(base, entries=over.entries)
+    rules = any(isinstance(entry, tree.Rule) for entry in over.entries)
+    replaced = {EITHER.get(_key(entry)) for entry in over.entries}
+    entries = [
+        entry for entry in base.entries if not (rules and isinstance(entry, tree.Rule)) and _key(entry) not in replaced
+    ]
+    unmatched = list(range(len(entries)))  # each is replaced once, so that a key given twice in `over` stays visible
+    for entry in over.entries:
+        at = next((i for i in unmatched if _same(entries[i], entry)), None)
+        if at is None:
+            entries.append(entry)
+        else:
+            unmatched.remove(at)
+            entries[at] = _merged(entries[at], entry)
+    return evolve(base, entries=tuple(entries))
+
+
+def _gives_order(base: tree.Section, over: tree.Section) -> bool:
+    """Whether the order of axes is that of `over`, which names all; else it is that of `base`, with no axis more."""
+    known, given = _keys(base), _keys(over)
+    if set(known) <= set(given):
+        return True
+    if given == [axis for axis in known if axis in given]:
+        return False
+    added = [axis for axis in given if axis not in known]
+    unnamed = listing(axis for axis in known if axis not in given)
+    message = (
+        f"the mesh does not say where {' or '.join(f'`{word}`' for word in added)} goes"
+        if added
+        else "the axes go in two orders"
+    )
+    entries = (entry for entry in over.entries if isinstance(entry, tree.Setting))
+    span = next(entry.span for entry in entries if entry.key.name in (added or given))
+    note = Note(base.head, f"has {listing(known)}, outermost first")
+    help = f"the order of axes matters: name {unnamed} here too, outermost first"
+    raise wrong("E0519", message, span, "added" if added else "not in this order", help, notes=(note,))
+
+
+def _keys(section: tree.Section) -> list[str]:
+    """Each key once."""
+    return list(dict.fromkeys(entry.key.name for entry in section.entries if isinstance(entry, tree.Setting)))
+
+
+def _key(entry: tree.Entry) -> str:
+    """The key of a setting, the kind of a section; "" of others."""
+    match entry:
+        case tree.Setting(key=name) | tree.Section(kind=name):
+            return name.name
+        case _:
+            return ""
+
+
+def _same(base: tree.Entry, over: tree.Entry) -> bool:
+    match base, over:
+        case tree.Setting(), tree.Setting():
+            return base.key == over.key
+        case tree.Section(), tree.Section():
+            return base.kind == over.kind and (over.kind.name in ONE_OF_A_KIND or over.name in (None, base.name))
+        case _:
+            return False
+
+
+def _merged(base: tree.Entry, over: tree.Entry) -> tree.Entry:
+    match base, over:
+        case tree.Section(name=known), tree.Section(name=name) if name in (None, known):
+            return merge(base, over)
+        case _:
+            return over

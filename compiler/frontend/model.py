@@ -13,7 +13,6 @@ from .arithmetic import Scalar
 from .branch_names import bound_in, declarations
 from .builder import UNKNOWN, ModelBuilder
 from .errors import check_name
-from .expressions import Expressions
 from .inputs import checked_inputs
 from .parameters import Draws, OpenRepeat, Parameters, Scope, initialised
 from .routes import Routes
@@ -49,10 +48,9 @@ def build(
     parameters = Parameters(scope, builder, dtype, stored)
     draws = Draws(builder, parameters.repeats)
     args = tuple(_input(given, scope, builder) for given in checked_inputs(model, found))
-    expressions = Expressions(scope, parameters, builder, draws, user_ops, found)
-    routes = Routes(scope, parameters, builder, expressions, found)
-    _Statements(scope, parameters, builder, expressions, routes, found).read(model)
-    results = list(routes.results())
+    statements = _Statements(scope, parameters, builder, draws, user_ops, found)
+    statements.read(model)
+    results = list(statements.results())
     with found.catch():
         results.insert(0, _loss(model, scope, builder))
     if not results or results[0] != scope.bound.get("loss"):
@@ -98,18 +96,11 @@ def _loss(model: tree.Model, scope: Scope, builder: ModelBuilder) -> str:
 
 
 @frozen
-class _Statements:
-    _scope: Scope
-    _parameters: Parameters
-    _builder: ModelBuilder
-    _expressions: Expressions
-    _routes: Routes
-    _found: Diagnostics
-
+class _Statements(Routes):
     def read(self, model: tree.Model) -> None:
         for item in model.body:
             if isinstance(item, tree.Statement):
-                self._statement(item, self._routes.begin)
+                self._statement(item, self.begin)
 
     def _statement(self, item: tree.Statement, begin: Callable[[tree.Statement], None] = lambda item: None) -> None:
         body, before, bound = self._builder.body, len(self._builder.body), {**self._scope.bound}
@@ -134,7 +125,7 @@ class _Statements:
             case tree.Bind():
                 self._bind(item)
             case tree.Route():
-                with self._routes.route(item):
+                with self.route(item):
                     for each in item.body:
                         self._statement(each)
             case tree.If():
@@ -142,7 +133,7 @@ class _Statements:
 
     def _bind(self, item: tree.Bind) -> None:
         names = [name.name for name in item.names]
-        values = self._expressions.tensors(item.expr, names)
+        values = self.tensors(item.expr, names)
         for i, name in enumerate(item.names):
             self._scope.check_free(name)
             if name.name in names[:i]:
@@ -191,7 +182,7 @@ class _Statements:
             if isinstance(statement, tree.Bind):
                 yield from statement.names
             elif isinstance(statement, tree.Route):
-                yield from (tree.Name(name, statement.value.span) for name in self._routes.assigned(statement))
+                yield from (tree.Name(name, statement.value.span) for name in self.assigned(statement))
             elif isinstance(statement, tree.Repeat):
                 yield from self._assigned(statement)
 

@@ -17,10 +17,9 @@ from ..ops.routers import ADD_LOAD, BALANCE, CAPACITY, NO_LOAD, NO_LOSS, ROUTER_
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, PlanError, Unknown, wrong
 from .arithmetic import Scalar, evaluate
-from .builder import UNKNOWN, ModelBuilder
+from .builder import UNKNOWN
 from .errors import check_dim, check_not_data
 from .expressions import Expressions
-from .parameters import Parameters, Scope
 
 CHOICES = Attribute("k", kinds=(int,))
 FACTORS = tuple(
@@ -132,14 +131,9 @@ def _free(name: str, experts: str, taken: set[str]) -> str:
 
 
 @frozen
-class Routes:
+class Routes(Expressions):
     """Writes the ops around the bodies of routes."""
 
-    _scope: Scope
-    _parameters: Parameters
-    _builder: ModelBuilder
-    _expressions: Expressions
-    _found: Diagnostics
     _loads: dict[int, str] = field(factory=dict[int, str])  # the names in the scope of routes' loads, by identity
 
     def begin(self, item: tree.Statement) -> None:
@@ -221,8 +215,8 @@ class Routes:
         call, biases = _without_biases(item.by)
         if str(item.by) in self._found.doubtful:  # the number of choices is not known
             raise Unknown
-        with self._expressions.of_logits({experts: scored}):
-            operands, given = self._expressions.arguments(call, CALL)
+        with self._of_logits({experts: scored}):
+            operands, given = self._arguments(call, CALL)
             biases = self._biases(item, biases, dict(given).get(RATE.name))
         logits = self._builder.types[operands[0]]
         if logits.dims != (*value.dims[:-1], scored):

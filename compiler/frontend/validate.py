@@ -14,11 +14,11 @@ from ..analysis.recompute import check as check_recomputed
 from ..analysis.vocabulary import tables
 from ..config.settings import ON, PADDED
 from ..config.units import counted
-from ..ir import DATA_DIMS, Axis, Claim, Enter, Param, Program, Region, walk, walk_regions
+from ..ir import DATA_DIMS, Axis, Claim, Enter, Op, Param, Program, Region, walk, walk_regions
 from ..ops import OPS, roles
 from ..ops.routers import TOP
 from ..syntax.diagnostics import Diagnostics, Note, listing
-from .constants import check_constants
+from .calls import check_ranges
 from .sharding import check_groups
 
 
@@ -28,7 +28,7 @@ def validate(program: Program, known: Diagnostics | None = None) -> Program:
     With what is `known` to be wrong, to which more is added, the program may lack parts.
     """
     found = Diagnostics() if known is None else known
-    for check in (_idle, _order, _unused, _weights, _divisible, _machines, _groups, _heads, _compiled, check_constants):
+    for check in (_idle, _order, _unused, _weights, _divisible, _machines, _groups, _heads, _compiled, _constants):
         check(program, found)
     if known is None:
         found.check()
@@ -282,3 +282,28 @@ def _heads(program: Program, found: Diagnostics) -> None:
         if own.heads and program.size(own.heads) % program.size(own.kv_heads):
             label = f"{program.size(own.heads)} / {program.size(own.kv_heads)} is not whole"
             found.error("E0311", f"`{own.kv_heads}` does not divide `{own.heads}`", op.span, label)
+
+
+def _constants(program: Program, found: Diagnostics) -> None:
+    """Each constant that an op is given is in its range, and rotation takes pairs."""
+    for op in program.ops:
+        check_ranges(OPS[op.kind], op, found)
+        if last := roles(op, program.types).rotated:
+            _rope(program, op, last, found)
+
+
+def _rope(program: Program, op: Op, last: str, found: Diagnostics) -> None:
+    size, scaling = program.size(last), OPS["rope"].get(op, "scaling")
+    dims, factor, low, high = (float(str(OPS[op.kind].get(op, name))) for name in ("dims", "factor", "low", "high"))
+    if size % 2 and not dims:
+        help = f"make it even, or rotate fewer dims with `dims={size - 1}`"
+        found.error("E0312", f"rope rotates pairs, but `{last}` = {size} is odd", op.span, help=help)
+    if dims and not (dims % 2 == 0 and 0 < dims < size):
+        help = f"an even number below {size}, or leave `dims` out, which rotates all of `{last}`"
+        found.error("E0312", f"rope cannot rotate {dims:g} of `{last}` = {size}", op.span, help=help)
+    if scaling == "none" and factor != 1:
+        help = "add `scaling=linear`, `scaling=llama3` or `scaling=yarn`"
+        found.error("E0313", "rope has a factor and no scaling", op.span, help=help)
+    if scaling in ("llama3", "yarn") and low >= high:
+        help = "`low` is below `high`: wavelengths between original / high and original / low are scaled in part"
+        found.error("E0313", f"rope's `low` is {low:g}, but its `high` is {high:g}", op.span, help=help)

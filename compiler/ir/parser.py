@@ -19,35 +19,13 @@ from ..config.schema import read
 from ..schedules.actions import Action, Schedule
 from ..schedules.csv_file import BadRows, read_csv
 from ..syntax.diagnostics import Diagnostics, PlanError, wrong
-from ..syntax.lark_parser import parser
+from ..syntax.package_data import parser
 from ..syntax.parser import MAX_DIGITS, parse_plan
 from ..syntax.source import Source, Span
-from . import (
-    STATES,
-    Arg,
-    Attr,
-    Axis,
-    Bucket,
-    Buffer,
-    Claim,
-    Dim,
-    Enter,
-    Init,
-    Kind,
-    Leave,
-    Op,
-    Param,
-    Pipeline,
-    Placement,
-    Places,
-    Program,
-    Region,
-    StateAxes,
-    Type,
-    Value,
-    Yield,
-    sharded,
-)
+from .declarations import STATES, Axis, Bucket, Buffer, Claim, Dim, Init, Param, Pipeline, StateAxes
+from .program import Program
+from .regions import Arg, Enter, Leave, Op, Region, Yield
+from .types import Attr, Kind, Placement, Places, Type, Value, sharded
 
 FIELDS = ("axes", "dims", "claims", "params", "buffers", "buckets", "state", "recomputed")
 """The fields of a program whose entries have a line each."""
@@ -163,11 +141,8 @@ class _Builder(Transformer[Token, Program]):
     def recomputed(self, name: Token) -> Header:
         return "recomputed", str(name)
 
-    def over(self, fact: Token, axes: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-        return str(fact), axes
-
-    def flag(self, fact: Token) -> tuple[str, bool]:
-        return str(fact), True
+    def fact(self, word: Token, said: Any = True) -> tuple[str, Any]:
+        return str(word), said
 
     def pipeline(self, axis: Token, dims: tuple[str, ...], *placed: tuple[int, ...] | None) -> Header:
         assert self._order, "reader: a pipeline without settings"

@@ -149,12 +149,15 @@ def _apart(program: Program, axis: str, *places: Placement) -> str:
     return axis if ends & program.zigzags else "inner" if ends & program.inner else ""
 
 
-def _check_order(steps: Iterable[Step], type: Type, program: Program) -> None:
+def _check_order(steps: Iterable[Step], before: Type, program: Program) -> None:
     """Raises OrderError where a step is not over the innermost axes of its dim."""
     for step in steps:
-        after = step.applied(type, program)
-        _check_innermost(step, type, after)
-        type = after
+        after = step.applied(before, program)
+        for place, type in ((step.source, before), (step.target, after)):
+            axes = type.axes_of(place.dim) if place.kind is S else step.axes
+            if axes[-len(step.axes) :] != step.axes:
+                raise OrderError(place.dim, axes, step.axes)
+        before = after
 
 
 def _rank(step: Step, order: list[str]) -> tuple[int, int]:
@@ -169,10 +172,3 @@ def _hops(source: Placement, target: Placement) -> list[tuple[Placement, Placeme
     if (source.kind, target.kind) == (P, R):
         return [(source, INVARIANT), (INVARIANT, target)]
     return [(source, target)]
-
-
-def _check_innermost(step: Step, before: Type, after: Type) -> None:
-    for place, type in ((step.source, before), (step.target, after)):
-        axes = type.axes_of(place.dim) if place.kind is S else step.axes
-        if axes[-len(step.axes) :] != step.axes:
-            raise OrderError(place.dim, axes, step.axes)

@@ -3,32 +3,17 @@
 Non-goals: plan text (`config.schema.show` and `config.hf_names.show_names` write the sections before the IR).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import asdict
 
 from ..config.hf_names import show_names
 from ..config.schema import show
 from ..config.settings import Flow, Watch
-from ..syntax.source import Span
-from . import (
-    Attr,
-    Axis,
-    Bucket,
-    Buffer,
-    Claim,
-    Dim,
-    Kind,
-    Op,
-    Param,
-    Pipeline,
-    Placement,
-    Program,
-    Region,
-    StateAxes,
-    Type,
-    Value,
-)
+from .declarations import Bucket, Claim, Dim, Pipeline, StateAxes
+from .program import Program
+from .regions import Op, Region
+from .types import Attr, Kind, Placement, Type, Value
 
 
 def print_ir(program: Program) -> str:
@@ -42,11 +27,21 @@ def print_ir(program: Program) -> str:
         *([show_names(program.names)] if program.names else []),
         "",
         f"program {program.name} after {program.after}",
-        *map(_axis, program.axes),
-        *(f"dim {d.name} = {d.size}{_more(d)} {_location(d.span)}" for d in program.dims),
-        *map(_claim, program.claims),
-        *map(_param, program.params),
-        *map(_buffer, program.buffers),
+        *(f"axis {a.name} = {a.size} of {a.parent}{_range(a.within)} !{a.span}" for a in program.axes),
+        *(f"dim {d.name} = {d.size}{_more(d)} !{d.span}" for d in program.dims),
+        *(
+            f"claim {c.rank} {c.dim} {'over' if c.split else 'whole'} {c.axis}{how_claimed(c)} !{c.span}"
+            for c in program.claims
+        ),
+        *(
+            f"param {p.name}: {print_type(p.type)} ~ {p.init.kind}({_join(p.init.args)})"
+            f" stacked {p.stacked} inner {p.inner} !{p.span}"
+            for p in program.params
+        ),
+        *(
+            f"buffer {b.name}: {print_type(b.type)} rate {b.rate!r} route {b.route} stacked {b.stacked} !{b.span}"
+            for b in program.buffers
+        ),
         *map(_state, program.state),
         *map(_bucket, program.buckets),
         *(f"recomputed {name}" for name in program.recomputed),
@@ -56,28 +51,21 @@ def print_ir(program: Program) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _axis(it: Axis) -> str:
-    within = f" from {it.within[0]} to {it.within[1]}" if it.within else ""
-    return f"axis {it.name} = {it.size} of {it.parent}{within} {_location(it.span)}"
-
-
-def _claim(it: Claim) -> str:
-    return f"claim {it.rank} {it.dim} {'over' if it.split else 'whole'} {it.axis}{how_claimed(it)} {_location(it.span)}"
+def _range(within: tuple[int, int] | None) -> str:
+    return f" from {within[0]} to {within[1]}" if within else ""
 
 
 def how_claimed(it: Claim) -> str:
     """The rest of a claim, for instance ` as zigzag via ring`; "" for most."""
-    words = {"as": "zigzag" if it.zigzag else "", "via": it.via, "within": it.within}
-    return "".join(f" {word} {said}" for word, said in words.items() if said)
+    return _said({"as": "zigzag" if it.zigzag else "", "via": it.via, "within": it.within})
 
 
 def _more(dim: Dim) -> str:
-    words = {
-        "of": dim.valid if dim.valid < dim.size else 0,
-        "twin": dim.twin,
-        "chosen": dim.chosen,
-        "padded": dim.padded,
-    }
+    valid = dim.valid if dim.valid < dim.size else 0
+    return _said({"of": valid, "twin": dim.twin, "chosen": dim.chosen, "padded": dim.padded})
+
+
+def _said(words: Mapping[str, int | str]) -> str:
     return "".join(f" {word} {said}" for word, said in words.items() if said)
 
 
@@ -93,27 +81,14 @@ def _bucket(it: Bucket) -> str:
 
 
 def _pipeline(it: Pipeline) -> Iterator[str]:
-    layers, stage_to_rank = (
-        f" layers [{_join(it.layers)}]" if it.layers else "",
-        f" stage_to_rank [{_join(it.stage_to_rank)}]" if it.stage_to_rank else "",
-    )
-    yield f"pipeline {it.axis} of [{_join(it.dims)}]{layers}{stage_to_rank}"
+    placed = {"layers": it.layers, "stage_to_rank": it.stage_to_rank}
+    more = _said({word: f"[{_join(numbers)}]" for word, numbers in placed.items() if numbers})
+    yield f"pipeline {it.axis} of [{_join(it.dims)}]{more}"
     for name, stages in it.param_stages:
         yield f"held {name} by [{_join(stages)}]"
     for word, schedule in (("given", it.given), ("row", it.schedule)):
         for row in schedule.grouped if schedule else ():
             yield f'{word} "{" ".join(row)}"'
-
-
-def _param(param: Param) -> str:
-    init = f"{param.init.kind}({_join(param.init.args)})"
-    dims = f"stacked {param.stacked} inner {param.inner}"
-    return f"param {param.name}: {print_type(param.type)} ~ {init} {dims} {_location(param.span)}"
-
-
-def _buffer(it: Buffer) -> str:
-    facts = f"rate {it.rate!r} route {it.route} stacked {it.stacked}"
-    return f"buffer {it.name}: {print_type(it.type)} {facts} {_location(it.span)}"
 
 
 def print_type(type: Type) -> str:
@@ -125,12 +100,8 @@ def print_type(type: Type) -> str:
 
 def print_op(op: Op) -> str:
     """One op on one line."""
-    attrs = _join(f"{key}={_attr(value)}" for key, value in op.attrs)
-    return (
-        f"{_results(op.outputs)}{op.kind}({_join(op.inputs)})"
-        + (f" <{attrs}>" if attrs else "")
-        + f" {_location(op.span)}"
-    )
+    attrs = f" <{_join(f'{key}={_attr(value)}' for key, value in op.attrs)}>" if op.attrs else ""
+    return f"{_results(op.outputs)}{op.kind}({_join(op.inputs)}){attrs} !{op.span}"
 
 
 def _region(region: Region, indent: str) -> Iterator[str]:
@@ -138,13 +109,8 @@ def _region(region: Region, indent: str) -> Iterator[str]:
         yield f"{indent}{_value(value)},"
     results = _results(region.results[-1:])
     head = " ".join(filter(None, (region.kind, region.dim, "reversed" if region.reverse else "")))
-    if region.args:
-        yield f"{indent}{results}{head} ("
-        ends = [","] * (len(region.args) - 1) + [f") {_location(region.span)} {{"]
-        for arg, end in zip(region.args, ends, strict=True):
-            yield f"{indent}    {_value(arg.value)} = {arg.enter.value} {arg.source}{end}"
-    else:
-        yield f"{indent}{results}{head} () {_location(region.span)} {{"
+    args = (f"\n{indent}    {_value(arg.value)} = {arg.enter.value} {arg.source}" for arg in region.args)
+    yield f"{indent}{results}{head} ({','.join(args)}) !{region.span} {{"
     for stmt in region.body:
         if isinstance(stmt, Region):
             yield from _region(stmt, indent + "  ")
@@ -165,16 +131,8 @@ def _value(value: Value) -> str:
 
 def _attr(value: Attr) -> str:
     if isinstance(value, tuple):
-        return f"[{_join(word if word.isidentifier() else _quoted(word) for word in value)}]"
-    return _quoted(value) if isinstance(value, str) else str(value) if isinstance(value, Placement) else repr(value)
-
-
-def _quoted(word: str) -> str:
-    return f'"{word}"'
-
-
-def _location(span: Span) -> str:
-    return f"!{span}"
+        return f"[{_join(word if word.isidentifier() else _attr(word) for word in value)}]"
+    return f'"{value}"' if isinstance(value, str) else str(value) if isinstance(value, Placement) else repr(value)
 
 
 def _join(parts: Iterable[object]) -> str:

@@ -4,7 +4,7 @@ No text, however made, costs more than a bounded time, and a bracket forgotten i
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -79,7 +79,7 @@ def check(source: Source) -> None:
 def pairing(source: Source) -> Diagnostic | None:
     """The first mistake in how brackets and quotes pair, if any.  Raises PlanError where brackets nest too deep."""
     try:
-        _Brackets(source).check()
+        _pair(source)
     except PlanError as error:
         if error.diagnostics[0].code == "E0102":
             raise
@@ -87,64 +87,52 @@ def pairing(source: Source) -> Diagnostic | None:
     return None
 
 
-class _Brackets:
-    """Pairs brackets by their offsets; spans are only made for what is reported."""
+def _pair(source: Source) -> None:
+    """Pairs brackets by their offsets; spans, which take time, are only made for what is reported."""
+    text = source.text
+    opened: list[int] = []
+    pairs: list[tuple[int, int]] = []
+    for word in WORD.finditer(text):
+        at = word.start()
+        if word[0] in _CLOSING:
+            opened.append(at)
+            if len(opened) > MAX_DEPTH:
+                raise wrong("E0102", f"brackets nest deeper than {MAX_DEPTH}", _bracket(source, at))
+        elif word[0] in _CLOSING.values():
+            if not opened:
+                raise wrong("E0103", f"`{word[0]}` closes nothing", _bracket(source, at), notes=_suspect(source, pairs))
+            pairs.append((opened.pop(), at))
+            bracket = text[pairs[-1][0]]
+            if word[0] != (wanted := _CLOSING[bracket]):
+                note = Note(_bracket(source, pairs[-1][0]), f"to close this `{bracket}`")
+                raise wrong("E0103", f"expected `{wanted}`, found `{word[0]}`", _bracket(source, at), notes=(note,))
+        elif word[0].startswith('"') and not _STRING.fullmatch(word[0]):
+            help = 'a string is on one line, between `"` and `"`'
+            raise wrong("E0105", "this string does not end", source.span(*word.span()), help=help)
+    if opened:
+        message = f"this `{text[opened[-1]]}` is never closed"
+        raise wrong("E0103", message, _bracket(source, opened[-1]), notes=_suspect(source, pairs))
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._open: list[int] = []
-        self._pairs: list[tuple[int, int]] = []
 
-    def check(self) -> None:
-        for word in WORD.finditer(self._source.text):
-            if word[0] in _CLOSING:
-                self._opens(word.start())
-            elif word[0] in _CLOSING.values():
-                self._closes(word.start(), word[0])
-            elif word[0].startswith('"') and not _STRING.fullmatch(word[0]):
-                help = 'a string is on one line, between `"` and `"`'
-                raise wrong("E0105", "this string does not end", self._source.span(*word.span()), help=help)
-        if self._open:
-            opened = self._open[-1]
-            raise wrong(
-                "E0103", f"this `{self._at(opened)}` is never closed", self._span(opened), notes=self._suspect()
-            )
+def _suspect(source: Source, pairs: Iterable[tuple[int, int]]) -> tuple[Note, ...]:
+    """The first pair whose indentation speaks against it: probably where a bracket is missing or too many."""
 
-    def _opens(self, at: int) -> None:
-        self._open.append(at)
-        if len(self._open) > MAX_DEPTH:
-            raise wrong("E0102", f"brackets nest deeper than {MAX_DEPTH}", self._span(at))
-
-    def _closes(self, at: int, bracket: str) -> None:
-        if not self._open:
-            raise wrong("E0103", f"`{bracket}` closes nothing", self._span(at), notes=self._suspect())
-        opened = self._open.pop()
-        wanted = _CLOSING[self._at(opened)]
-        if bracket != wanted:
-            note = Note(self._span(opened), f"to close this `{self._at(opened)}`")
-            raise wrong("E0103", f"expected `{wanted}`, found `{bracket}`", self._span(at), notes=(note,))
-        self._pairs.append((opened, at))
-
-    def _suspect(self) -> list[Note]:
-        """The first pair whose indentation speaks against it: probably where a bracket is missing or too many."""
-        for opened, closed in self._pairs:
-            start, indent = self._line(closed)
-            if closed == start + indent and indent != self._line(opened)[1]:
-                closes = Note(self._span(closed), "which closes here, by indentation not its own")
-                return [Note(self._span(opened), "perhaps it is this one"), closes]
-        return []
-
-    def _line(self, at: int) -> tuple[int, int]:
+    def line(at: int) -> tuple[int, int]:
         """Where the line of an offset begins, and how far it is indented."""
-        start = self._source.text.rfind("\n", 0, at) + 1
-        before = self._source.text[start : at + 1]
+        start = source.text.rfind("\n", 0, at) + 1
+        before = source.text[start : at + 1]
         return start, len(before) - len(before.lstrip())
 
-    def _at(self, at: int) -> str:
-        return self._source.text[at]
+    for opened, closed in pairs:
+        start, indent = line(closed)
+        if closed == start + indent and indent != line(opened)[1]:
+            closes = Note(_bracket(source, closed), "which closes here, by indentation not its own")
+            return Note(_bracket(source, opened), "perhaps it is this one"), closes
+    return ()
 
-    def _span(self, at: int) -> Span:
-        return self._source.span(at, at + 1)
+
+def _bracket(source: Source, at: int) -> Span:
+    return source.span(at, at + 1)
 
 
 def _too_large(path: str, place: Span, most: int = MAX_BYTES) -> PlanError:

@@ -12,8 +12,8 @@ from lark.exceptions import UnexpectedInput
 
 from . import tree
 from .diagnostics import Diagnostic, PlanError, located, wrong
-from .lark_parser import parser
 from .limits import check, pairing
+from .package_data import parser
 from .recovery import Part, blanked, block_below, entry_around, line_around, offset, unpaired, words
 from .source import Source, Span
 from .syntax_errors import explain, explain_habit, place_of
@@ -168,8 +168,7 @@ class _Builder(Transformer[Token, tree.Plan]):
         return tree.Model(name, _only(tree.Input, rest), body, self._span(parts))
 
     def input(self, parts: Parts) -> tree.Input:
-        name, _, dims, _ = parts
-        return tree.Input(name, dims, self._span(parts))
+        return tree.Input(parts[0], parts[2], self._span(parts))
 
     def init(self, parts: Parts) -> tree.Init:
         _, *names, _, dist = parts
@@ -217,16 +216,12 @@ class _Builder(Transformer[Token, tree.Plan]):
         return tree.Section(kind, name, entries, self._span(parts))
 
     def setting(self, parts: Parts) -> tree.Setting:
-        key, _, value = parts
-        return tree.Setting(key, value, self._span(parts))
+        return tree.Setting(parts[0], parts[2], self._span(parts), every=_is(parts[1], "EVERY"))
 
-    def cadence(self, parts: Parts) -> tree.Setting:
-        key, _, value = parts
-        return tree.Setting(key, value, self._span(parts), every=True)
+    cadence = setting
 
     def range(self, parts: Parts) -> tree.Range:
-        first, _, last = parts
-        return tree.Range(first, last, self._span(parts))
+        return tree.Range(parts[0], parts[2], self._span(parts))
 
     def padded(self, parts: Parts) -> tree.Setting:
         key, _, value, _, pad = parts
@@ -252,12 +247,10 @@ class _Builder(Transformer[Token, tree.Plan]):
         return tree.Binary(str(op), left, right, self._span(parts))
 
     def negative(self, parts: Parts) -> tree.Negative:
-        _, value = parts
-        return tree.Negative(value, self._span(parts))
+        return tree.Negative(parts[1], self._span(parts))
 
     def group(self, parts: Parts) -> tree.Expr:
-        _, expr, _ = parts
-        return evolve(expr, span=self._span(parts))
+        return evolve(parts[1], span=self._span(parts))
 
     def sequence(self, parts: Parts) -> tree.List:
         return tree.List(_nodes(parts), self._span(parts))
@@ -284,12 +277,12 @@ class _Builder(Transformer[Token, tree.Plan]):
         whole, fraction, exponent, unit = (part.replace("_", "") for part in match.groups(""))
         span = self._span(parts)
         if max(map(len, (whole, fraction.lstrip("."), exponent.lstrip("eE+-")))) > MAX_DIGITS:
-            raise _unrepresentable(f"a number of more than {MAX_DIGITS} digits", span)
+            raise wrong("E0106", f"a number of more than {MAX_DIGITS} digits", span)
         value = float(whole + fraction + exponent) if fraction or exponent else int(whole)
         if math.isinf(value):
-            raise _unrepresentable("this number is too large", span)
+            raise wrong("E0106", "this number is too large", span)
         if not value and re.search("[1-9]", whole + fraction):
-            raise _unrepresentable("this number is too small: it would become 0", span)
+            raise wrong("E0106", "this number is too small: it would become 0", span)
         return tree.Number(value, unit, span)
 
     def string(self, parts: Parts) -> tree.String:
@@ -329,7 +322,3 @@ def _is(part: Any, token: str) -> bool:
 
 def _nodes(parts: Parts) -> tuple[Any, ...]:
     return tuple(part for part in parts if not isinstance(part, Token))
-
-
-def _unrepresentable(message: str, span: Span) -> PlanError:
-    return wrong("E0106", message, span)

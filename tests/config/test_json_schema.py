@@ -10,7 +10,7 @@ from attrs import asdict
 from jsonschema import Draft202012Validator
 
 from scalec.compiler.config.fields import Field, Settings, fields_of
-from scalec.compiler.config.json_schema import SECTIONS, settings_schema
+from scalec.compiler.config.schema import SECTIONS, settings_schema
 from scalec.compiler.config.values import Value
 from scalec.compiler.syntax import tree
 from scalec.compiler.syntax.diagnostics import PlanError

@@ -26,9 +26,9 @@ from scalec.compiler.config.settings import (
     Watch,
 )
 from scalec.compiler.config.values import Skip
+from scalec.compiler.frontend.load_plan import merge
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.syntax.diagnostics import Diagnostics, PlanError
-from scalec.compiler.syntax.overrides import merge
 from scalec.compiler.syntax.parser import parse_plan
 from scalec.compiler.syntax.source import Source
 from scalec.compiler.syntax.tree import Section

@@ -35,7 +35,7 @@ ROOT = Path(scalec.compiler.__path__[0])
 FILES = [
     *sorted(ROOT.glob("frontend/*.py")),
     *sorted(ROOT.glob("config/*.py")),
-    *(ROOT / name for name in ("passes/propagate.py", "syntax/limits.py", "syntax/overrides.py", "syntax/parser.py")),
+    *(ROOT / name for name in ("passes/propagate.py", "syntax/limits.py", "syntax/parser.py")),
 ]
 
 
@@ -43,6 +43,9 @@ LAST = "x = x + silu(x @ w_in[hidden -> ffn]) @ w_out[ffn -> hidden]"
 RULES_TP = "vocab, heads, kv_heads, ffn over tp  seq over tp"
 MORE = (  # edits of the plan of `test_mistakes` for rules that no other table here reaches
     {"theta = 10000": "theta = sqrt(0 - 1)"},
+    {"theta = 10000": f"theta = {'9' * 21}"},
+    {"theta = 10000": "theta = 1e999"},
+    {"theta = 10000": "theta = 1e-999"},
     {"mask=causal": "mask=causal, window=1.5"},
     {LAST: f"{LAST}  x = x + softmax(x, over=1)"},
     {LAST: f"{LAST}  x = x + softmax(x, over=ffn)"},

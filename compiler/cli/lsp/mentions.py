@@ -11,13 +11,13 @@ from typing import Any, cast
 import attrs
 from attrs import evolve, field, frozen
 
-from ...config import json_schema
+from ...config import schema
 from ...config.fields import Part, Settings, fields_of, heading_of
 from ...config.settings import Flow, StateGroup
 from ...syntax import tree
 from ...syntax.source import Span
 
-SECTIONS: dict[str, type[Settings]] = {of.SECTION: of for of in json_schema.SECTIONS}
+SECTIONS: dict[str, type[Settings]] = {of.SECTION: of for of in schema.SECTIONS}
 """The sections of a plan that are settings, by name."""
 
 

@@ -5,48 +5,36 @@ configuration's sizes.  A field that no plan can express is an error at its plac
 
 from collections.abc import Callable
 
-from attrs import frozen
-
 from ...syntax.diagnostics import did_you_mean, listing
 from ...syntax.source import Source
 from .config import TEXT, Config, as_json
 from .deepseek import deepseek_v3
-from .experts import mixtral, olmoe, qwen3_moe
 from .gemma import gemma, gemma2, gemma3
 from .gpt import distilbert, gpt2, gpt_neox, gptj
-from .llama import llama, mistral, olmo2, phi3, qwen2, qwen3, starcoder2
+from .llama import llama, mistral, mixtral, olmo2, olmoe, phi3, qwen2, qwen3, qwen3_moe, starcoder2
 from .plan_text import Model, plan_text
 
-
-@frozen
-class Family:
-    """The class of transformers that is the language model, and what makes a configuration one of our models."""
-
-    architecture: str
-    model: Callable[[Config], Model]
-
-
-FAMILIES: dict[str, Family] = {
-    "deepseek_v3": Family("DeepseekV3ForCausalLM", deepseek_v3),
-    "distilbert": Family("DistilBertForMaskedLM", distilbert),
-    "gemma": Family("GemmaForCausalLM", gemma),
-    "gemma2": Family("Gemma2ForCausalLM", gemma2),
-    "gemma3_text": Family("Gemma3ForCausalLM", gemma3),
-    "gpt2": Family("GPT2LMHeadModel", gpt2),
-    "gpt_neox": Family("GPTNeoXForCausalLM", gpt_neox),
-    "gptj": Family("GPTJForCausalLM", gptj),
-    "llama": Family("LlamaForCausalLM", llama),
-    "mistral": Family("MistralForCausalLM", mistral),
-    "mixtral": Family("MixtralForCausalLM", mixtral),
-    "olmo2": Family("Olmo2ForCausalLM", olmo2),
-    "olmoe": Family("OlmoeForCausalLM", olmoe),
-    "phi3": Family("Phi3ForCausalLM", phi3),
-    "qwen2": Family("Qwen2ForCausalLM", qwen2),
-    "qwen3": Family("Qwen3ForCausalLM", qwen3),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", qwen3_moe),
-    "starcoder2": Family("Starcoder2ForCausalLM", starcoder2),
+FAMILIES: dict[str, tuple[str, Callable[[Config], Model]]] = {
+    "deepseek_v3": ("DeepseekV3ForCausalLM", deepseek_v3),
+    "distilbert": ("DistilBertForMaskedLM", distilbert),
+    "gemma": ("GemmaForCausalLM", gemma),
+    "gemma2": ("Gemma2ForCausalLM", gemma2),
+    "gemma3_text": ("Gemma3ForCausalLM", gemma3),
+    "gpt2": ("GPT2LMHeadModel", gpt2),
+    "gpt_neox": ("GPTNeoXForCausalLM", gpt_neox),
+    "gptj": ("GPTJForCausalLM", gptj),
+    "llama": ("LlamaForCausalLM", llama),
+    "mistral": ("MistralForCausalLM", mistral),
+    "mixtral": ("MixtralForCausalLM", mixtral),
+    "olmo2": ("Olmo2ForCausalLM", olmo2),
+    "olmoe": ("OlmoeForCausalLM", olmoe),
+    "phi3": ("Phi3ForCausalLM", phi3),
+    "qwen2": ("Qwen2ForCausalLM", qwen2),
+    "qwen3": ("Qwen3ForCausalLM", qwen3),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", qwen3_moe),
+    "starcoder2": ("Starcoder2ForCausalLM", starcoder2),
 }
-"""By `model_type`."""
+"""The class of transformers that is the language model, and what makes a configuration one of ours, by `model_type`."""
 
 
 def import_config(source: Source) -> str:
@@ -58,17 +46,12 @@ def import_config(source: Source) -> str:
         help = did_you_mean(kind, FAMILIES) or f"there are {listing(FAMILIES)}"
         config.wrong("E0801", f"there is no model for `{kind}`", "model_type", help=help)
         config.found.check()
-    family = FAMILIES[kind]
-    _is_language_model(config, family.architecture)
-    model = family.model(config)
+    wanted, make = FAMILIES[kind]
+    given: object = config.take("architectures")
+    if given not in (None, [], [wanted]):  # a class may be left out, but others have other outputs than a plan
+        message = f"`architectures` is `{as_json(given)}`: this is not a language model"
+        config.wrong("E0801", message, "architectures", help=f"a plan is written for `{wanted}`")
+    model = make(config)
     config.check()
     config.found.check()
     return plan_text(kind, model, config.left_out)
-
-
-def _is_language_model(config: Config, wanted: str) -> None:
-    """A configuration may leave out the class, but not name another: its outputs would not be those of a plan."""
-    given: object = config.take("architectures")
-    if given not in (None, [], [wanted]):
-        message = f"`architectures` is `{as_json(given)}`: this is not a language model"
-        config.wrong("E0801", message, "architectures", help=f"a plan is written for `{wanted}`")

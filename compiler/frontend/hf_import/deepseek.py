@@ -4,7 +4,7 @@ Defaults are those of its configuration class in transformers 5.23.
 """
 
 from .config import NOT_NEGATIVE, Config
-from .fields import LONGEST, deviation, positions, precision
+from .fields import model_of, positions
 from .plan_text import Model, shown
 
 LATENT_EPS = 1e-6
@@ -56,16 +56,8 @@ def deepseek_v3(config: Config) -> Model:
         replaced |= {f"[{rank}], eps": f"[{rank}], {shown(LATENT_EPS)}" for rank in ranks}
     if not config.flag("rope_interleave", True):
         replaced |= {"interleaved(": "", ", pe, from=nope)": "", ", pe, from=kv_rank)": ""}
-    return Model(
-        "deepseek_v3.scale",
-        sizes,
-        deviation(config),
-        min(LONGEST, config.size("max_position_embeddings", 4096)),
-        precision(config),
-        tied=config.flag("tie_word_embeddings", False),
-        replaced=replaced,
-        without=() if q_rank else ("q_rank",),
-    )
+    without = () if q_rank else ("q_rank",)
+    return model_of(config, "deepseek_v3.scale", sizes, most=4096, replaced=replaced, without=without)
 
 
 def _whole_queries() -> dict[str, str]:

@@ -1,13 +1,14 @@
 """Fields that configurations of several models share: heads, rotary positions, windows, element types."""
 
+from collections.abc import Mapping
 from math import log
-from typing import cast
+from typing import Any, cast
 
 from attrs import evolve, frozen
 
 from ...syntax.diagnostics import listing
 from .config import NOT_NEGATIVE, PART, POSITIVE, TEXT, Config, Fields, Kind
-from .plan_text import shown
+from .plan_text import Model, shown
 
 LONGEST = 4096
 """The sequence length that a plan is written for, if the model takes one so long."""
@@ -63,15 +64,27 @@ class Rope:
         return {f", {last})": f", {last}, {self.scaling})"} if self.scaling else {}
 
 
-def precision(config: Config) -> str:
-    """The setting `precision`, by the type that the weights are stored in."""
+def model_of(
+    config: Config,
+    file: str,
+    sizes: Mapping[str, float],
+    *,
+    limit: str = "max_position_embeddings",
+    most: int = 2048,
+    learned: bool = False,
+    tied: bool | None = False,
+    **others: Any,
+) -> Model:
+    """The model by the fields of all configurations.
+
+    `limit` is the field of the most positions, `most` its default; sequences of `learned` positions have all of them.
+    `tied` is the default of whether the head is, None where that is always as in the file.
+    """
+    std, seq = config.read("initializer_range", NOT_NEGATIVE, 0.02), config.size(limit, most)
     earlier = config.read("torch_dtype", STORED, "bfloat16", "bfloat16")
-    return PRECISIONS[config.read("dtype", STORED, earlier, earlier).removeprefix("torch.")]
-
-
-def deviation(config: Config) -> float:
-    """The standard deviation of initial values."""
-    return config.read("initializer_range", NOT_NEGATIVE, 0.02)
+    precision = PRECISIONS[config.read("dtype", STORED, earlier, earlier).removeprefix("torch.")]
+    head = tied is not None and config.flag("tie_word_embeddings", tied)
+    return Model(file, sizes, std, seq if learned else min(LONGEST, seq), precision, tied=head, **others)
 
 
 def head_dim(config: Config, default: int = 0) -> int:

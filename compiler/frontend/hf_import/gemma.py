@@ -6,7 +6,7 @@ Defaults are those of their configuration classes in transformers 5.23.
 from attrs import evolve
 
 from .config import Config
-from .fields import LONGEST, Rope, check_layers, check_pairs, deviation, positions, precision, rope_of
+from .fields import Rope, check_layers, check_pairs, model_of, positions, rope_of
 from .plan_text import Model
 
 ACTIVATION = "gelu_pytorch_tanh"
@@ -98,11 +98,4 @@ def _model(config: Config, file: str, sizes: dict[str, float], rope: Rope) -> Mo
         "theta": rope.theta,
     }
     config.quotient("num_attention_heads", "num_key_value_heads")
-    return Model(
-        file,
-        {**shared, **sizes},
-        deviation(config),
-        min(LONGEST, config.size("max_position_embeddings", 8192)),
-        precision(config),
-        replaced=rope.replaced("theta"),
-    )
+    return model_of(config, file, {**shared, **sizes}, most=8192, tied=None, replaced=rope.replaced("theta"))

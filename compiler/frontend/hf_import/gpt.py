@@ -3,7 +3,7 @@
 Defaults are those of their configuration classes in transformers 5.23."""
 
 from .config import Config
-from .fields import GELU_TANH, LONGEST, deviation, positions, precision
+from .fields import GELU_TANH, model_of, positions
 from .plan_text import Model
 
 
@@ -14,9 +14,9 @@ def gpt2(config: Config) -> Model:
     config.must_be("tie_word_embeddings", True)
     sizes = _sizes(config, vocab=50257, hidden=768, heads=12, layers=12, dropout=0.1)
     config.quotient("n_embd", "n_head")
-    seq = config.size("n_positions", 1024)
-    config.must_be("n_ctx", seq)
-    return Model("gpt2.scale", sizes, deviation(config), seq, precision(config))
+    model = model_of(config, "gpt2.scale", sizes, limit="n_positions", most=1024, learned=True, tied=None)
+    config.must_be("n_ctx", model.seq)
+    return model
 
 
 def gptj(config: Config) -> Model:
@@ -27,15 +27,8 @@ def gptj(config: Config) -> Model:
     if dim and (rotary % 2 or rotary > dim):
         message, label = f"{rotary} dims of a head cannot be rotated in pairs", f"{rotary} of {dim}"
         config.misfit(message, "rotary_dim", "n_head", "n_embd", label=label)
-    return Model(
-        "gptj.scale",
-        {**sizes, "rotary": rotary},
-        deviation(config),
-        min(LONGEST, config.size("n_positions", 2048)),
-        precision(config),
-        tied=config.flag("tie_word_embeddings", False),
-        replaced={", theta, rotary)": ", theta)"} if rotary == dim else {},
-    )
+    replaced = {", theta, rotary)": ", theta)"} if rotary == dim else {}
+    return model_of(config, "gptj.scale", {**sizes, "rotary": rotary}, limit="n_positions", replaced=replaced)
 
 
 def _sizes(config: Config, *, vocab: int, hidden: int, heads: int, layers: int, dropout: float) -> dict[str, float]:
@@ -79,15 +72,7 @@ def gpt_neox(config: Config) -> Model:
         "theta": rope.theta,
         "rotary": rope.dims,
     }
-    return Model(
-        "gpt_neox.scale",
-        sizes,
-        deviation(config),
-        min(LONGEST, config.size("max_position_embeddings", 2048)),
-        precision(config),
-        tied=config.flag("tie_word_embeddings", False),
-        replaced={**replaced, **rope.replaced("rotary")},
-    )
+    return model_of(config, "gpt_neox.scale", sizes, replaced={**replaced, **rope.replaced("rotary")})
 
 
 def distilbert(config: Config) -> Model:
@@ -106,5 +91,4 @@ def distilbert(config: Config) -> Model:
         "layers": config.layers("n_layers", 6),
     }
     config.quotient("dim", "n_heads")
-    seq = config.size("max_position_embeddings", 512)
-    return Model("distilbert.scale", sizes, deviation(config), seq, precision(config), masked=True)
+    return model_of(config, "distilbert.scale", sizes, most=512, learned=True, tied=None, masked=True)

@@ -1,6 +1,7 @@
 """The text of a plan, from that of one of our models: numbers replaced in place, everything else unchanged."""
 
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any, cast
 
 import attrs
@@ -66,7 +67,7 @@ def plan_text(kind: str, model: Model, left_out: Mapping[str, float]) -> str:
     for old, new in model.replaced.items():
         assert old in text, f"importer: {model.file} lacks {old}"
         text = text.replace(old, new)
-    text = _Editor(text).edited(model)
+    text = _edited(text, model)
     vocab = int(model.sizes["vocab"])
     dims = (dim for dim in ("heads", "kv_heads", "ffn", "shared_ffn") if dim in model.sizes)
     run = RUN.format(
@@ -86,70 +87,47 @@ def plan_text(kind: str, model: Model, left_out: Mapping[str, float]) -> str:
     return format_plan(Source("plan.scale", f"{head}\n{plan}"))
 
 
-class _Editor:
-    """A model file under change."""
+def _edited(text: str, model: Model) -> str:
+    """A model file's model and names, changed as `model` says, without what the file says before them."""
+    plan = parse_plan(Source("model.scale", text))
+    written, names = next(item for item in plan.items if isinstance(item, tree.Model)), next(plan.sections())
+    starts = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
+    edits: list[tuple[int, int, str]] = []
 
-    def __init__(self, text: str) -> None:
-        plan = parse_plan(Source("model.scale", text))
-        self._text = text
-        self._model = next(item for item in plan.items if isinstance(item, tree.Model))
-        self._names = next(plan.sections())
-        self._starts = [0]
-        for line in text.split("\n"):
-            self._starts.append(self._starts[-1] + len(line) + 1)
-        self._edits: list[tuple[int, int, str]] = []
-
-    def edited(self, model: Model) -> str:
-        """The model and its names as text, without what the file says before them."""
-        dropped = {"head"} if model.tied else set[str]()
-        for item in self._model.body:
-            if isinstance(item, tree.Repeat) and item.dim.name in model.without:
-                self._cut(item.span)
-                dropped |= {node.name.name for node in _walk(item) if isinstance(node, tree.ParamUse)}
-            elif isinstance(item, tree.Section):
-                self._sizes(item, model)
-            elif isinstance(item, tree.Init) and not item.names:
-                self._replace(item.dist.span, f"normal({shown(model.std)})")
-            else:
-                self._statement(item, model)
-        for item in self._model.body:
-            if isinstance(item, tree.Init) and dropped & set(map(str, item.names)):
-                self._cut(item.span)
-        for entry in self._names.entries:
-            if isinstance(entry, tree.Setting) and entry.key.name in dropped:
-                self._cut(entry.span)
-        return self._result()
-
-    def _statement(self, item: tree.Init | tree.Statement, model: Model) -> None:
-        for node in _walk(item):
-            if model.tied and isinstance(node, tree.ParamUse) and node.name.name == "head":
-                self._replace(node.span, "wte")
-
-    def _sizes(self, section: tree.Section, model: Model) -> None:
-        for entry in section.entries:
-            if isinstance(entry, tree.Setting) and entry.key.name in model.without:
-                self._cut(entry.span)
-            elif isinstance(entry, tree.Setting) and entry.key.name in model.sizes:
-                self._replace(entry.value.span, shown(model.sizes[entry.key.name]))
-
-    def _cut(self, span: Span) -> None:
+    def cut(span: Span) -> None:
         """Takes out the lines of a span."""
-        self._edits.append((self._starts[span.line - 1], self._starts[span.end_line], ""))
+        edits.append((starts[span.line - 1], starts[span.end_line], ""))
 
-    def _replace(self, span: Span, text: str) -> None:
-        self._edits.append((self._start(span), self._end(span), text))
+    def replace(span: Span, new: str) -> None:
+        end = starts[span.end_line - 1] + span.end_column - 1
+        edits.append((starts[span.line - 1] + span.column - 1, end, new))
 
-    def _start(self, span: Span) -> int:
-        return self._starts[span.line - 1] + span.column - 1
-
-    def _end(self, span: Span) -> int:
-        return self._starts[span.end_line - 1] + span.end_column - 1
-
-    def _result(self) -> str:
-        text = self._text
-        for start, end, new in sorted(self._edits, reverse=True):
-            text = text[:start] + new + text[end:]
-        return text[self._starts[self._model.span.line - 1] :]
+    dropped = {"head"} if model.tied else set[str]()
+    for item in written.body:
+        if isinstance(item, tree.Repeat) and item.dim.name in model.without:
+            cut(item.span)
+            dropped |= {node.name.name for node in _walk(item) if isinstance(node, tree.ParamUse)}
+        elif isinstance(item, tree.Section):
+            for entry in item.entries:
+                if isinstance(entry, tree.Setting) and entry.key.name in model.without:
+                    cut(entry.span)
+                elif isinstance(entry, tree.Setting) and entry.key.name in model.sizes:
+                    replace(entry.value.span, shown(model.sizes[entry.key.name]))
+        elif isinstance(item, tree.Init) and not item.names:
+            replace(item.dist.span, f"normal({shown(model.std)})")
+        elif model.tied:
+            for node in _walk(item):
+                if isinstance(node, tree.ParamUse) and node.name.name == "head":
+                    replace(node.span, "wte")
+    for item in written.body:
+        if isinstance(item, tree.Init) and dropped & set(map(str, item.names)):
+            cut(item.span)
+    for entry in names.entries:
+        if isinstance(entry, tree.Setting) and entry.key.name in dropped:
+            cut(entry.span)
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[end:]
+    return text[starts[written.span.line - 1] :]
 
 
 def shown(number: float) -> str:

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from attrs import frozen
 from lark import Token, Transformer
 
-from ..lark_parser import parser
+from ..package_data import parser
 
 OPENING, CLOSING = "([{", ")]}"
 BINDERS = ("EQUAL", "TILDE", "OVER", "EVERY")
