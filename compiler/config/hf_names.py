@@ -9,7 +9,7 @@ the 64 rows from row 128 on, as DeepSeek-V3 does (DeepSeek-AI 2024).
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from attrs import evolve, field, frozen
@@ -94,17 +94,15 @@ def shifted(stored: HFWeight, starts: Sequence[int]) -> HFWeight:
 
 def show_names(names: Iterable[HFWeight]) -> str:
     """The section as plan text, which reads back to equal entries."""
-    return "\n".join(["names hf {", *_shown(names), "}"])
-
-
-def _shown(names: Iterable[HFWeight]) -> Iterator[str]:
+    lines = ["names hf {"]
     for each in names:
         text = f'"{each.tensor}"'
         text = f"transposed({text})" if each.transposed else text
         text = f"part({text}, {each.part}, {each.parts})" if each.parts > 1 else text
         skipped = f", from={each.skipped}" if each.skipped else ""
         text = f"interleaved({text}, {each.interleaved}{skipped})" if each.interleaved else text
-        yield f"  {each.param} = {text}"
+        lines.append(f"  {each.param} = {text}")
+    return "\n".join([*lines, "}"])
 
 
 def _entry(entry: Entry, numbers: Numbers) -> HFWeight:

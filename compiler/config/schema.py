@@ -77,7 +77,9 @@ class _Reader:
     def _entry(self, entry: tree.Entry) -> None:
         field = self._field(entry)
         many = isinstance(field.what, Part) and field.what.form == "sections"
-        self._once(entry, f"{field.key} {entry.name}" if many and isinstance(entry, tree.Section) else field.key)
+        key = f"{field.key} {entry.name}" if many and isinstance(entry, tree.Section) else field.key
+        if (first := self._first.setdefault(key, entry.span)) is not entry.span:
+            raise wrong("E0403", f"`{key}` is given twice", entry.span, notes=(Note(first, "first here"),))
         value = self._value(field, entry)
         self._values[field.name] = (*self._values.get(field.name, ()), value) if many else value
         self._spans.setdefault(field.name, entry.span)
@@ -113,12 +115,6 @@ class _Reader:
     def _described(self, key: str) -> str:
         field = next(field for field in fields_of(self._cls) if field.key == key)
         return f"`{key}`, as in `{field.what.example}`" if isinstance(field.what, Part) else f"`{key}`: {field.doc}"
-
-    def _once(self, entry: tree.Entry, key: str) -> None:
-        first = self._first.setdefault(key, entry.span)
-        if first is not entry.span:
-            note = Note(first, "first here")
-            raise wrong("E0403", f"`{key}` is given twice", entry.span, notes=(note,))
 
     def _value(self, field: Field, entry: tree.Entry) -> Any:
         match field.what, entry:

@@ -34,11 +34,7 @@ Further = Callable[[Program, Diagnostics], None]
 """Adds further mistakes to those found in a program."""
 
 
-def _no_further(program: Program, found: Diagnostics) -> None:
-    pass
-
-
-def resolve(source: Source, over: Source | None = None, read: Reader = load, further: Further = _no_further) -> Program:
+def resolve(source: Source, over: Source | None = None, read: Reader = load, further: Further | None = None) -> Program:
     """The program of a plan, with the sections of another text over its own as in a `use`; `read` opens what it uses.
 
     Raises PlanError with all mistakes that can be told of a plan that is not lowered, and those that `further` finds
@@ -52,10 +48,13 @@ def resolve(source: Source, over: Source | None = None, read: Reader = load, fur
     with found.catch():
         program = _program(document, sections, settings, found)
         if settings.train:
-            program = _with_data(document.model, program, found)
+            check_data(document.model, program, found)
+            with found.catch():
+                program = evolve(program, train=evolve(program.train, logits=logits_for(program)))
         if found:
             validate(program, found)
-            further(program, found)
+            if further:
+                further(program, found)
     found.check()
     assert program, "resolve: a program that was not made has no mistake"
     return program
@@ -110,14 +109,6 @@ def _program(
     check_rows(program, found)
     if "names" in document.sections and found.count == before:
         program = evolve(program, names=stored(document.sections["names"], program, divided.copies, scope))
-    return program
-
-
-def _with_data(model: tree.Model, program: Program, found: Diagnostics) -> Program:
-    """The program with what the plan's data decides; whether both fit."""
-    check_data(model, program, found)
-    with found.catch():
-        return evolve(program, train=evolve(program.train, logits=logits_for(program)))
     return program
 
 

@@ -30,6 +30,15 @@ def mentioned(expr: tree.Expr) -> Iterator[tree.Name | tree.ParamUse]:
                 pass
 
 
+def statements(items: Iterable[Item]) -> Iterator[tree.Statement]:
+    """All statements, at any depth."""
+    for item in items:
+        if isinstance(item, tree.Statement):
+            yield item
+            inside = () if isinstance(item, tree.Bind) else item.body
+            yield from statements((*inside, *(item.others if isinstance(item, tree.If) else ())))
+
+
 def names_in(items: Iterable[Item]) -> Iterator[str]:
     """All names that statements bind or mention."""
     for bind in _binds(items):
@@ -37,18 +46,9 @@ def names_in(items: Iterable[Item]) -> Iterator[str]:
         yield from (str(each if isinstance(each, tree.Name) else each.name) for each in mentioned(bind.expr))
 
 
-def count(items: Iterable[tree.Statement]) -> int:
-    """How many statements there are, at any depth."""
-    total = 0
-    for item in items:
-        inside = () if isinstance(item, tree.Bind) else item.body + (item.others if isinstance(item, tree.If) else ())
-        total += 1 + count(inside)
-    return total
-
-
-def declarations(items: Iterable[Item]) -> Iterator[tree.Name]:
+def declarations(items: Iterable[Item]) -> Iterator[str]:
     """The parameters that statements declare."""
-    return (use.name for use in declared(items))
+    return (use.name.name for use in declared(items))
 
 
 def declared(items: Iterable[Item]) -> Iterator[tree.ParamUse]:
@@ -64,18 +64,9 @@ def bound_in(items: Iterable[Item]) -> Iterator[str]:
 
 def _binds(items: Iterable[Item]) -> Iterator[tree.Bind]:
     """At any depth."""
-    for item in items:
-        match item:
-            case tree.Bind():
-                yield item
-            case tree.If():
-                yield from _binds((*item.body, *item.others))
-            case tree.Repeat():
-                yield from _binds(item.body)
-            case tree.Route():
-                yield from item.binds
-            case _:
-                pass
+    for item in statements(items):
+        if isinstance(item, tree.Bind | tree.Route):
+            yield item.binds[0] if isinstance(item, tree.Route) else item
 
 
 def one_sided(items: Iterable[Item], found: Diagnostics) -> Iterator[Item]:
@@ -85,7 +76,7 @@ def one_sided(items: Iterable[Item], found: Diagnostics) -> Iterator[Item]:
             case tree.If():
                 found.doubt(item.index.name, section="statements")
                 found.used.update(item.span.names)
-                found.doubt(*bound_in(item.others), *map(str, declarations(item.others)))
+                found.doubt(*bound_in(item.others), *declarations(item.others))
                 yield from one_sided(item.body, found)
             case tree.Repeat():
                 found.doubt(*map(str, filter(None, [item.index])))

@@ -18,16 +18,11 @@ from .expert_rules import check_op, check_rows, check_user_op
 from .parameters import Draws, Parameters, Scope
 from .user_ops import UserOp
 
-
-@frozen
-class Arguments:
-    """The operands and attributes that a call gives, each with its expression."""
-
-    operands: tuple[tuple[Operand, tree.Expr], ...]
-    attributes: tuple[tuple[Attribute, tree.Expr], ...]
+Given = tuple[list[tuple[Operand, tree.Expr]], list[tuple[Attribute, tree.Expr]]]
+"""The operands and attributes that a call gives, each with its expression."""
 
 
-def arguments(call: tree.Call, entry: OpDef, is_number: Callable[[tree.Expr], bool]) -> Arguments:
+def arguments(call: tree.Call, entry: OpDef, is_number: Callable[[tree.Expr], bool]) -> Given:
     """The arguments of `call`, in the op's order.  Raises PlanError where they are too many, too few, or unknown."""
     further = (Operand(f"x{i}") for i in range(2, len(call.args) + 1) if entry.variadic)
     operands, attributes = (*_written(entry.operands), *further), _written(entry.attributes)
@@ -51,9 +46,9 @@ def arguments(call: tree.Call, entry: OpDef, is_number: Callable[[tree.Expr], bo
             raise _unfit(entry, f"takes `{key}` once", key.span, "the second value", notes=notes)
         given[setting.key.name] = setting.value
     _check_complete(call, entry, operands, given)
-    return Arguments(
-        tuple((operand, given[operand.name]) for operand in operands if operand.name in given),
-        tuple((attribute, given[attribute.name]) for attribute in attributes if attribute.name in given),
+    return (
+        [(operand, given[operand.name]) for operand in operands if operand.name in given],
+        [(attribute, given[attribute.name]) for attribute in attributes if attribute.name in given],
     )
 
 
@@ -174,17 +169,17 @@ class Calls:
 
     def _arguments(self, call: tree.Call, entry: OpDef) -> tuple[tuple[str, ...], Attrs]:
         """The operands and the attributes of a call of `entry`; attributes that have their default are left out."""
-        given = arguments(call, entry, self._scope.is_number)
-        for operand, expr in given.operands:
+        given, attributes = arguments(call, entry, self._scope.is_number)
+        for operand, expr in given:
             self._parameters.begin(expr, operand.init)
-        stems = [(expr, "" if operand.name == "x" else f"_{operand.name}") for operand, expr in given.operands]
+        stems = [(expr, "" if operand.name == "x" else f"_{operand.name}") for operand, expr in given]
         operands = tuple(self.tensor(expr, stem) for expr, stem in stems)  # a plain x goes by the op that makes it
         before, attrs = self._found.count, dict[str, Attr]()
         with self._found.catch():
-            for (operand, expr), value in zip(given.operands, operands, strict=True):
+            for (operand, expr), value in zip(given, operands, strict=True):
                 if value != UNKNOWN:
                     self._check_kind(entry, operand, value, expr.span)
-        for attribute, expr in given.attributes:
+        for attribute, expr in attributes:
             with self._found.catch():
                 attrs[attribute.name] = self._attribute(attribute, expr, operands[0])
         if UNKNOWN in operands or self._found.count > before:
@@ -210,7 +205,9 @@ class Calls:
         if attribute.dims == "any":
             return self._dim(expr, self._scope.dims)
         if attribute.dims == "several":
-            return self._several(expr)
+            if len(_items(expr)) < 2:
+                raise wrong("E0307", "several dims are needed here", expr.span, "as in `[heads_dim, rest]`")
+            return tuple(self._dim(item, self._scope.dims) for item in _items(expr))
         if attribute.dims:
             return tuple(self._dim(item, self._builder.types[first].dims) for item in _items(expr))
         choices = attribute.choices
@@ -221,11 +218,6 @@ class Calls:
         label = f"one of {', '.join(f'`{choice}`' for choice in choices)}"
         help = value_elsewhere(expr.name) if isinstance(expr, tree.Name) else ""
         raise wrong("E0608", "this is not one of the choices", expr.span, label, help)
-
-    def _several(self, expr: tree.Expr) -> tuple[str, ...]:
-        if len(items := _items(expr)) < 2:
-            raise wrong("E0307", "several dims are needed here", expr.span, "as in `[heads_dim, rest]`")
-        return tuple(self._dim(item, self._scope.dims) for item in items)
 
     def _number(self, attribute: Attribute, expr: tree.Expr) -> float:
         value = float(evaluate(expr, self._scope.numbers))

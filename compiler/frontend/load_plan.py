@@ -43,8 +43,7 @@ def gather(source: Source, found: Diagnostics, over: Source | None = None, read:
     """
     models, sections, ops = _gather(source, (), found, read)
     for section in _read(over, found).sections() if over else ():
-        with found.catch():
-            sections[section.kind.name] = _over(sections.get(section.kind.name), section)
+        _add(section, sections, found)
     if len(models) == 1:
         return Document(source, models[0], sections, tuple(ops))
     if not models:
@@ -83,16 +82,14 @@ def _gather(source: Source, users: tuple[str, ...], found: Diagnostics, read: Re
             others = [section for section in item.sections if section.kind.name not in ("dims", "const")]
             sections |= theirs
             for section in others:
-                with found.catch():
-                    sections[section.kind.name] = _over(sections.get(section.kind.name), section)
+                _add(section, sections, found)
     own: dict[str, tree.Section] = {}
     for section in plan.sections():
         if first := own.get(section.kind.name):
             notes = [Note(first.head, "the first one")]
             found.error("E0204", f"section `{section.kind}` is given twice", section.head, "repeated", notes=notes)
         own[section.kind.name] = section
-        with found.catch():
-            sections[section.kind.name] = _over(sections.get(section.kind.name), section)
+        _add(section, sections, found)
     within = [s for m in models for s in m.body if isinstance(s, tree.Section)]
     _check_forms([*sections.values(), *within], found)
     return models + [item for item in plan.items if isinstance(item, tree.Model)], sections, ops
@@ -117,8 +114,11 @@ def _check_forms(sections: Iterable[tree.Section], found: Diagnostics) -> None:
         _check_forms([entry for entry in section.entries if isinstance(entry, tree.Section)], found)
 
 
-def _over(base: tree.Section | None, section: tree.Section) -> tree.Section:
-    return merge(base, section) if base else section
+def _add(section: tree.Section, sections: dict[str, tree.Section], found: Diagnostics) -> None:
+    """Merges a section over that of its kind, if there is one."""
+    with found.catch():
+        base = sections.get(section.kind.name)
+        sections[section.kind.name] = merge(base, section) if base else section
 
 
 def opened(use: tree.Use, source: Source, read: Reader = load, users: tuple[str, ...] = ()) -> Source:
@@ -137,35 +137,23 @@ def opened(use: tree.Use, source: Source, read: Reader = load, users: tuple[str,
 def used_path(use: tree.Use, source: Source) -> Path:
     """The path of a file that a plan uses.  Raises PlanError where it is said to come with scalec, and does not."""
     written = use.path.value
-    return _shipped(use.path) if written.startswith(SHIPPED) else Path(source.path).parent / written
-
-
-def _shipped(written: tree.String) -> Path:
-    """A file that comes with scalec."""
+    if not written.startswith(SHIPPED):
+        return Path(source.path).parent / written
     plans = folder("plans")
     files = {f"{SHIPPED}{path.relative_to(plans).as_posix()}": path for path in sorted(plans.rglob("*.scale"))}
-    if written.value not in files:
-        help = did_you_mean(written.value, files) or f"there are {listing(files)}"
-        message = f"`{written.value}` is not part of scalec"
-        raise wrong("E0205", message, written.span, "not there", help=help)
-    return files[written.value]
+    if written not in files:
+        help = did_you_mean(written, files) or f"there are {listing(files)}"
+        raise wrong("E0205", f"`{written}` is not part of scalec", use.path.span, "not there", help=help)
+    return files[written]
 
 
 def _overridden(model: tree.Model, overrides: tuple[tree.Section, ...]) -> tree.Model:
     """The model with `dims` and `const` of a `use` merged over its own."""
-    body = list(model.body)
-    for over in overrides:
-        if over.kind.name in ("dims", "const"):
-            at = next(
-                (i for i, s in enumerate(body) if isinstance(s, tree.Section) and s.kind.name == over.kind.name), None
-            )
-            if at is None:
-                body.insert(0, over)
-            else:
-                base = body[at]
-                assert isinstance(base, tree.Section), "resolve: the overridden item is no section"
-                body[at] = merge(base, over)
-    return tree.Model(model.name, model.inputs, tuple(body), model.span)
+    body = model.body
+    for over in (over for over in overrides if over.kind.name in ("dims", "const")):
+        base = next((s for s in body if isinstance(s, tree.Section) and s.kind.name == over.kind.name), None)
+        body = tuple(merge(base, over) if item is base else item for item in body) if base else (over, *body)
+    return evolve(model, body=body)
 
 
 # ---- the sections in the braces after a `use`
@@ -193,7 +181,11 @@ def merge(base: tree.Section, over: tree.Section) -> tree.Section:
             entries.append(entry)
         else:
             unmatched.remove(at)
-            entries[at] = _merged(entries[at], entry)
+            match entries[at], entry:
+                case tree.Section(name=known) as part, tree.Section(name=name) if name in (None, known):
+                    entries[at] = merge(part, entry)
+                case _:
+                    entries[at] = entry
     return evolve(base, entries=tuple(entries))
 
 
@@ -240,11 +232,3 @@ def _same(base: tree.Entry, over: tree.Entry) -> bool:
             return base.kind == over.kind and (over.kind.name in ONE_OF_A_KIND or over.name in (None, base.name))
         case _:
             return False
-
-
-def _merged(base: tree.Entry, over: tree.Entry) -> tree.Entry:
-    match base, over:
-        case tree.Section(name=known), tree.Section(name=name) if name in (None, known):
-            return merge(base, over)
-        case _:
-            return over

@@ -43,8 +43,10 @@ def build(
     """
     with found.catch():
         check_name(model.name)
-    scope, builder = Scope(numbers, _written(frame)), ModelBuilder(frame)
-    builder.reserve(map(str, declarations(model.body)))
+    made = {*frame.choices.values()}  # for routes, by the compiler: a plan cannot name these
+    dims = (dim.name for dim in frame.dims if not dim.twin and dim.name not in made)
+    scope, builder = Scope(numbers, dims), ModelBuilder(frame)
+    builder.reserve(declarations(model.body))
     parameters = Parameters(scope, builder, dtype, stored)
     draws = Draws(builder, parameters.repeats)
     args = tuple(_input(given, scope, builder) for given in checked_inputs(model, found))
@@ -62,12 +64,6 @@ def build(
     with found.catch():
         params = tuple(initialised(model, parameters.all, parameters.roles, numbers, found))
     return Built(region, params, (*parameters.buffers.values(),))
-
-
-def _written(frame: Program) -> Iterator[str]:
-    """The dims that a plan can name: not those that the compiler makes for routes."""
-    made = {*frame.choices.values()}
-    yield from (dim.name for dim in frame.dims if not dim.twin and dim.name not in made)
 
 
 def _input(given: tree.Input, scope: Scope, builder: ModelBuilder) -> Arg:
@@ -108,14 +104,9 @@ class _Statements(Routes):
             begin(item)
             self._read(item)
             return
-        del body[before:]
+        del body[before:]  # what it binds and declares is unknown, but for what it would bind anew
         self._builder.body, self._scope.bound = body, bound
-        self._in_doubt(item)
-
-    def _in_doubt(self, item: tree.Statement) -> None:
-        """A statement with a mistake: what it binds and declares is unknown, but for what it would bind anew."""
-        names = {*map(str, declarations([item])), *bound_in([item])} - self._scope.bound.keys()
-        self._found.doubt(*names, section="statements")
+        self._found.doubt(*({*declarations([item]), *bound_in([item])} - bound.keys()), section="statements")
         self._found.used |= item.span.names | ({DISPATCH.name} if "route" in item.span.names else set[str]())
 
     def _read(self, item: tree.Statement) -> None:
@@ -160,7 +151,10 @@ class _Statements(Routes):
         types = [self._builder.types[end.name] for end in ends]
         for (name, arg), type in zip(assigned.items(), types, strict=True):
             with self._found.catch():
-                _check_same(name, arg.value.type, type, item)
+                if type != arg.value.type:
+                    before, after = (f"[{', '.join(each.dims)}]" for each in (arg.value.type, type))
+                    message = f"`{name}` changes its dims in `repeat {item.dim}`"
+                    raise wrong("E0305", message, item.dim.span, f"enters as {before}, leaves as {after}")
         results = tuple(self._builder.value(name.lstrip("_"), arg.value.type) for name, arg in assigned.items())
         args = (*assigned.values(), *repeat.slices)
         region = Region("repeat", tuple(self._builder.body), args, ends, results, item.dim.name, span=item.span)
@@ -185,13 +179,3 @@ class _Statements(Routes):
                 yield from (tree.Name(name, statement.value.span) for name in self.assigned(statement))
             elif isinstance(statement, tree.Repeat):
                 yield from self._assigned(statement)
-
-
-def _check_same(name: str, before: Type, after: Type, item: tree.Repeat) -> None:
-    if before != after:
-        label = f"enters as {_dims(before)}, leaves as {_dims(after)}"
-        raise wrong("E0305", f"`{name}` changes its dims in `repeat {item.dim}`", item.dim.span, label)
-
-
-def _dims(type: Type) -> str:
-    return f"[{', '.join(type.dims)}]"

@@ -66,24 +66,26 @@ def as_rule(entry: tree.Entry) -> str:
 def known_rules(
     rules: Sequence[tree.Rule], dims: Mapping[str, Dim], axes: Sequence[Axis], found: Diagnostics
 ) -> tuple[tree.Rule, ...]:
-    """The rules as far as they speak of dims and axes that there are."""
-    return tuple(_known(rule, dims, [axis.name for axis in axes], found) for rule in rules)
-
-
-def _known(rule: tree.Rule, dims: Mapping[str, Dim], axes: Sequence[str], found: Diagnostics) -> tree.Rule:
-    """The rule without what there is not; axes that it may have meant are not said to be of no use."""
-    known = [dim for dim in rule.dims if dim.name in dims]
-    for dim in (dim for dim in rule.dims if dim not in known):
-        help = did_you_mean(dim.name, dims) or f"dims are {listing(dims)}"
-        found.error("E0503", f"there is no dim `{dim}`", dim.span, help=help)
-        found.used.update(map(str, rule.axes))
-        found.doubtful.update({BATCH} & {nearest(dim.name, dims)})
-    over = [axis for axis in rule.axes if axis.name in axes]
-    for axis in (axis for axis in rule.axes if axis not in over):
-        help = did_you_mean(axis.name, axes) or f"axes of `mesh` are {listing(axes)}"
-        found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
-        found.used.update([near] if (near := nearest(axis.name, axes)) else axes)
-    return evolve(rule, dims=tuple(known), axes=tuple(over))
+    """The rules without dims and axes that do not exist; axes that they may have meant are not said to be of no use."""
+    names = [axis.name for axis in axes]
+    for rule in rules:
+        for dim in (dim for dim in rule.dims if dim.name not in dims):
+            help = did_you_mean(dim.name, dims) or f"dims are {listing(dims)}"
+            found.error("E0503", f"there is no dim `{dim}`", dim.span, help=help)
+            found.used.update(map(str, rule.axes))
+            found.doubtful.update({BATCH} & {nearest(dim.name, dims)})
+        for axis in (axis for axis in rule.axes if axis.name not in names):
+            help = did_you_mean(axis.name, names) or f"axes of `mesh` are {listing(names)}"
+            found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
+            found.used.update([near] if (near := nearest(axis.name, names)) else names)
+    return tuple(
+        evolve(
+            rule,
+            dims=tuple(dim for dim in rule.dims if dim.name in dims),
+            axes=tuple(axis for axis in rule.axes if axis.name in names),
+        )
+        for rule in rules
+    )
 
 
 def claims_of(rules: Sequence[tree.Rule]) -> tuple[Claim, ...]:
@@ -165,15 +167,12 @@ def _settings(section: tree.Section, found: Diagnostics, *kinds: type[tree.Entry
     kept: list[tree.Entry] = []
     for entry in (entry for entry in section.entries if isinstance(entry, kinds)):
         if isinstance(entry, tree.Setting) and entry.key.name in (*STATES, ZERO):
-            found.error("E0502", "this is not a rule", entry.span, help=f"write `{_meant(entry)}`")
+            stage = entry.value.value if isinstance(entry.value, tree.Number) else 1
+            meant = f"{ZERO} {stage} over dp" if entry.key.name == ZERO else as_rule(entry)
+            found.error("E0502", "this is not a rule", entry.span, help=f"write `{meant}`")
         else:
             kept.append(entry)
     return evolve(section, entries=tuple(kept))
-
-
-def _meant(entry: tree.Setting) -> str:
-    stage = entry.value.value if isinstance(entry.value, tree.Number) else 1
-    return f"{ZERO} {stage} over dp" if entry.key.name == ZERO else as_rule(entry)
 
 
 def _rules(
@@ -187,15 +186,11 @@ def _rules(
         for axis in entry.axes:
             _axis(axis, claims, sizes, found)
         _each_once(entry.axes, sizes, found)
-    axes = {kind: _axes(rule, sizes) for kind, rule in said.items() if kind in STATES}
-    state = StateAxes(of, **axes)
+    named = {kind: {axis.name for axis in rule.axes} for kind, rule in said.items() if kind in STATES}
+    several = [axis for axis, size in sizes.items() if size > 1]
+    state = StateAxes(of, **{kind: tuple(axis for axis in several if axis in axes) for kind, axes in named.items()})
     _nested(state, said, found)
     return state
-
-
-def _axes(rule: tree.Rule, sizes: dict[str, int]) -> tuple[str, ...]:
-    named = {axis.name for axis in rule.axes}
-    return tuple(axis for axis, size in sizes.items() if axis in named and size > 1)
 
 
 def _kind(kind: tree.Name, said: dict[str, tree.Rule], found: Diagnostics) -> None:

@@ -16,7 +16,7 @@ from ..ir import Claim, Dim, StateAxes
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, PlanError, Unknown, did_you_mean, wrong
 from .arithmetic import Scalar, evaluate
-from .branch_names import Item, check_visible, count, declarations, names_in, one_sided, with_names
+from .branch_names import Item, check_visible, declarations, names_in, one_sided, statements, with_names
 from .errors import check_dim, check_not_data
 
 MOST = 8192
@@ -116,22 +116,17 @@ class _Divider:
             if isinstance(item, tree.Repeat):
                 yield from self._repeat(item, starts)
             else:
-                assert isinstance(item, tree.Bind | tree.Route), (
-                    "resolve: a branch outside of the repeat that it divides"
-                )
-                yield self._noted(item, starts)
-
-    def _noted(self, item: tree.Bind | tree.Route, starts: tuple[int, ...]) -> tree.Bind | tree.Route:
-        for name in map(str, declarations([item])):
-            self.copies.setdefault(self._origin.get(name, name), []).append(Copy(name, starts))
-        return item
+                assert not isinstance(item, tree.If), "resolve: a branch outside of the repeat that it divides"
+                for name in declarations([item]):
+                    self.copies.setdefault(self._origin.get(name, name), []).append(Copy(name, starts))
+                yield item
 
     def _repeat(self, item: tree.Repeat, starts: tuple[int, ...]) -> Iterator[tree.Repeat]:
         check_dim(item.dim, self._dims)
         check_not_data(item.dim, "a repeat")
         cuts = sorted({0, self._dims[item.dim.name].size} | self._cuts(item.body, item, self._all(item)))
         parts = [range(*pair) for pair in pairwise(cuts)]
-        _check_most(len(parts) * count(item.body), item)
+        _check_most(len(parts) * len([*statements(item.body)]), item)
         if len(parts) == 1:
             self._whole.add(item.dim.name)
             yield evolve(item, body=tuple(self.statements(item.body, (*starts, 0))), index=None)
@@ -202,7 +197,7 @@ class _Divider:
 
     def _copied(self, dims: Sequence[str], bodies: Sequence[Sequence[tree.Statement]]) -> list[dict[str, str]]:
         """For each part the new names of the parameters that other parts declare too, numbered as its dim is."""
-        declared = [dict.fromkeys(map(str, declarations(body))) for body in bodies]
+        declared = [dict.fromkeys(declarations(body)) for body in bodies]
         times = Counter(name for names in declared for name in names)
         found: list[dict[str, str]] = []
         for dim, names in zip(dims, declared, strict=True):
@@ -247,14 +242,13 @@ def state_of_parts(state: Sequence[StateAxes], copies: Copies) -> tuple[StateAxe
 
 
 def _all_meant(patterns: Sequence[str], copies: Copies) -> tuple[str, ...]:
-    return tuple(name for pattern in patterns for name in _meant(pattern, copies))
-
-
-def _meant(pattern: str, copies: Copies) -> list[str]:
-    """The pattern where it matches what it means, else the names of that."""
-    meant = [copy.name for name, parts in copies.items() if fnmatchcase(name, pattern) for copy in parts]
-    matched = [copy.name for parts in copies.values() for copy in parts if fnmatchcase(copy.name, pattern)]
-    return [pattern] if not meant or meant == matched else meant
+    """Each pattern where it matches what it means, else the names of that."""
+    found: list[str] = []
+    for pattern in patterns:
+        meant = [copy.name for name, parts in copies.items() if fnmatchcase(name, pattern) for copy in parts]
+        matched = [copy.name for parts in copies.values() for copy in parts if fnmatchcase(copy.name, pattern)]
+        found += [pattern] if not meant or meant == matched else meant
+    return tuple(found)
 
 
 def names_of_parts(names: Sequence[HFWeight], copies: Copies) -> Iterator[HFWeight]:

@@ -152,7 +152,8 @@ def _check_function(op: syntax.UserOp, source: Source) -> str:
         help = did_you_mean(name, functions)
         raise wrong("E0218", f"`{module}.py` has no function `{name}`", text.span, "not defined there", help)
     args, count = functions[name].args, len(op.operands)
-    if count not in _positional(args):
+    most = len(args.posonlyargs) + len(args.args)
+    if None in args.kw_defaults or not most - len(args.defaults) <= count <= most:  # others must be named
         label = f"line {functions[name].lineno} of `{module}.py` takes ({ast.unparse(args)})"
         raise wrong("E0218", f"`{name}` is given {count} arguments by position", text.span, label)
     return module
@@ -165,12 +166,6 @@ def parsed(module: Source, at: Span) -> ast.Module:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = error.lineno if isinstance(error, SyntaxError) else 1
         raise wrong("E0218", f"`{module.path}` is not Python", at, f"see its line {line}") from None
-
-
-def _positional(args: ast.arguments) -> range:
-    """How many arguments may be given by position; none if others must be named."""
-    every = len(args.posonlyargs) + len(args.args)
-    return range(every - len(args.defaults), 0 if None in args.kw_defaults else every + 1)
 
 
 # ---- the files

@@ -386,7 +386,8 @@ class _Renderer:
     def lines(self) -> Iterator[str]:
         it = self._it
         yield self._paint(f"{it.severity}[{it.code}]", it.severity) + self._paint(f": {it.message}", "strong")
-        for arrow, path in self._paths():
+        for path in dict.fromkeys(mark.span.path for mark in self._marks):
+            arrow = "-->" if path == it.span.path else ":::"
             yield from self._excerpt(arrow, [mark for mark in self._marks if mark.span.path == path])
         notes = [note.text for note in it.notes if not note.span]
         if notes or it.help:
@@ -395,11 +396,6 @@ class _Renderer:
             yield from self._remark("note", text, "strong")
         if it.help:
             yield from self._remark("help", it.help, "help")
-
-    def _paths(self) -> Iterator[tuple[str, str]]:
-        """Each file once, the primary span's first."""
-        paths = dict.fromkeys(mark.span.path for mark in self._marks)
-        yield from zip(["-->", *[":::"] * (len(paths) - 1)], paths, strict=True)
 
     def _excerpt(self, arrow: str, marks: list[_Mark]) -> Iterator[str]:
         first = marks[0].span

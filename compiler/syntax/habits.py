@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from .source import Source, Span
+from .diagnostics import Diagnostic
+from .source import Source
 
 REACH = 400
 """How far from the place where the parser stopped a habit may lie, in characters."""
@@ -25,15 +26,6 @@ class Habit:
     message: str
     help: str
     within: tuple[str, ...] = ()
-
-
-@frozen
-class Found:
-    """A habit in a text."""
-
-    message: str
-    span: Span
-    help: str
 
 
 _FILE = r"[\w./*?~-]*\.(?:txt|md|py|jsonl?|bin|npy|csv|tsv|parquet|scale|safetensors)\b"
@@ -260,15 +252,15 @@ HABITS = (
 )
 
 
-def find_habit(source: Source, places: tuple[int, ...], section: str) -> Found | None:
-    """The first habit of the table at one of the places where the parser stopped or opened a brace."""
+def find_habit(source: Source, places: tuple[int, ...], section: str) -> Diagnostic | None:
+    """The error of the first habit of the table at one of the places where the parser stopped or opened a brace."""
     code = _COMMENT.sub(lambda found: found[1] or " " * len(found[0]), source.text)
     for habit in HABITS:
         matches = [match for at in places for match in _matches(habit.pattern, code, at)]
         if matches and (not habit.within or section in habit.within):
             words = matches[0].groupdict()
             span = source.span(*matches[0].span("at" if "at" in words else 0))
-            return Found(habit.message.format(**words), span, habit.help.format(**words))
+            return Diagnostic("E0104", habit.message.format(**words), span, help=habit.help.format(**words))
     return None
 
 

@@ -8,7 +8,7 @@ from lark.exceptions import UnexpectedInput, UnexpectedToken
 
 from .diagnostics import Diagnostic, Note
 from .habits import find_habit
-from .source import Source, Span
+from .source import Source
 from .tree import Name
 
 MOST = 4
@@ -59,8 +59,10 @@ def explain(error: UnexpectedInput, source: Source) -> Diagnostic:
     if not isinstance(error, UnexpectedToken):
         return _strange_character(error, source)
     token = cast(Token, error.token)  # type: ignore[reportUnknownMemberType]
-    word = _end if token.type == "$END" else _unexpected
-    return word(error, token, source)
+    if token.type != "$END":
+        return _unexpected(error, token, source)
+    last = source.span(token.start_pos or 0, token.end_pos or 0)  # lark places the end where the last token is
+    return Diagnostic("E0104", f"expected {_expected(error)}, found the end of the file", last, "after this")
 
 
 def explain_habit(error: UnexpectedInput, source: Source) -> Diagnostic | None:
@@ -69,8 +71,7 @@ def explain_habit(error: UnexpectedInput, source: Source) -> Diagnostic | None:
     braces = [at for at, part in enumerate(before) if isinstance(part, Token) and part.type == "LBRACE"]
     section = str(before[braces[-1] - 1]) if braces else ""
     places = (place_of(error), *(before[at].start_pos for at in reversed(braces)))
-    found = find_habit(source, places, section)
-    return found and _error(found.message, found.span, found.help)
+    return find_habit(source, places, section)
 
 
 def place_of(error: UnexpectedInput) -> int:
@@ -86,12 +87,7 @@ def _strange_character(error: UnexpectedInput, source: Source) -> Diagnostic:
     character = source.text[at]
     shown = f"`{character}`" if character.isprintable() else f"the character U+{ord(character):04X}"
     help = _head(_before(error)) or _STRANGE.get(character, "")
-    return _error(f"expected {_expected(error)}, found {shown}", source.span(at, at + 1), help)
-
-
-def _end(error: UnexpectedInput, token: Token, source: Source) -> Diagnostic:
-    last = source.span(token.start_pos or 0, token.end_pos or 0)  # lark places the end where the last token is
-    return Diagnostic("E0104", f"expected {_expected(error)}, found the end of the file", last, "after this")
+    return Diagnostic("E0104", f"expected {_expected(error)}, found {shown}", source.span(at, at + 1), help=help)
 
 
 def _unexpected(error: UnexpectedInput, token: Token, source: Source) -> Diagnostic:
@@ -100,7 +96,8 @@ def _unexpected(error: UnexpectedInput, token: Token, source: Source) -> Diagnos
     before = _before(error)
     if forgotten := _forgotten_value(token, before, source):
         return forgotten
-    return _error(f"expected {_expected(error)}, found `{_short(token)}`", span, _help(token, before, _accepts(error)))
+    help = _help(token, before, _accepts(error))
+    return Diagnostic("E0104", f"expected {_expected(error)}, found `{_short(token)}`", span, help=help)
 
 
 def _before(error: UnexpectedInput) -> list[Any]:
@@ -196,17 +193,9 @@ def _expected(error: UnexpectedInput) -> str:
             phrases.append(phrase)
     if len(phrases) > MOST:
         phrases = [phrase for phrase in phrases if phrase != "an operator"][:MOST]
-    return _or(phrases)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:39]}…"
-
-
-def _or(phrases: list[str]) -> str:
     *head, last = phrases
     return f"{', '.join(head)} or {last}" if head else last
 
 
-def _error(message: str, span: Span, help: str) -> Diagnostic:
-    return Diagnostic("E0104", message, span, help=help)
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:39]}…"

@@ -4,13 +4,11 @@ Consecutive settings, rules and sections, one to a line without a blank line bet
 after code share one where they did in the source.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from attrs import frozen
-
 from .breaks import LIMIT
-from .words import Arranged, Line, Word, code, text
+from .words import Arranged, Line, code, text
 
 STATEMENTS = ("model", "repeat", "if", "route")
 """Heads of sections that have statements in their braces."""
@@ -39,60 +37,42 @@ def _blank_before(plan: Arranged, line: Line) -> bool:
 # ---- code
 
 
-@frozen
-class _Anchored:
-    """A line that is one entry, and the word of it that may share a column with those of its neighbours."""
-
-    line: Line
-    at: int
-
-
-def _runs(plan: Arranged, lines: Sequence[Line]) -> Iterator[list[_Anchored]]:
-    """Neighbouring lines of one kind; comments on lines of their own may come between."""
-    run: list[_Anchored] = []
+def _runs(plan: Arranged, lines: Sequence[Line]) -> Iterator[dict[Line, int]]:
+    """Neighbouring lines of one kind, each with its anchor; comments on lines of their own may come between."""
+    run: dict[Line, int] = {}
+    kind = None
     for line in lines:
-        anchored = _anchored(plan, line)
-        if _blank_before(plan, line) or (line.first < line.end and not _alike(plan, run, anchored)):
-            yield from [run] if run else []
-            run = []
-        run += [anchored] if anchored else []
-    yield from [run] if run else []
+        at = _anchor(plan, line)
+        own = None if at is None else (plan.words[at].text, plan.inside[at])
+        if run and (_blank_before(plan, line) or (line.first < line.end and own != kind)):
+            yield run
+            run = {}
+        if at is not None:
+            run[line], kind = at, own
+    if run:
+        yield run
 
 
-def _alike(plan: Arranged, run: Sequence[_Anchored], anchored: _Anchored | None) -> bool:
-    if not run or not anchored:
-        return False
-    kinds = [(plan.words[each.at].text, plan.inside[each.at]) for each in (run[-1], anchored)]
-    return kinds[0] == kinds[1]
-
-
-def _anchored(plan: Arranged, line: Line) -> _Anchored | None:
+def _anchor(plan: Arranged, line: Line) -> int | None:
+    """The word of a line that is one entry, and all of it, that may share a column with those of its neighbours."""
     level = [at for at in range(line.first, line.end) if plan.inside[at] == plan.inside[line.first]]
     if [at for at in level if at in plan.entries] != [line.first]:
         return None
-    at = next((at for at in level if _may_align(plan.words[at])), None)
-    if at is None or (plan.words[at].text == "=" and _is_statement(plan, at)):
+    words = plan.words
+    at = next((at for at in level if words[at].text == "{" or (words[at].binds and words[at].text != "~")), None)
+    if at is None:
         return None
-    return _Anchored(line, at) if plan.words[at].text != "{" or _is_section(plan, line, at) else None
+    if words[at].text == "{":
+        is_section = plan.closing[at] == line.end - 1 and all(word.is_name for word in words[line.first : at])
+        return at if is_section else None
+    among_statements = plan.inside[at] < 0 or words[plan.heads[plan.inside[at]]].text in STATEMENTS
+    return None if words[at].text == "=" and among_statements else at
 
 
-def _may_align(word: Word) -> bool:
-    return word.text == "{" or (word.binds and word.text != "~")
-
-
-def _is_statement(plan: Arranged, at: int) -> bool:
-    return plan.inside[at] < 0 or plan.words[plan.heads[plan.inside[at]]].text in STATEMENTS
-
-
-def _is_section(plan: Arranged, line: Line, brace: int) -> bool:
-    """Whether a line is all of a section."""
-    return plan.closing[brace] == line.end - 1 and all(word.is_name for word in plan.words[line.first : brace])
-
-
-def _padded(plan: Arranged, run: Sequence[_Anchored]) -> dict[Line, str]:
+def _padded(plan: Arranged, run: Mapping[Line, int]) -> dict[Line, str]:
     """The code of lines with their anchors in one column, or nothing if one would become too long."""
-    cut = {it.line: _columns(plan, it) for it in run}
-    rows = {it.line: " " * it.line.indent + cut[it.line][""] for it in run}
+    cut = {line: _columns(plan, line, at) for line, at in run.items()}
+    rows = {line: " " * line.indent + cut[line][""] for line in run}
     for column in (_ANCHOR, *_PARTS):
         those = [line for line in rows if column in cut[line]]
         width = max((len(rows[line]) for line in those), default=0)
@@ -100,11 +80,11 @@ def _padded(plan: Arranged, run: Sequence[_Anchored]) -> dict[Line, str]:
     return rows if max(map(len, rows.values())) <= LIMIT else {}
 
 
-def _columns(plan: Arranged, it: _Anchored) -> dict[str, str]:
+def _columns(plan: Arranged, line: Line, anchor: int) -> dict[str, str]:
     """The text of each column of a line, by the word that begins it; "" for the first."""
-    parts = [at for at in range(it.at, it.line.end) if plan.words[at].goes_on]
-    starts = {"": it.line.first, _ANCHOR: it.at} | {plan.words[at].text: at for at in parts}
-    ends = [*starts.values(), it.line.end][1:]
+    parts = [at for at in range(anchor, line.end) if plan.words[at].goes_on]
+    starts = {"": line.first, _ANCHOR: anchor} | {plan.words[at].text: at for at in parts}
+    ends = [*starts.values(), line.end][1:]
     return {name: text(plan, at, end) for (name, at), end in zip(starts.items(), ends, strict=True)}
 
 
@@ -129,16 +109,8 @@ def _beside(plan: Arranged, lines: Sequence[Line]) -> Iterator[Line]:
     """The lines with a comment beside code, and those with nothing but its next line, in the same column."""
     last = None
     for line in lines:
-        alone = line.first == line.end
-        if line.comment is None or (alone and not _continues(plan, last, line.comment)):
-            last = None
-        else:
-            last = line.comment
+        word = None if line.comment is None else plan.words[line.comment]
+        goes_on = last and word and word.line_ends == 1 and word.column == last.column
+        last = word if goes_on or line.first < line.end else None
+        if last:
             yield line
-
-
-def _continues(plan: Arranged, last: int | None, comment: int) -> bool:
-    if last is None:
-        return False
-    before, word = plan.words[last], plan.words[comment]
-    return word.line_ends == 1 and word.column == before.column

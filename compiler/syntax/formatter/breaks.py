@@ -3,9 +3,7 @@
 One walk from the first line to the last; it goes back where a line found later divides one before.
 """
 
-from collections.abc import Callable
-
-from attrs import frozen
+from collections.abc import Iterator
 
 from ..limits import MAX_BYTES
 from .words import INDENT, Arranged, Line, ends, line
@@ -93,22 +91,23 @@ class _Breaks:
 
     def _seams(self, found: Line) -> set[int]:
         """Where a line that is too long is best divided: before as many of its words as one rule names."""
-        long = _Long(self._plan, self._ends, found, _shallow(self._plan, found))
-        seams = (rule(long) - {found.first} for rule in _RULES)
-        return next(filter(None, seams), set[int]())
+        return next(filter(None, (seams - {found.first} for seams in self._rules(found))), set[int]())
 
-
-# ---- lines that are too long
-
-
-@frozen
-class _Long:
-    """A line, its words at the least depth, and where words end."""
-
-    plan: Arranged
-    ends: list[int]
-    line: Line
-    shallow: list[int]
+    def _rules(self, line: Line) -> Iterator[set[int]]:
+        plan, words, closing = self._plan, self._plan.words, self._plan.closing
+        shallow = _shallow(plan, line)
+        yield {at for at in shallow if at in plan.entries}
+        yield {at for at in shallow if words[at - 1].text == "," and not plan.among_entries(at)}  # items
+        yield {at for at in shallow if words[at].text in ("+", "-") and plan.is_binary(at)}  # terms
+        yield {at for at in shallow if words[at].text in ("*", "/", "@")}  # factors
+        pairs = [at for at in shallow if at in closing and at + 1 < closing[at] < line.end]
+        longest = max(pairs, key=lambda at: self._ends[closing[at]] - self._ends[at], default=None)
+        yield set[int]() if longest is None else {longest + 1, closing[longest]}
+        # after brackets whose pair ends on a later line, since lines begin deeper in them
+        yield {at + 1 for at in shallow if at + 1 < line.end <= closing.get(at, -1)}
+        # after brackets of earlier lines that end inside of this one, which gives their ends lines of their own
+        closed = (plan.inside[at] for at in range(line.first + 1, line.end) if words[at].closes)
+        yield {opening + 1 for opening in closed if opening < line.first}
 
 
 def _shallow(plan: Arranged, line: Line) -> list[int]:
@@ -123,51 +122,3 @@ def _shallow(plan: Arranged, line: Line) -> list[int]:
         closing = plan.closing.get(at, line.end)
         at = closing if closing < line.end else at + 1
     return found
-
-
-def _entries(long: _Long) -> set[int]:
-    return {at for at in long.shallow if at in long.plan.entries}
-
-
-def _items(long: _Long) -> set[int]:
-    plan = long.plan
-    return {at for at in long.shallow if plan.words[at - 1].text == "," and not plan.among_entries(at)}
-
-
-def _terms(long: _Long) -> set[int]:
-    return {at for at in long.shallow if long.plan.words[at].text in ("+", "-") and long.plan.is_binary(at)}
-
-
-def _factors(long: _Long) -> set[int]:
-    return {at for at in long.shallow if long.plan.words[at].text in ("*", "/", "@")}
-
-
-def _brackets(long: _Long) -> set[int]:
-    closing, ends = long.plan.closing, long.ends
-    whole = [at for at in long.shallow if at in closing and at + 1 < closing[at] < long.line.end]
-    longest = max(whole, key=lambda at: ends[closing[at]] - ends[at], default=None)
-    return set[int]() if longest is None else {longest + 1, closing[longest]}
-
-
-def _left_open(long: _Long) -> set[int]:
-    """Breaks after brackets whose pair ends on a later line, since lines begin deeper in them."""
-    closing, end = long.plan.closing, long.line.end
-    return {at + 1 for at in long.shallow if at + 1 < end <= closing.get(at, -1)}
-
-
-def _closed_late(long: _Long) -> set[int]:
-    """Breaks after brackets of earlier lines that end inside of this one, which gives their ends lines of their own."""
-    plan, line = long.plan, long.line
-    closed = [plan.inside[at] for at in range(line.first + 1, line.end) if plan.words[at].closes]
-    return {opening + 1 for opening in closed if opening < line.first}
-
-
-_RULES: tuple[Callable[[_Long], set[int]], ...] = (
-    _entries,
-    _items,
-    _terms,
-    _factors,
-    _brackets,
-    _left_open,
-    _closed_late,
-)
