@@ -222,18 +222,18 @@ def _arguments(parser: ArgumentParser) -> None:
         "topic", metavar="TOPIC", help="memory, collectives, time, a value of the plan, or a code such as E0510"
     )
     parser.add_argument("plan", type=file_path, nargs="?", metavar="PLAN", help=f"{PLAN}; not for a code")
-    help = "of a mesh with a range, such as dp = 4..8: the size to explain (default: the largest)"
+    help = "the size of an axis with a range, such as dp = 4..8 (default: the largest)"
     parser.add_argument("--size", type=count, metavar="N", help=help)
-    parser.add_argument("--json", action="store_true", help="of time: print JSON")
-    parser.add_argument("--lines", action="store_true", help="of time: print a table of all ops")
-    parser.add_argument("--csv", type=file_path, metavar="FILE", help="of time: write all ops as CSV")
-    help = "of time: print which ops make the step as long as it is, and how much slower others may be"
+    parser.add_argument("--json", action="store_true", help="time: print JSON")
+    parser.add_argument("--lines", action="store_true", help="time: print a table of all ops")
+    parser.add_argument("--csv", type=file_path, metavar="FILE", help="time: write all ops as CSV")
+    help = "time: print which ops make the step as long as it is, and how much slower others may be"
     parser.add_argument("--critical", action="store_true", help=help)
-    help = "of time: write the step as a trace for ui.perfetto.dev"
+    help = "time: write the step as a trace for ui.perfetto.dev"
     parser.add_argument("--trace", type=file_path, metavar="FILE", help=help)
-    help = "of time: beside it, by plan line, steps that a run wrote to this folder, its SCALEC_PROFILE"
+    help = "time: compare it by plan line with steps that a run wrote to this folder, its SCALEC_PROFILE"
     parser.add_argument("--against", type=file_path, metavar="FOLDER", help=help)
-    help = "of time: name no plans with one setting changed, which takes most of the time"
+    help = "time: do not try plans with one setting changed, which takes longest"
     parser.add_argument("--no-advice", action="store_true", help=help)
 
 

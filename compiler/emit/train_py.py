@@ -102,7 +102,8 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
 def legend(program: Program) -> list[str]:
     """The legend of signs in comments, and this program's sizes."""
     used = {dim for op in program.ops for value in op.outputs for dim in value.type.dims if not dim.startswith("flat_")}
-    made = {MICROBATCHES, *(str(dict(op.attrs).get("as")) for op in program.ops)}  # not by the plan
+    stored = {dim for param in program.params for dim in param.type.dims}
+    made = {MICROBATCHES, *(str(dict(op.attrs).get("as")) for op in program.ops)} - stored  # not by the plan
     names = [dim for dim in program.dims if dim.name in used - made and not dim.twin]
     known = {BATCH: f"{program.train.microbatch} per rank"}
     sizes = [

@@ -103,7 +103,7 @@ def _apart(ours: Outcome, theirs: Outcome) -> list[str]:
 
 
 def _diagnostic(a: Program, b: Program, forward: tuple[str, Where] | None, wrong: list[str]) -> Diagnostic:
-    count = Note(None, f"of the step's results {len(wrong)} of {3 + 2 * len(a.params)} differ, first {wrong[0]}")
+    count = Note(None, f"{len(wrong)} of the step's {3 + 2 * len(a.params)} results differ, first {wrong[0]}")
     if forward:
         name, where = forward
         spans = [_span_of(program, name) for program in (a, b)]

@@ -94,7 +94,7 @@ def _unequal_parts(program: Program) -> Iterator[Diagnostic]:
             yield Diagnostic("W0904", message, claim.span, "contiguous parts of a causal sequence", help=help)
         elif claim.zigzag and near < axis.size - 1:
             message = f"chunks apart need the keys of all {axis.size - 1} other ranks of `{axis.parent}`"
-            label = f"of contiguous parts, a window of {max(windows):,} tokens needs those of {near}"
+            label = f"in contiguous parts a window of {max(windows):,} tokens needs those of {near}"
             yield Diagnostic("W0904", message, claim.span, label, help=f"leave `as {ZIGZAG}` out")
 
 
