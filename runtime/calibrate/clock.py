@@ -1,6 +1,6 @@
 """Seconds of work on a device: each call by itself, on the GPU between events."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from statistics import median
 from time import perf_counter
 from typing import Any, cast
@@ -48,30 +48,26 @@ class Clock:
 
         On the GPU, with all of them under way before the first begins, so that it does not wait for the host.
         """
-        return self._on_gpu(calls) if self._cuda else [*_on_cpu(calls)]
+        kept = list[Any]()  # as a step keeps what backward needs
+        if self._cuda is None:
+            seconds = list[float]()
+            for call in calls:
+                start = perf_counter()
+                made = call()
+                seconds.append(perf_counter() - start)
+                kept.append(made)
+            return seconds
+        spans = list[tuple[Any, Any]]()
+        self._cuda._sleep(50_000_000)
+        for call in calls:
+            start, stop = (self._cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            kept.append(call())
+            stop.record()
+            spans.append((start, stop))
+        self.wait()
+        return [start.elapsed_time(stop) / 1e3 for start, stop in spans]
 
     def median(self, prepare: Prepared, repeats: int = REPEATS) -> float:
         """The median of calls, each with operands of its own."""
         return median(self.each(prepare() for _ in range(repeats)))
-
-    def _on_gpu(self, calls: Iterable[Callable[[], Any]]) -> list[float]:
-        assert self._cuda, "calibrate: events without a GPU"
-        spans, kept = list[tuple[Any, Any]](), list[Any]()
-        self._cuda._sleep(50_000_000)
-        for call in calls:
-            span = tuple(self._cuda.Event(enable_timing=True) for _ in range(2))
-            span[0].record()
-            kept.append(call())
-            span[1].record()
-            spans.append(span)
-        self.wait()
-        return [start.elapsed_time(stop) / 1e3 for start, stop in spans]
-
-
-def _on_cpu(calls: Iterable[Callable[[], Any]]) -> Iterator[float]:
-    kept = list[Any]()  # as a step keeps what backward needs
-    for call in calls:
-        start = perf_counter()
-        made = call()
-        yield perf_counter() - start
-        kept.append(made)

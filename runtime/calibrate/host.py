@@ -3,12 +3,12 @@
 Its groups are of peers that are absent: their calls do nothing.
 """
 
-import importlib.util
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from runpy import run_path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -45,29 +45,20 @@ def figures(steps: Sequence[Mapping[str, Any]], clock: Clock, op: Callable[[], f
 def _seconds(step: Mapping[str, Any], clock: Clock) -> float:
     """The median of seconds until the host has issued a step, the device being idle before."""
     with TemporaryDirectory() as name, _absent_peers(prod(step["mesh"].values())):
-        program, mesh = _program(Path(name), step["files"]), QuietMesh(step["mesh"], clock.device)
-        model, state = program.build(mesh)
+        for file, text in step["files"].items():
+            Path(name, file).write_text(text, encoding="utf-8")
+        program, mesh = run_path(str(Path(name, "train.py"))), QuietMesh(step["mesh"], clock.device)
+        model, state = program["build"](mesh)
         state.initialise(0)
         batch = Batch(*(torch.zeros(shape, dtype=torch.int64, device=clock.device) for shape in step["inputs"]))
         found = list[float]()
         for _ in range(REPEATS + WARM):
             clock.wait()
             start = perf_counter()
-            program.train_step(model, state, batch, 0.0)
+            program["train_step"](model, state, batch, 0.0)
             found.append(perf_counter() - start)
         clock.wait()
         return median(found[WARM:])
-
-
-def _program(folder: Path, files: Mapping[str, str]) -> Any:
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("host_step", folder / "train.py")
-    assert spec, "calibrate: no program"
-    assert spec.loader, "calibrate: no program"
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @contextmanager

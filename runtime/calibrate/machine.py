@@ -3,6 +3,8 @@
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from heapq import nlargest
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -32,7 +34,8 @@ def device(kind: str) -> torch.device:
 
 def figures(wanted: Mapping[str, Any], rows: Sequence[Row], memory: float, clock: Clock) -> dict[str, Row]:
     """The tables `cluster`, `gpu` and `host`; of a shipped GPU they say in which way it differs."""
-    kernel, held = _kernel(clock), _held(rows)
+    one, held = torch.ones(1, device=clock.device), _held(rows)
+    kernel = clock.median(lambda: lambda: one + one, 200)  # seconds of an op on one element
     if clock.device.type == "cuda":
         return {
             "cluster": {"gpu": wanted["gpu"]},
@@ -58,7 +61,7 @@ def _held(rows: Sequence[Row]) -> dict[str, float]:
     for it in rows:
         if it["table"] == "product":
             rates.setdefault(it["dtype"], []).append(2 * it["batch"] * it["m"] * it["n"] * it["k"] / it["seconds"])
-    return {dtype: sum(sorted(each)[-BEST:]) / len(sorted(each)[-BEST:]) for dtype, each in rates.items()}
+    return {dtype: fmean(nlargest(BEST, each)) for dtype, each in rates.items()}
 
 
 def copied(clock: Clock) -> float:
@@ -66,12 +69,6 @@ def copied(clock: Clock) -> float:
     source = torch.ones(COPIED[clock.device.type], dtype=torch.uint8, device=clock.device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / clock.median(lambda: lambda: target.copy_(source))
-
-
-def _kernel(clock: Clock) -> float:
-    """Seconds of an op on one element."""
-    x = torch.ones(1, device=clock.device)
-    return clock.median(lambda: lambda: x + x, 200)
 
 
 def notes(device: torch.device) -> Iterator[str]:

@@ -29,26 +29,6 @@ BLOCK = 1 << 18  # words; two products of 8 bytes per word are in memory at the 
 _WORDS = {1: torch.uint8, 2: torch.int16}  # by the bytes of an element; larger ones are several words
 
 
-class Fingerprints:
-    """Hashes of tensors on one device."""
-
-    def __init__(self, device: torch.device) -> None:
-        generator = torch.Generator().manual_seed(0)  # the same keys on every rank
-        keys = torch.randint(-(1 << 63), (1 << 63) - 1, (2, 2, BLOCK), generator=generator)
-        self._blocks, self._whole = (keys | 1).to(device)
-
-    def of(self, x: Tensor) -> Tensor:
-        """[3] int64: two hashes of the bits, and one of element type and shape."""
-        blocks = self.of_blocks(x).view(-1)
-        layout = zlib.crc32(f"{x.dtype} {tuple(x.shape)}".encode())
-        return torch.cat((_hash(words(blocks), self._whole), blocks.new_tensor([layout])))
-
-    def of_blocks(self, x: Tensor) -> Tensor:
-        """[blocks, 2] int64: two hashes of the bits of each block of `words(x)`."""
-        hashes = [_hash(part, self._blocks) for part in blocks(words(x))]
-        return torch.stack(hashes) if hashes else self._blocks.new_zeros(1, 2)
-
-
 def words(x: Tensor) -> Tensor:
     """The bits of x as integers of at most 32 bits, in order; a view if x is contiguous."""
     return x.detach().contiguous().view(-1).view(_WORDS.get(x.element_size(), torch.int32))
@@ -81,10 +61,12 @@ class Difference:
 
 
 class Comparison:
-    """Compares tensors of one device."""
+    """Compares tensors of one device, by hashes of their bits."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._fingerprints = device, Fingerprints(device)
+        generator = torch.Generator().manual_seed(0)  # the same keys on every rank
+        keys = torch.randint(-(1 << 63), (1 << 63) - 1, (2, 2, BLOCK), generator=generator)
+        self._device, (self._blocks, self._whole) = device, (keys | 1).to(device)
 
     @torch.no_grad()
     def first(self, values: Sequence[Tensor], axis: Axis) -> Difference | None:
@@ -123,9 +105,19 @@ class Comparison:
 
     @torch.no_grad()
     def hashes(self, values: Sequence[Tensor]) -> Tensor:
-        """[values, 3] int64, as `Fingerprints.of` has them."""
+        """[values, 3] int64: two hashes of the bits of each, and one of element type and shape."""
         with c10d.unrecorded():
-            return torch.stack([self._fingerprints.of(x) for x in values])
+            return torch.stack([self._hash(x) for x in values])
+
+    def _hash(self, x: Tensor) -> Tensor:
+        blocks = self._of_blocks(x).view(-1)
+        layout = zlib.crc32(f"{x.dtype} {tuple(x.shape)}".encode())
+        return torch.cat((_hash(words(blocks), self._whole), blocks.new_tensor([layout])))
+
+    def _of_blocks(self, x: Tensor) -> Tensor:
+        """[blocks, 2] int64: two hashes of the bits of each block of `words(x)`."""
+        hashes = [_hash(part, self._blocks) for part in blocks(words(x))]
+        return torch.stack(hashes) if hashes else self._blocks.new_zeros(1, 2)
 
     def _located(self, number: int, x: Tensor, rows: Tensor, axis: Axis) -> Difference:
         """The first element of x that differs, and who has which value, given the ranks' fingerprints."""
@@ -141,7 +133,7 @@ class Comparison:
 
     def _first_element(self, x: Tensor, axis: Axis) -> tuple[int, Tensor]:
         """The index of the first element whose bits differ, and these bits, [ranks, bytes]."""
-        blocks = _gathered(self._fingerprints.of_blocks(x), axis)
+        blocks = _gathered(self._of_blocks(x), axis)
         block = int((blocks != blocks[0]).any(0).any(-1).nonzero()[0])
         part = _gathered(words(x)[block * BLOCK : (block + 1) * BLOCK].view(torch.uint8), axis)
         size = x.element_size()

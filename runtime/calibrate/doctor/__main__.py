@@ -22,8 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the findings on rank 0; exit status 0, or on all ranks 1 where one of them is a fault."""
     given = _options().parse_args(arguments)
     try:
-        needs = Needs.read(given.needs) if given.needs else Needs()
-        if "RANK" not in os.environ and 1 < needs.ranks_per_node <= _room(needs):
+        needs = Needs(**json.loads(given.needs.read_text(encoding="utf-8"))) if given.needs else Needs()
+        room = torch.cuda.device_count() if needs.device == "cuda" else os.cpu_count() or 1  # for so many ranks
+        if "RANK" not in os.environ and 1 < needs.ranks_per_node <= room:
             return _each(needs.ranks_per_node, sys.argv[1:] if arguments is None else arguments)
         job = Job(needs, given.out or Path("runs", needs.name))
         reports = job.reports()
@@ -37,11 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: rank {os.environ.get('RANK', 0)}: {said}", file=sys.stderr)
         return 1
     return status
-
-
-def _room(needs: Needs) -> int:
-    """How many ranks this machine can start."""
-    return torch.cuda.device_count() if needs.device == "cuda" else os.cpu_count() or 1
 
 
 def _each(ranks: int, arguments: Sequence[str]) -> int:

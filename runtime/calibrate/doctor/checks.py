@@ -173,9 +173,8 @@ def _disk(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Findi
         return
     said = f"{free / GIB:.1f} GiB free, {KEPT} checkpoints take {wanted / GIB:.1f}"
     level = OK if free >= wanted else FAIL
-    yield Finding(
-        level, "disk", said, "" if level == OK else "free some space, or name a folder on another disk with --out"
-    )
+    help = "" if level == OK else "free some space, or name a folder on another disk with --out"
+    yield Finding(level, "disk", said, help)
 
 
 def _data(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Finding]:
@@ -221,9 +220,8 @@ def _memory(needs: Needs, reports: Sequence[Report], world: int) -> Iterator[Fin
             said = f"{node} has {free / GIB:.0f} GiB free, {ranks} ranks take up to {wanted / GIB:.0f}"
             yield Finding(WARN, "host memory", said, "ask for more memory of the node: a job that exceeds it is killed")
         if needs.device == "cuda" and ranks > 1 and 0 <= its[0].shared_memory < SHARED:
-            said = (
-                f"/dev/shm of {node} has {its[0].shared_memory / 2**20:.0f} MiB, through which NCCL's ranks communicate"
-            )
+            shared = f"{its[0].shared_memory / 2**20:.0f} MiB"
+            said = f"/dev/shm of {node} has {shared}, through which NCCL's ranks communicate"
             yield Finding(WARN, "host memory", said, "give the container more, as docker's --shm-size=8g does")
 
 

@@ -4,10 +4,11 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
 from datetime import timedelta
+from json import dumps, loads
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -48,13 +49,14 @@ class Job:
         """The reports of all ranks, on rank 0; those of ranks that did not come are missing."""
         token = self._told("token", lambda: f".doctor-{os.getpid()}-{time.time_ns()}")
         own = local_report(self.needs, self.rank, self.near, self.folder, self.folder / token)
-        with _listening() as port:
+        both: Any = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
+        with socket.create_server(("", 0), **both) as server:  # this rank answers at any port that is free
+            port = server.getsockname()[1]
             self._store.set(f"at/{self.rank}", f"{_own_address()}:{port}")
-            here = self._all_come("began")
-            if here:
+            if self._all_come("began"):
                 own = replace(own, port=port, unreachable=self._unreachable(), seen=_names(self.folder / token))
                 own = replace(own, clock=self._clock(), **self._links())
-            self._store.set(f"report/{self.rank}", own.text())
+            self._store.set(f"report/{self.rank}", dumps(asdict(own)))
             self._all_come("ended")
         shutil.rmtree(self.folder / token, ignore_errors=True)
         with suppress(OSError):
@@ -62,7 +64,7 @@ class Job:
         if self.rank:
             return []
         came = [rank for rank in range(self.world) if self._store.check([f"report/{rank}"])]
-        return [Report.read(self._store.get(f"report/{rank}").decode()) for rank in came]
+        return [Report(**loads(self._store.get(f"report/{rank}"))) for rank in came]
 
     def status(self, status: int) -> int:
         """Rank 0's status, on all ranks."""
@@ -151,14 +153,6 @@ class Job:
             clock.wait()
             found.append(time.perf_counter() - start)
         return sent.numel() / median(found[1:])
-
-
-@contextmanager
-def _listening() -> Generator[int]:
-    """The port at which this rank answers, any that is free."""
-    both: Any = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
-    with socket.create_server(("", 0), **both) as server:
-        yield server.getsockname()[1]
 
 
 def _own_address() -> str:

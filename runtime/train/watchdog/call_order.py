@@ -11,13 +11,10 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
+from .verdict import MESSAGES
+
 _ACTION = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)(\d+)")
-_MESSAGES = {
-    ("send", "forward"): "SEND_F",
-    ("receive", "forward"): "RECV_F",
-    ("send", "backward"): "SEND_B",
-    ("receive", "backward"): "RECV_B",
-}
+_MESSAGES = {"send": "SEND_", "receive": "RECV_"}
 _PARTS = {"I": "B"}  # the part of backward that communicates goes by the name of the whole
 
 _Iterations = tuple[tuple[str, int, range], ...]
@@ -70,7 +67,8 @@ def _in_row(plan: Mapping[str, Any], listed: Sequence[dict[str, Any]], layers: M
     before, after = around if len(around) > 1 else ([], around[0])
     parts: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for each in listed:
-        parts.setdefault((str(each.get("stage")), _work(each)), []).append(each)
+        work = _MESSAGES.get(each["op"], "") + ("F" if each["where"] == "forward" else "B")  # the action that makes it
+        parts.setdefault((str(each.get("stage")), work), []).append(each)
     row = [match.groups() for match in map(_ACTION.fullmatch, pipeline["rows"][listed[0]["rank"]].split()) if match]
     ends = _ends(row)
     yield from _in_order(plan, before, layers)
@@ -89,11 +87,6 @@ def _ends(row: Sequence[tuple[str, ...]]) -> dict[int, int]:
     computing = [(at, int(stage)) for at, (stage, work, _) in enumerate(row) if "_" not in work]
     following = [at for at, _ in computing[1:]] + [len(row)]
     return {stage: end for (_, stage), end in zip(computing, following, strict=True)}
-
-
-def _work(each: Mapping[str, Any]) -> str:
-    """The action of a row that makes this call."""
-    return _MESSAGES.get((each["op"], each["where"]), "F" if each["where"] == "forward" else "B")
 
 
 def _in_order(plan: Mapping[str, Any], listed: Iterable[dict[str, Any]], layers: Mapping[str, range]) -> Iterator[Call]:
@@ -148,9 +141,13 @@ def _call(plan: Mapping[str, Any], each: Mapping[str, Any], iterations: _Iterati
     ]
     layer = ".".join(f"{dim}.{at}" for dim, at in places if dim != "microbatches")
     microbatch = next((it[1] for it in iterations if _dim(it[0]) == "microbatches"), None)
-    stage, peer = each.get("stage"), each.get("peer")
+    group = "*".join(axis for axis in plan["mesh"] if axis in each["axes"] and plan["mesh"][axis] > 1)
+    if each["op"] in _MESSAGES:
+        group += MESSAGES
+    elif each.get("among"):
+        group += f"[{', '.join(map(str, each['among']))}]"
     return Call(
-        _group(plan, each),
+        group,
         each["op"],
         each["value"],
         each["where"],
@@ -158,18 +155,10 @@ def _call(plan: Mapping[str, Any], each: Mapping[str, Any], iterations: _Iterati
         None if each.get("ragged") else prod(each["shape"]),
         layer,
         microbatch,
-        stage,
-        peer,
+        each.get("stage"),
+        each.get("peer"),
     )
 
 
 def _dim(loop: str) -> str:
     return loop.partition(".")[0]
-
-
-def _group(plan: Mapping[str, Any], each: Mapping[str, Any]) -> str:
-    """The group as `Mesh.groups` names it."""
-    wide = "*".join(axis for axis in plan["mesh"] if axis in each["axes"] and plan["mesh"][axis] > 1)
-    if each["op"] in ("send", "receive"):
-        return f"{wide} messages"
-    return f"{wide}[{', '.join(map(str, each['among']))}]" if each.get("among") else wide

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat, takewhile
 from pathlib import Path
-from types import FrameType, TracebackType
+from traceback import walk_stack
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -140,18 +141,9 @@ def _pending(groups: Mapping[str, Any]) -> dict[str, int]:
 # ---- frames
 
 
-def raised(traceback: TracebackType | None) -> Frames:
-    """The frames through which an error has come."""
-    found: list[tuple[FrameType, int]] = []
-    while traceback is not None:
-        found.append((traceback.tb_frame, traceback.tb_lineno))
-        traceback = traceback.tb_next
-    return found[::-1]
-
-
 def _frames() -> Frames:
     """The frames of the thread that is at work: on CUDA backward has one of its own, as saves and batches have."""
-    stacks = {ident: [*_outwards(frame)] for ident, frame in cast(Any, sys)._current_frames().items()}
+    stacks = {ident: [*walk_stack(frame)] for ident, frame in cast(Any, sys)._current_frames().items()}
     main = stacks.pop(threading.main_thread().ident or 0, [])
     if own := _own(main):
         helper = _HELPERS.get(_module(own[0][0]).removeprefix(_RUNTIME))
@@ -162,12 +154,6 @@ def _frames() -> Frames:
         return main
     python = {thread.ident for thread in threading.enumerate()}  # threads of autograd are none of these
     return next((own for ident, own in stacks.items() if ident not in python), main)
-
-
-def _outwards(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
-    while frame is not None:
-        yield frame, frame.f_lineno
-        frame = frame.f_back
 
 
 def _module(frame: FrameType) -> str:

@@ -1,9 +1,12 @@
 """Which rank the others wait for, from the positions of all that answer."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
+
+import numpy as np
 
 MESSAGES = " messages"
 """The end of the names of groups in which stages send to each other: their ranks do not all make the same calls."""
@@ -112,7 +115,7 @@ def _waits(mesh: Mapping[str, int], found: Mapping[int, Position]) -> dict[int, 
     for rank, each in found.items():
         for group, count in each.counts.items():
             if not group.endswith(MESSAGES):
-                groups.setdefault((group, _first(mesh, group, rank)), []).append((count, rank))
+                groups.setdefault((group, members(mesh, group, rank)[0]), []).append((count, rank))
     waits = {rank: [*each.peers] for rank, each in found.items()}
     for (group, _), counts in groups.items():
         least, last = min(counts)
@@ -122,16 +125,11 @@ def _waits(mesh: Mapping[str, int], found: Mapping[int, Position]) -> dict[int, 
     return waits
 
 
-def awaited(mesh: Mapping[str, int], one: Position, found: Mapping[int, Position]) -> tuple[int, ...]:
-    """The ranks that a rank waits for: those of its groups that have made fewer calls, or do not answer."""
-    behind = set(one.peers)
-    for group, count in one.counts.items():
-        if one.waits not in ("", group) or group.endswith(MESSAGES):
-            continue
-        for rank in members(mesh, group, one.rank):
-            if rank not in found or found[rank].counts.get(group, 0) < count:
-                behind.add(rank)
-    return tuple(sorted(behind - {one.rank}))
+def awaited(mesh: Mapping[str, int], one: Position) -> tuple[int, ...]:
+    """The ranks that a rank waits for, as far as it knows by itself: those of its groups."""
+    groups = [group for group in one.counts if one.waits in ("", group) and not group.endswith(MESSAGES)]
+    others = {*one.peers, *(rank for group in groups for rank in members(mesh, group, one.rank))}
+    return tuple(sorted(others - {one.rank}))
 
 
 def _circle(waits: Mapping[int, Sequence[int]]) -> set[int]:
@@ -148,26 +146,12 @@ def _circle(waits: Mapping[int, Sequence[int]]) -> set[int]:
 
 def members(mesh: Mapping[str, int], group: str, rank: int) -> tuple[int, ...]:
     """The ranks of the group of this name that `rank` is in, as `Mesh.groups` names it."""
-    _, _, among = group.removesuffix(MESSAGES).partition("[")
-    ranks, inside = [_first(mesh, group, rank)], prod(mesh.values())
-    for name, size in mesh.items():
-        inside //= size
-        if name in _axes(group):
-            ranks = [outer + place * inside for outer in ranks for place in range(size)]
+    names, _, among = group.removesuffix(MESSAGES).partition("[")
+    axes, sizes = names.split("*"), (*mesh.values(),)
+    places = zip(mesh, np.unravel_index(rank, sizes), strict=True)
+    own = np.arange(prod(sizes)).reshape(sizes)[*(slice(None) if name in axes else at for name, at in places)]
+    ranks: list[int] = own.ravel().tolist()
     return tuple(ranks[int(place)] for place in among[:-1].split(",")) if among else tuple(ranks)
-
-
-def _first(mesh: Mapping[str, int], group: str, rank: int) -> int:
-    """The rank at the beginning of the axes of a group that `rank` is in."""
-    first, inside = 0, prod(mesh.values())
-    for name, size in mesh.items():
-        inside //= size
-        first += 0 if name in _axes(group) else rank // inside % size * inside
-    return first
-
-
-def _axes(group: str) -> list[str]:
-    return group.removesuffix(MESSAGES).partition("[")[0].split("*")
 
 
 def _named(rank: int, hosts: Mapping[int, str]) -> str:
@@ -183,7 +167,5 @@ def named(ranks: Sequence[int]) -> str:
 
 def read(lines: str) -> list[Position]:
     """Positions as they were written, a line of JSON each."""
-    import json
-
     found: list[dict[str, Any]] = [json.loads(line) for line in lines.splitlines()]
     return [Position(**each) for each in found]

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from socket import gethostname
+from traceback import walk_tb
 from typing import Any, NoReturn
 
 import torch.distributed as dist
@@ -33,7 +34,7 @@ from ..launch import flight_record
 from ..options import Options
 from ..shutdown import keeps_store, tell_launcher
 from .limits import Kind, Limits, Pace, Patience
-from .position import counts, position, raised
+from .position import counts, position
 from .verdict import Position, Verdict, awaited, judge, named, read
 
 _ANSWER = 10.0  # seconds in which a rank answers an alarm
@@ -185,7 +186,7 @@ class Watchdog:
     def _position(self) -> Position:
         """Where this rank is; a mistake in finding that out is not to keep it from its end."""
         mark, silent = self._mark, self._neighbour.silent()
-        lost = raised(self._lost.__traceback__) if self._lost is not None else None
+        lost = [*walk_tb(self._lost.__traceback__)][::-1] if self._lost is not None else None
         try:
             evaluates = mark.kind == "validation"
             own = position(self._mesh, self._host, self._rank, f"{mark}", evaluates, mark.before, lost)
@@ -245,7 +246,7 @@ def _words(mesh: Mesh, own: Position, verdict: Verdict) -> str:
     head = f"rank {own.rank} on {own.host}, {own.doing}"
     if not own.waiting:
         return f"{head}: at {own.code}"
-    others = awaited(mesh.axes, own, {})
+    others = awaited(mesh.axes, own)
     missing = [rank for rank in others if rank in verdict.missing]
     whom = f" for {named(missing or others)}" if others else ""
     return f"{head}: waits{whom} in {own.call or 'a call'}; {own.code}"
@@ -279,8 +280,12 @@ class _Neighbour:
 
     def is_gone(self) -> bool:
         """Whether its process has ended before it had come to its end."""
-        if self._process is None and not self._alone:
-            self._find()
+        if self._process is None and not self._alone and self._store.check([f"pid/{self.rank}"]):
+            number = int(self._store.get(f"pid/{self.rank}"))
+            try:
+                self._process = number, os.pidfd_open(number)
+            except OSError:  # it is in a container of its own
+                self._alone = True
         if self._process is None:
             return False
         return bool(select.select([self._process[1]], [], [], 0)[0]) and not self._store.check([f"{_LEFT}/{self.rank}"])
@@ -298,15 +303,6 @@ class _Neighbour:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._process[1], signal.SIGKILL)
-
-    def _find(self) -> None:
-        if not self._store.check([f"pid/{self.rank}"]):
-            return
-        number = int(self._store.get(f"pid/{self.rank}"))
-        try:
-            self._process = number, os.pidfd_open(number)
-        except OSError:  # it is in a container of its own
-            self._alone = True
 
 
 def _is_stopped(process: int) -> bool:

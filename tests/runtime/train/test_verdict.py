@@ -81,7 +81,7 @@ def test_who_waits_says_for_whom(hung: Hung) -> None:
     mesh, culprit, found = hung
     for rank, each in found.items():
         if each.waiting and each.waits:
-            assert (culprit in awaited(mesh, each, {})) == (culprit in members(mesh, each.waits, rank))
+            assert (culprit in awaited(mesh, each)) == (culprit in members(mesh, each.waits, rank))
 
 
 def test_ranks_that_wait_in_a_circle_are_all_named() -> None:
