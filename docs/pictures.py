@@ -13,8 +13,7 @@ from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.drawing import Canvas, ticks
 from scalec.compiler.reports.html.calls import busiest, by_rank
-from scalec.compiler.reports.html.model import model
-from scalec.compiler.reports.html.model_svg import drawn
+from scalec.compiler.reports.html.model import drawn, model
 from scalec.compiler.reports.summary import axes_of, launch
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.timeline import Times, simulate

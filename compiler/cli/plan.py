@@ -2,7 +2,6 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,9 +48,8 @@ def plan(options: Namespace) -> int:
 
 def _sweep(options: Namespace, file: "ModelFile") -> int:
     """The best plans at many points: a table, or files."""
-    from .planner.curves import MARK as DRAWN
-    from .planner.curves import svg
-    from .planner.sweep import GOALS, csv, swept
+    from .planner.sweep import GOALS, csv, svg, swept
+    from .planner.sweep import MARK as DRAWN
 
     axes = swept_axes(options.sweep)
     for name in axes:
@@ -172,14 +170,8 @@ def _empty(found: "Found", options: Namespace) -> str:
             f"no plan compiles of {len(found.failed)} that were tried; {found.failed[0].choice}: {found.failed[0].why}"
         )
     (_, before), (step, _) = next(pair for pair in pairwise(left) if not pair[1][1])
-    hint = _hints(options)
-    return f"no plan: of {before:,} choices there is none {step}; {'; '.join(hint)}"
-
-
-def _hints(options: Namespace) -> Iterator[str]:
-    yield f"there are {options.gpus} GPUs"
-    if options.keep:
-        yield f"--keep {options.keep}"
+    kept = f"; --keep {options.keep}" if options.keep else ""
+    return f"no plan: of {before:,} choices there is none {step}; there are {options.gpus} GPUs{kept}"
 
 
 def _arguments(parser: ArgumentParser) -> None:

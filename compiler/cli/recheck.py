@@ -144,12 +144,10 @@ def _compare_text(script: "Source", made: str) -> None:
     pairs = zip_longest(script.text.split("\n"), made.split("\n"), fillvalue="")
     at = next(at for at, (found, expected) in enumerate(pairs) if found != expected)
     lines = made.split("\n")
-    expected = f"the plan's is `{_short(lines[at])}`" if at < len(lines) else "the plan's has ended"
+    line = lines[at] if at < len(lines) else ""
+    short = line if len(line) <= 120 else f"{line[:119]}…"
+    expected = f"the plan's is `{short}`" if at < len(lines) else "the plan's has ended"
     _refuse(f"{Path(script.path).name} is not the plan's", _line(script, at), expected, "compile the plan again")
-
-
-def _short(line: str, most: int = 120) -> str:
-    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def _line(source: "Source", at: int) -> "Span":

@@ -43,9 +43,10 @@ SECTIONS: dict[str, Callable[[Any], str]] = {
 def figures(program: Program, time: Report | None) -> Figures:
     """The figures of a program after the last pass, and of its time where that is known."""
     sizes = {f"ranks of {name}": program.degree(tuple(factors(program, name))) for name in _parents(program)}
+    sets = program.train.data.sets  # of a mixture, of which each is a part of the sequences
     found: Figures = {
         "plan": {"ranks": program.ranks, **sizes, "parameters": parameter_count(program)}
-        | {f"share of {name}": share for name, share in _shares(program)}
+        | {f"share of {each.name}": each.weight / sum(it.weight for it in sets) for each in sets}
         | {"microbatches": program.size(MICROBATCHES), "tokens a step": program.train.global_batch * program.train.seq},
         "parameters": {param.name: _placed(program, param) for param in program.params},
         "values": {},
@@ -71,12 +72,6 @@ def figures(program: Program, time: Report | None) -> Figures:
         found["seconds"] = {"step": time.step.seconds, **kinds}
         found["rates"] = {"tokens/s/GPU": round(time.tokens), "MFU": time.mfu, "HFU": time.hfu}
     return found
-
-
-def _shares(program: Program) -> Iterator[tuple[str, float]]:
-    """The part of the sequences that each set of a mixture is."""
-    sets = program.train.data.sets
-    yield from ((each.name, each.weight / sum(it.weight for it in sets)) for each in sets)
 
 
 def _placed(program: Program, param: Param) -> str:

@@ -19,12 +19,11 @@ from scalec.compiler.config.units import amount
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.reports.drawing import LETTER, columns, ticks
 from scalec.compiler.reports.explain import memory as explained_memory
-from scalec.compiler.reports.html import Subject, model_svg, report
+from scalec.compiler.reports.html import Subject, model, report
 from scalec.compiler.reports.html.calls import busiest, by_rank
 from scalec.compiler.reports.html.lines import texts
 from scalec.compiler.reports.html.memory import memory
 from scalec.compiler.reports.html.mesh import mesh
-from scalec.compiler.reports.html.model import model
 from scalec.compiler.reports.html.pipeline import pipeline
 
 PLANS = Path(__file__).parents[2] / "plans"
@@ -106,7 +105,7 @@ def test_a_table_over_several_sheets_of_paper_has_its_head_on_each(each: str) ->
 
 def test_types_of_tiny_fives_values_are_whole_beside_backward() -> None:
     of = subject(PLANS / "tiny_five.scale", proved=False)
-    drawn = model_svg.drawings(model(of.program, busiest(ranks := by_rank(of)), ranks), {})
+    drawn = model.drawings(model.model(of.program, busiest(ranks := by_rank(of)), ranks), {})
     assert "[batch/dp, seq/cp, heads/tp, head_dim]" in drawn[1]
     assert "head_di…" not in "".join(drawn)
 
@@ -184,7 +183,7 @@ def test_every_call_is_in_the_drawing(each: str) -> None:
     """At its place, or in the table; of a pipeline those of other ranks too, at places where this one has none."""
     of = plan(each)
     ranks = by_rank(of)
-    found, known = model(of.program, busiest(ranks), ranks), busiest(ranks)
+    found, known = model.model(of.program, busiest(ranks), ranks), busiest(ranks)
     rows = [row for stretch in found.stretches for row in stretch.rows]
     drawn = [call for row in rows for call in (*row.calls, *row.back)]
     sums = {use: sum(call.sent for call in known if call.use == use) for use in ("activations", "totals")}
@@ -198,24 +197,24 @@ def test_every_call_is_in_the_drawing(each: str) -> None:
 
 def test_every_parameter_is_in_the_drawing(each: str) -> None:
     of = plan(each)
-    stretches = model(of.program, busiest(by_rank(of)), by_rank(of)).stretches
+    stretches = model.model(of.program, busiest(by_rank(of)), by_rank(of)).stretches
     shards = {shard.name for it in stretches for row in it.rows for shard in row.shards}
     assert shards == {param.name for param in of.program.params}
 
 
 def test_a_long_layer_is_drawn_in_parts_that_are_legible_on_paper() -> None:
     of = plan("deepseek_v3")
-    it = model(of.program, busiest(ranks := by_rank(of)), ranks)
-    parts = model_svg.drawings(it, {})
+    it = model.model(of.program, busiest(ranks := by_rank(of)), ranks)
+    parts = model.drawings(it, {})
     heights = [float(re.findall(r'viewBox="0 0 1080 ([\d.]+)"', part)[0]) for part in parts]
     assert len(parts) == len(it.stretches) + 1
     assert max(heights) < 900
     assert [">layers_1 × 58, drawn once; continued<" in part for part in parts].count(True) == 1
-    assert len(re.findall(">contract", "".join(parts))) == len(re.findall(">contract", model_svg.drawn(it, {}).svg("")))
+    assert len(re.findall(">contract", "".join(parts))) == len(re.findall(">contract", model.drawn(it, {}).svg("")))
 
 
 def test_layers_of_two_dims_are_cut_into_stages_together() -> None:
-    found = model(plan("deepseek_v3").program, (), ())
+    found = model.model(plan("deepseek_v3").program, (), ())
     assert [(it.dim, it.stages) for it in found.stretches if it.dim] == [
         ("layers_0", "; cut, with layers_1, into 32 stages"),
         ("layers_1", "; cut, with layers_0, into 32 stages"),

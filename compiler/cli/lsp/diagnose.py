@@ -55,8 +55,5 @@ def actions(document: Document, first: int, last: int) -> Iterator[Action]:
     for each in told(document):
         if each.span.line <= last and first <= max(each.span.end_line, each.span.line):
             for fix in fixes(each.of):
-                yield Action(_title(fix), each, fix)
-
-
-def _title(fix: Fix) -> str:
-    return f"write `{fix.text}`" if fix.text else f"leave `{fix.span.words.strip()}` out"
+                title = f"write `{fix.text}`" if fix.text else f"leave `{fix.span.words.strip()}` out"
+                yield Action(title, each, fix)

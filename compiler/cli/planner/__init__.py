@@ -14,8 +14,7 @@ from ...reports.time import seconds
 from ...syntax.formatter import format_plan
 from .exact import Priced, price
 from .facts import Facts, Goal
-from .model_file import ModelFile
-from .plan_text import bare_plan, plan
+from .plan_text import ModelFile, bare_plan, plan
 from .reasons import SECTIONS, Reason, reasons
 from .report import Planned
 from .search import search

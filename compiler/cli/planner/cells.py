@@ -21,8 +21,7 @@ from ...passes import passed
 from ...syntax.diagnostics import PlanError
 from .choice import FULL, HALF, NONE, RECOMPUTE, Choice
 from .facts import Facts, Goal
-from .model_file import ModelFile
-from .plan_text import plan
+from .plan_text import ModelFile, plan
 from .space import Column, Space, decoded
 from .two_processes import in_two
 

@@ -18,8 +18,7 @@ from ...proof import Case, verify_alike
 from ...syntax.diagnostics import PlanError
 from .choice import Choice
 from .facts import Facts, Goal
-from .model_file import ModelFile
-from .plan_text import plan
+from .plan_text import ModelFile, plan
 
 
 @frozen

@@ -16,7 +16,7 @@ from .choice import AXES, FULL, HALF, RECOMPUTE, Choice
 from .estimate import Estimate, estimate, fill, state
 from .exact import Priced, Unpriced, price, prove
 from .facts import Facts, Goal
-from .model_file import ModelFile
+from .plan_text import ModelFile
 from .reasons import neighbours
 from .space import Column, Space, space
 from .two_processes import in_two

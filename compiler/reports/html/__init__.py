@@ -10,7 +10,7 @@ from ...syntax.package_data import filled
 from ..diff import figures, rows
 from ..drawing import styles
 from ..summary import headline, tokens
-from . import lines, memory_svg, mesh, model, model_svg, pipeline, speed
+from . import lines, mesh, model, pipeline, speed
 from . import memory as memory_of
 from .calls import busiest, by_rank
 from .subject import Subject
@@ -60,9 +60,9 @@ def _view(of: Subject, count: float | None) -> dict[str, Any]:
         "tokens": tokens(program),
         "mesh": mesh.drawing(mesh.mesh(of, sent)),
         "state": layers.state,
-        "models": model_svg.drawings(layers, colours),
+        "models": model.drawings(layers, colours),
         "memory": memory,
-        "memory_svg": memory_svg.drawing(memory),
+        "memory_svg": memory_of.drawing(memory),
         "pipeline": rows_,
         "pipelines": pipeline.drawings(rows_) if rows_ else [],
         "fills": rows_.fills if rows_ else {},

@@ -16,8 +16,7 @@ from scalec.compiler.cli.planner.choice import Choice
 from scalec.compiler.cli.planner.estimate import estimate
 from scalec.compiler.cli.planner.exact import Priced, Unpriced, price
 from scalec.compiler.cli.planner.facts import Facts, Goal
-from scalec.compiler.cli.planner.model_file import ModelFile
-from scalec.compiler.cli.planner.plan_text import bare_plan, plan
+from scalec.compiler.cli.planner.plan_text import ModelFile, bare_plan, plan
 from scalec.compiler.cli.planner.search import Found, search
 from scalec.compiler.cli.planner.space import Space, divisors, space
 from scalec.compiler.cli.planner.two_processes import in_two
