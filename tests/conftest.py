@@ -1,4 +1,4 @@
-"""What every test runs under, and the `golden` fixture.  Helpers for forked ranks are in `ranks.py`."""
+"""The environment of every test, and the `golden` fixture.  Helpers for forked ranks are in `forked_ranks.py`."""
 
 import difflib
 import gc

@@ -1,4 +1,4 @@
-"""What the documents say exists, and what they quote is what is there."""
+"""Documents: all that they name exists, and quotations are as their sources."""
 
 import ast
 import re
@@ -33,6 +33,11 @@ def test_docstrings_name_their_subject() -> None:
     """Their sentences begin with a noun or a verb."""
     without = re.compile(r"(?:^|[.!?] +|\n\n)(?:What|Whatever|Those|Of)\b")
     assert [f"{path}: {text}" for path in SOURCES for text in _docstrings(path) if without.search(text)] == []
+
+
+def test_modules_of_tests_name_their_subject() -> None:
+    modules = {path: ast.get_docstring(ast.parse(path.read_text("utf-8"))) for path in ROOT.glob("tests/**/*.py")}
+    assert [str(path) for path, text in modules.items() if re.match(r"(?:What|Whatever|Those|Of)\b", text or "")] == []
 
 
 def _docstrings(path: Path) -> Iterator[str]:

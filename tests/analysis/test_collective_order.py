@@ -1,4 +1,4 @@
-"""What a step communicates, in which order, where layers of a repeat gather and reduce by themselves."""
+"""The collectives of a step, in order, where layers of a repeat gather and reduce by themselves."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What the account says of a plan small enough to be counted by hand."""
+"""The account of a plan small enough to be counted by hand."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What attention over a sharded sequence sends: the counts and bytes of each strategy, by hand."""
+"""Messages of attention over a sharded sequence: the counts and bytes of each strategy, by hand."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""What bodies cost: the operations of attention are those of the pairs that its mask lets through."""
+"""Costs of bodies: the operations of attention are those of the pairs that its mask lets through."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""What ranks of a pipeline are said to communicate and to hold, by hand on a small plan, and how it is shown."""
+"""Communication and memory of a pipeline's ranks, by hand on a small plan, and how they are shown."""
 
 import json
 import re

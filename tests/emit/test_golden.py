@@ -1,4 +1,4 @@
-"""What people read of a compiled plan: the emitted program and the IR, held word for word.
+"""The texts of a compiled plan that people read, the emitted program and the IR, held word for word.
 
 `pytest tests/emit/test_golden.py --update-golden` rewrites the files; read the difference as a reviewer would.
 """

@@ -1,4 +1,4 @@
-"""What torch's Flight Recorder saw of a step equals plan.json: op, group, bytes, count; forward, backward and around.
+"""The record of torch's Flight Recorder equals plan.json: op, group, bytes, count; forward, backward and around.
 
 A second means beside `test_recorded.py`: it sits in the backend, below torch's dispatcher.  It knows no reductions, and
 gloo does a reduce-scatter as an all-reduce of the same size.

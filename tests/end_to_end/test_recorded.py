@@ -1,4 +1,4 @@
-"""What `SCALEC_RECORD=1` records of emitted programs is their plan, call for call; and no planted difference passes."""
+"""Records of emitted programs (`SCALEC_RECORD=1`) are their plan, call for call; and no planted difference passes."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What layers of repeats communicate, as `SCALEC_RECORD=1` records it, is the plan, call for call; no defect passes.
+"""Records of layers of repeats (`SCALEC_RECORD=1`) are the plan, call for call; no defect passes.
 
 Gathers begin ahead of their layers and reductions in the last microbatch: these are held to where they begin.
 """

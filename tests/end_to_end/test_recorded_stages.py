@@ -1,4 +1,4 @@
-"""What ranks of a pipeline communicate, as `SCALEC_RECORD=1` records it, is the plan: collectives, messages, order."""
+"""Records of pipelines' ranks (`SCALEC_RECORD=1`) are the plan: collectives, messages, order."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What plans say of pipelines: what compiles, and each mistake at its words, with its arithmetic and what to do."""
+"""Pipelines in plans: those that compile, and each mistake at its words, with its arithmetic and what to do."""
 
 import re
 from collections.abc import Mapping

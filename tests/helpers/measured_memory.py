@@ -1,4 +1,4 @@
-"""What autograd and the state of an emitted program really hold, on forked ranks.
+"""The memory that autograd and the state of an emitted program really hold, on forked ranks.
 
 Tensors are told apart by their storages.  Those of the state, of a step's inputs and of a module's tables are there all
 the time and count apart.

@@ -1,4 +1,4 @@
-"""What an emitted program calls, in the terms of `spmd_types`: its own collectives, and rules where it has none.
+"""The calls of an emitted program in the terms of `spmd_types`: its own collectives, and rules where it has none.
 
 A joint coercion over several axes is one for each: what leaves a sharded dim innermost first, all else outermost first.
 

@@ -1,4 +1,4 @@
-"""What is found and renamed in regions, at any depth."""
+"""Ops and values found and renamed in regions, at any depth."""
 
 from attrs import evolve
 

@@ -1,4 +1,4 @@
-"""What runs beside exchanges of rows, in the IR and in programs; the order of a run is in `end_to_end`."""
+"""Ops beside exchanges of rows, in the IR and in programs; the order of a run is in `end_to_end`."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""What is said of a step that is not the single device's: the first wrong value, and the coercion that it lacks."""
+"""Messages on a step that is not the single device's: the first wrong value, and the coercion that it lacks."""
 
 from collections.abc import Mapping
 

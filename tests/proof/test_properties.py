@@ -1,4 +1,4 @@
-"""Whatever is mutated is caught: random models, meshes, rules and ways to train.
+"""Every mutant is caught: random models, meshes, rules and ways to train.
 
 Non-goals: every mutant of a plan (`test_audit`); that the plans themselves are equal (`end_to_end/random_models`).
 """

@@ -1,4 +1,4 @@
-"""What a coercion does to what ranks hold: every entry of the table against plain numpy, and the adjoint identity.
+"""The effect of a coercion on ranks' tensors: each entry of the table against numpy, and the adjoint identity.
 
 Purpose: `SimulatedMesh.coerced` on meshes of one to three axes and on joint groups, on copies that agree and on such as
 do not. Non-goals: which coercions are legal and in what order (`tests/ir/test_coercions.py`).

@@ -1,4 +1,4 @@
-"""What moves around the stages of a pipeline, run action by action: too early or too late, it is found.
+"""Buckets that move around a pipeline's stages, action by action: too early or too late, it is found.
 
 Non-goals: rows (`test_rows`).
 """

@@ -1,4 +1,4 @@
-"""What is wrong with schedules, and where.
+"""Mistakes of schedules, and where they are.
 
 Non-goals: mistakes of messages (`test_messages`).
 """

@@ -1,5 +1,5 @@
-"""What shows when a program runs: against plain torch in one process, in the record of its collectives, in the hashes
-of its copies; and what an optimizer hides.
+"""Mistakes that show when a program runs: against plain torch in one process, in the record of its collectives, in the
+hashes of its copies; and those that an optimizer hides.
 
 Where it is the program that is wrong, emission refuses it beforehand: the other tests in this folder show that.
 """

@@ -1,4 +1,4 @@
-"""What outlives a step, and what comes before one: rows 68, 81, 82, 84, 94, 97 to 103, 107
+"""State that outlives a step, and values before one: rows 68, 81, 82, 84, 94, 97 to 103, 107
 and 108.
 
 State, checkpoints, data, initial values and kernels: nothing that the proof evaluates.  Each is planted in the runtime,

@@ -1,4 +1,4 @@
-"""What the user is told about text that is no plan, letter for letter."""
+"""Messages on text that is no plan, letter for letter."""
 
 from inspect import cleandoc
 

@@ -1,4 +1,4 @@
-"""What the account says of a plan small enough to be counted by hand, how it is shown, and whether a plan fits."""
+"""The account of a plan small enough to be counted by hand, how it is shown, and whether a plan fits."""
 
 import json
 import time

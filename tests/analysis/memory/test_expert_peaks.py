@@ -1,4 +1,4 @@
-"""What a rank with experts takes at most, with equal loads and where all tokens choose its experts, within 3%."""
+"""The peak of a rank with experts, with equal loads and where all tokens choose its experts, within 3%."""
 
 from math import inf
 from pathlib import Path

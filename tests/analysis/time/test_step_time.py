@@ -1,4 +1,4 @@
-"""What a step takes: the operations that it does, and laws of its timeline."""
+"""The time of a step: the operations that it does, and laws of its timeline."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Whatever is drawn compiles or is told why not; what compiles prints, reads back and is proved; and all is drawn.
+"""Random plans compile or are told why not; those that compile print, read back and are proved; all is drawn.
 
 Non-goals: numbers (`test_numbers`), mutants (`tests/proof/test_properties.py`).
 """

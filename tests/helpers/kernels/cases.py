@@ -1,4 +1,4 @@
-"""What the cases of all ops share: where they lie, tolerances, tensors, and gradients by autograd.
+"""Common parts of the cases of all ops: where they lie, tolerances, tensors, and gradients by autograd.
 
 A module `cases_OP.py` has functions `case_*(device)`, each of which raises where a kernel is wrong, and
 `examples(device, dtype)`, which calls each kernel as large programs do, on a device where nothing is computed.

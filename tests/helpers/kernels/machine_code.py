@@ -1,4 +1,4 @@
-"""What its machine code says of a kernel that is bound by memory, where there is no GPU to time it.
+"""The machine code of kernels that are bound by memory, read where there is no GPU to time it.
 
     PYTHONPATH=tests python -m helpers.kernels.machine_code     # a table of all that the programs of plans/ start
 

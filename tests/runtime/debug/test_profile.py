@@ -1,4 +1,4 @@
-"""What SCALEC_PROFILE writes: whose line each op of forward and backward is, in a trace that viewers can read."""
+"""The files of SCALEC_PROFILE: whose line each op of forward and backward is, in a trace that viewers can read."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What SCALEC_RECORD=1 writes of a small hand-written program, and that it changes nothing."""
+"""The record (SCALEC_RECORD=1) of a small hand-written program, which it does not change."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What the head of an 8B-shaped model allocates and multiplies, in bfloat16, counted on a device without memory."""
+"""The bytes and products of an 8B-shaped model's head, in bfloat16, counted on a device without memory."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What kernels read and write, and what is read off their code.  No GPU is needed.
+"""The reads and writes of kernels, and what is read off their code.  No GPU is needed.
 
 `test_plans` holds the launches of all plans to the same laws.
 """

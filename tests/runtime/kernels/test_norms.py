@@ -1,4 +1,4 @@
-"""What the gradients of norms ask of a chip."""
+"""The demands of norms' gradients on a chip."""
 
 import pytest
 import torch

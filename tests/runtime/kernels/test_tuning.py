@@ -1,4 +1,4 @@
-"""What `benchmarks/tune_kernels.py` times and writes, and the tiles that `benchmarks/gpu.py` reads, without a GPU."""
+"""Times and tiles that `benchmarks/tune_kernels.py` writes and `benchmarks/gpu.py` reads, without a GPU."""
 
 import importlib
 import subprocess
