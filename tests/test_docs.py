@@ -24,7 +24,7 @@ FOLDERS = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() 
 
 SOURCES = [
     path
-    for folder in ("compiler", "entry", "runtime", "testing", "benchmarks")
+    for folder in ("compiler", "entry", "runtime", "testing", "benchmarks", "tests/helpers")
     for path in ROOT.glob(f"{folder}/**/*.py")
 ]
 

@@ -195,7 +195,7 @@ compare it with what the compiler does (`tests/test_features.py`); `scalec expla
 
 """
 Outcomes = dict[tuple[str, str], str]
-"""What becomes of two features, by their names in the order of FEATURES."""
+"""The outcome of two features, by their names in the order of FEATURES."""
 
 
 def document(outcomes: Outcomes) -> str:

@@ -26,7 +26,7 @@ def drawn(world: SimulatedMesh, dims: Dims, name: str) -> Tensor:
 
 
 def spread(world: SimulatedMesh, numbers: Field, whole: Tensor, type: Type, name: str) -> Tensor:
-    """What each rank holds of a global value placed as `type`; a sum is spread over its ranks, at random by `name`."""
+    """Each rank's part of a global value placed as `type`; a sum is spread over its ranks, at random by `name`."""
     held = world.spread(whole, type)
     for axis in (axis for axis in world.axes if type.at(axis) == PARTIAL):
         held = numbers.total(type.dims, held, _noise(world, numbers, type, axis, name))

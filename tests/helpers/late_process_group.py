@@ -21,7 +21,7 @@ from scalec.runtime.state import flat_param
 
 @dataclass(eq=False)
 class Link:
-    """What all late groups of a rank share: time, what is under way, and what was begun and waited for, in order."""
+    """The common state of a rank's late groups: time, what is under way, what was begun and waited for, in order."""
 
     latency: float = 1.0
     now: float = 0.0

@@ -261,7 +261,7 @@ class Run:
         return all_reduce_(squares, mesh.axis("dp")) if is_part else squares
 
     def boxes(self) -> dict[str, Box]:
-        """What this rank keeps, by key."""
+        """This rank's state, by key."""
         return {box.key: box for box in self.state.boxes()}
 
 

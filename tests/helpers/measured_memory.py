@@ -1,7 +1,7 @@
 """The memory that autograd and the state of an emitted program really hold, on forked ranks.
 
-Tensors are told apart by their storages.  Those of the state, of a step's inputs and of a module's tables are there all
-the time and count apart.
+Tensors are told apart by their storages.  State, a step's inputs and a module's tables are there all the time and count
+apart.
 """
 
 import ast
@@ -53,7 +53,7 @@ class Measured:
 
 
 def measure(module: ModuleType, rows: int) -> list[Measured]:
-    """What each rank of a program holds of one microbatch, whose global batch is of so many rows."""
+    """The memory that each rank of a program holds of one microbatch, whose global batch is of so many rows."""
     return run_ranks(_ranks(module), _measure, module, rows)
 
 
@@ -77,7 +77,7 @@ def _measure(module: ModuleType, rows: int) -> Measured:
 
 @contextmanager
 def _even_loads(seen: "_Seen", module: ModuleType) -> Iterator[None]:
-    """Routes give ranks as many rows each.  What they decide is seen: it is kept, but not by autograd."""
+    """Routes give ranks as many rows each.  Their decisions are seen: it is kept, but not by autograd."""
 
     def decided(make: Callable[[], Any]) -> Any:
         made = recompute.decided(lambda: _chosen(make(), module))
@@ -95,7 +95,7 @@ def _even_loads(seen: "_Seen", module: ModuleType) -> Iterator[None]:
 
 
 def _chosen(made: Any, module: ModuleType, to_first: bool = False) -> Any:
-    """Of a router's choice other ids: of all experts in turn, of one rank after the other, or of the first experts."""
+    """Other ids than a router's: of all experts in turn, of one rank after the other, or of the first experts."""
     if not isinstance(made, tuple):
         return made
     gates, ids = cast(tuple[Tensor, Tensor], made)
@@ -155,7 +155,7 @@ class MeasuredStages:
 
 
 def measure_stages(module: ModuleType, rows: int) -> list[MeasuredStages]:
-    """What each rank of a program in stages holds, whose global batch is of so many rows."""
+    """The memory that each rank of a program in stages holds, whose global batch is of so many rows."""
     return run_ranks(_ranks(module), _measure_stages, module, rows)
 
 
@@ -189,7 +189,7 @@ def _always(model: nn.Module, state: TrainState, batch: Batch) -> dict[int, int]
 
 
 def _sizes(model: nn.Module, state: TrainState, batch: Batch) -> Iterator[int]:
-    """Of state, tables and inputs."""
+    """The storages of state, tables and inputs."""
     return (sum(_storages(held).values()) for held in (_buffers(state), model.buffers(), _inputs(batch)))
 
 
@@ -273,7 +273,7 @@ def _buffers(state: TrainState) -> Iterator[Tensor]:
 
 
 def _storages(tensors: Iterator[Tensor]) -> dict[int, int]:
-    """What tensors lie in, and its size: layers' weights are the same storage each time they have memory."""
+    """The storage of tensors, and its size: layers' weights are the same storage each time they have memory."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {_identity(storage): storage.nbytes() for storage in storages}
 

@@ -97,7 +97,7 @@ HERE = "‹"
 
 @frozen
 class Mistake:
-    """What is written instead of what, and the code of its message, whose place is marked, or is that of words `at`.
+    """Text written in place of another, and the code of its message, whose place is marked, or is that of words `at`.
 
     Nothing is told of what lies between it and the words `until`.
     """

@@ -19,7 +19,7 @@ OTHERS = {
     "regather": ["all_gather_invariant", "all_gather"],
     "reduce_scatter": ["take_shard", "all_reduce"],
 }
-"""What each may be mistaken for; most keep all shapes, so that nothing but types can tell."""
+"""The functions that each may be mistaken for; most keep all shapes, so that nothing but types can tell."""
 WITHOUT_DIM = {"replicate", "all_reduce"}
 
 
@@ -59,7 +59,7 @@ def _name(node: ast.AST) -> str:
 
 
 def _defects(call: ast.Call, axes: list[str]) -> Iterator[tuple[str, ast.expr]]:
-    """What may stand in the place of a call, and in words."""
+    """The texts that may take the place of a call, and in words."""
     name, (operand, axis, *_), keywords = _name(call), call.args, call.keywords
     yield "left out", operand
     if name != "regather":

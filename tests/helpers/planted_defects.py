@@ -146,7 +146,7 @@ class Defect:
     program: Program = field(default=Factory(_with_defect, takes_self=True), init=False, repr=False)
 
     def types(self) -> str:
-        """What the check after each pass says of the IR; empty where types fit."""
+        """The message of the check after each pass; empty where types fit."""
         try:
             check(self.program)
         except AssertionError as error:
@@ -158,7 +158,7 @@ class Defect:
         return wrong(self.program, lowered(self.plan, "resolve"), labels)
 
     def emission(self) -> str:
-        """What the read-back says of the emitted text."""
+        """The message of the read-back on the emitted text."""
         source, program = Source("tiny.scale", TEXTS[self.plan]), lowered(self.plan)
         text = edited(train_py(program, source), self.text)
         with pytest.raises(AssertionError) as raised:

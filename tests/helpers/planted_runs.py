@@ -31,7 +31,7 @@ def planted(case: Case, folder: Path, edits: Edits) -> ModuleType:
 
 
 def first_step(case: Case, module: ModuleType) -> Step:
-    """What the program makes of the first step of its batches.  Fails where copies on two ranks differ."""
+    """The program's results of the first step of its batches.  Fails where copies on two ranks differ."""
     return harness.run(case, module, reference.initial(case.config), [*harness.batches(case, 1)], LR)[0]
 
 
@@ -64,7 +64,7 @@ def _sanitized(case: Case, module: ModuleType) -> None:
 
 
 def record(module: ModuleType, folder: Path, mesh: dict[str, int] | None = None) -> Recorded:
-    """What each rank calls in a step, one after another on groups that pretend, against the plan in `folder`.
+    """The calls of each rank in a step, one after another on groups that pretend, against the plan in `folder`.
 
     `mesh` is what the ranks build instead of the plan's.
     """

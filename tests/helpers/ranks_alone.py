@@ -17,5 +17,5 @@ def axis_at(rank: int, size: int) -> Axis:
 
 
 def positions_at(size: int, rank: int, ranks: int, zigzag: bool) -> Positions:
-    """What one rank of an axis has of a dim of `size`."""
+    """One rank's part of a dim of `size`."""
     return Positions(mesh_at(cp=(ranks, rank)), size, "cp", zigzag=["cp"] if zigzag else [])

@@ -164,7 +164,7 @@ def _edited() -> Iterator[str]:
 
 
 def outcome(source: Source) -> object:
-    """What is said of a plan, or what else becomes of it."""
+    """The message on a plan, or its other outcome."""
     try:
         compile_plan(source, "insert_collectives")
     except PlanError as error:

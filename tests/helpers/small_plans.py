@@ -56,7 +56,7 @@ class Plan:
     clip: float = 0.0
     dims: str = DIMS
     inputs: str = ""
-    """Those behind tokens and labels."""
+    """The inputs after tokens and labels."""
     state: str = ""
     data: str = ""
     """Settings of the data besides its files."""

@@ -87,7 +87,7 @@ class _Step:
             self._records: dict[str, Any] = self._state.state_dict()
 
     def loss_type(self) -> Type:
-        """Of the sum of the loss over microbatches."""
+        """The type of the sum of the loss over microbatches."""
         return self._microbatches.results[0].type
 
     def check(self) -> None:

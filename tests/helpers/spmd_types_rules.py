@@ -22,7 +22,7 @@ spmd = cast(Any, spmd_types)  # it exports nothing to type checkers
 I, P, R, S, V, rules = spmd.I, spmd.P, spmd.R, spmd.S, spmd.V, spmd.rules  # noqa: E741
 
 METHODS: dict[str, Callable[..., Tensor]] = {"zeros_like": torch.zeros_like}
-"""What emitted programs do not call by a bare name, and the tests do."""
+"""Names that emitted programs do not call bare, and the tests do."""
 
 CONVERT: Callable[..., Tensor] = partial(spmd.convert, expert_mode=True)  # it calls some conjugates expert
 
@@ -52,7 +52,7 @@ def coerced(name: str, x: Tensor, group: ProcessGroup, *dims: int) -> Tensor:
 
 
 class Swap:
-    """What the names of an emitted program stand for here, on one mesh; `loss` is the type of the sum of losses."""
+    """The values of an emitted program's names here, on one mesh; `loss` is the type of the sum of losses."""
 
     def __init__(self, mesh: Mesh, loss: dict[str, Any]) -> None:
         self._loss = loss

@@ -10,7 +10,7 @@ from scalec.runtime.kernels import Accumulate, Tile
 
 SMALL = Accumulate(Tile(rows=1, warps=4, columns=64))
 PAIRS = {"cpu": [torch.float16], "cuda": [torch.float16, torch.bfloat16]}
-"""What is added to float32; the interpreter reads bfloat16 as well, but tests of it on the CPU would not say much."""
+"""Element types that are added to float32; the interpreter reads bfloat16 too, but on the CPU that would say little."""
 
 
 def _numbers(*shape: int, seed: int, device: str) -> Tensor:
@@ -28,7 +28,7 @@ def case_sizes(device: str) -> None:
 
 
 def case_a_stretch_of_a_buffer(device: str) -> None:
-    """What lies around it stays as it is; x may have gaps."""
+    """Memory around it stays as it is; x may have gaps."""
     flat = _numbers(300, seed=0, device=device)
     x = _numbers(9, 22, seed=1, device=device).half()[:, ::2]
     before, expected = flat.clone(), flat[101:200].view(9, 11) + x

@@ -78,7 +78,7 @@ def case_without_a_scale(device: str) -> None:
 
 
 def case_slices_of_longer_layers(device: str) -> None:
-    """What lies around a part stays as it is."""
+    """Memory around a part stays as it is."""
     for precision in PARAMETERS[device]:
         part = made(3, 130, precision, device, torch.float16, odd=5)
         check_steps(part, AdamW(tile=Tile(1, 4, columns=64)), precision, 2.0)
@@ -130,7 +130,7 @@ class _Layer(nn.Module):
 
 
 class _Model(nn.Module):
-    """Of which each layer's bucket has two groups, so that a part is a slice of each layer."""
+    """Layers whose buckets have two groups, so that a part is a slice of each layer."""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ def _check_whole(logits: Tensor, loss: Loss, precision: Precision) -> None:
 
 
 def _check_ranks(columns: int, world: int, loss: Loss, precision: Precision, device: str) -> None:
-    """Of each rank `columns` of the vocabulary."""
+    """Each rank has `columns` of the vocabulary."""
     logits = randn(2, 3, columns * world, precision=precision, device=device)
     labels = labels_of((2, 3), loss.classes or columns * world, device)
     op = LogitSoftmaxStats(_tiles(columns))

@@ -37,7 +37,7 @@ def _experts(ranks: int, each: int, device: str) -> Experts:
 
 
 def _held(ranks: int, each: int, tokens: int, device: str, least: int = 0) -> tuple[Held, list[int]]:
-    """Of random choices, of experts from `least` on: what `ExchangeCounts` makes, and the row that lies at each place.
+    """The result of `ExchangeCounts` of random choices of experts from `least` on, and the row that lies at each place.
 
     Rows come by rank and expert.
     """
@@ -51,7 +51,7 @@ def _held(ranks: int, each: int, tokens: int, device: str, least: int = 0) -> tu
 
 
 def case_places(device: str) -> None:
-    """Of experts and ranks without rows too, and where all rows are of one expert."""
+    """Experts and ranks may have no rows, and where all rows are of one expert."""
     for (ranks, each, tokens), share in product(SIZES, (0, 0.5, 1)):
         held, rows = _held(ranks, each, tokens, device, min(int(share * ranks * each), ranks * each - 1))
         assert held.arranged is not None

@@ -17,7 +17,7 @@ EXPERTS = 12
 
 
 def order_of(tokens: int, k: int, device: str, least: int = 0, padded: int = 0) -> Order:
-    """Of random choices; of experts below `least` there are no rows, or padded ones alone."""
+    """Rows of random choices; of experts below `least` there are no rows, or padded ones alone."""
     draws = torch.rand(tokens, EXPERTS, generator=torch.Generator().manual_seed(tokens + k))
     ids = draws.argsort(-1)[:, :k]
     return sort_by_expert(
@@ -73,7 +73,7 @@ def case_padded(device: str) -> None:
 
 
 def case_gates_in_float32(device: str) -> None:
-    """Whatever rows are in; gradients that are views, and a token's dims."""
+    """Gates stay in float32 beside rows of any type; gradients are views, and a token has two dims."""
     order = order_of(6, 2, device)
     rows = torch.randn(order.total, 8, device=device).bfloat16().requires_grad_()
     gates = torch.rand(2, 3, 2, device=device, requires_grad=True)

@@ -29,7 +29,7 @@ def case_all_to_one_expert(device: str) -> None:
 
 
 def examples(device: str, dtype: torch.dtype) -> None:
-    """Of Qwen3-30B-A3B and DeepSeek-V3."""
+    """The sizes of Qwen3-30B-A3B and DeepSeek-V3."""
     for count in (128, 256):
         experts = Experts(Mesh({}, device), count)
         SortByExpert({count: CHUNK})(torch.empty(4096, 8, dtype=torch.int64, device=device), experts)

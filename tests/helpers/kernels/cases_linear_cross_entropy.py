@@ -29,7 +29,7 @@ def _operands(
 def _check_classwise(
     columns: int, chunk: int, world: int, loss: Loss, precision: Precision, device: str, *, biased: bool = False
 ) -> None:
-    """Of each rank `columns` of the vocabulary."""
+    """Each rank has `columns` of the vocabulary."""
     operands = _operands((2, 3), columns * world, precision, device, biased=biased)
     labels = labels_of((2, 3), loss.classes or columns * world, device)
     op = LinearSoftmaxStats(_tiles(columns), chunk)

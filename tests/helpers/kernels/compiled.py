@@ -24,7 +24,7 @@ SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227
 """Bytes of shared memory that one program may have, by compute capability (CUDA programming guide, appendix K)."""
 
 SECONDS = 30
-"""What compiling one kernel may take of processors' time; half a second is usual, attention takes one or two."""
+"""The most processors' time that compiling a kernel may take; half a second is usual, attention takes one or two."""
 
 TUNED = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
 """Whether kernels have the registers for which tiles were chosen: from 3.8 on Triton gives some of them more."""
@@ -60,7 +60,7 @@ class Launch:
 
     @property
     def bytes(self) -> int:
-        """Of all operands and results."""
+        """The sizes of all operands and results."""
         return sum(arg.numel() * arg.itemsize for arg in self.args if isinstance(arg, Tensor))
 
     @property
@@ -71,7 +71,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a kernel became: bytes of shared memory a program, registers and spilled bytes a thread, and two texts.
+    """A compiled kernel: bytes of shared memory a program, registers and spilled bytes a thread, and two texts.
 
     layouts is Triton's own language for GPUs, in which tensors have theirs.
     """
@@ -136,8 +136,8 @@ def narrow_offsets(launch: Launch) -> list[str]:
 def far_offsets(launch: Launch) -> list[str]:
     """Offsets in 32 bits that are too few, or may be, where the largest tensor has `MANY` elements.
 
-    Of integers it is followed how large they are at most, from what the kernel is given and its first grid dim, both as
-    many times larger as the tensor is.
+    The largest value of each integer follows from the kernel's arguments and its first grid dim, both as many times
+    larger as the tensor is.
     """
     text = re.sub(r" loc\((?:[^()]|\([^()]*\))*\)", "", _compiled(launch, 90).asm["ttir"])
     more = max(MANY // max(arg.numel() for arg in launch.args if isinstance(arg, Tensor)), 1)

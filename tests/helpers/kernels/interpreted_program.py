@@ -18,7 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 TOLERANCE = 1e-4
-"""Of float32: gradients are sums of hundreds of terms, relative to the largest of a parameter."""
+"""The tolerance of float32: gradients are sums of hundreds of terms, relative to the largest of a parameter."""
 LR = 0.01
 
 

@@ -22,7 +22,7 @@ GPUS = {80: "a100_80gb", 90: "h100_sxm", 100: "b200"}
 
 
 def launches(path: Path, gpu: str) -> Iterator[Launch]:
-    """What each rank of a plan starts that has other stages than the rest."""
+    """The launches of each rank of a plan that has other stages than the rest."""
     source = load(path)
     program = compiled(source, gpu)
     ranks = program.degree(tuple(axis.name for axis in program.axes))
@@ -36,7 +36,7 @@ def launches(path: Path, gpu: str) -> Iterator[Launch]:
 
 
 def distinct(gpu: str, plans: Iterable[Path] = PLANS) -> list[Launch]:
-    """Of some plans, one launch for each configuration of a kernel: that of the largest operands."""
+    """One launch for each configuration of a kernel, of some plans: that of the largest operands."""
     found: dict[str, Launch] = {}
     for launch in chain.from_iterable(launches(path, gpu) for path in plans):
         found[str(launch)] = max(found.get(str(launch), launch), launch, key=lambda it: it.bytes)

@@ -13,12 +13,12 @@ from scalec.runtime import Axis, token_loss
 from scalec.runtime.kernels import rescale_to_global_max
 
 FACTOR = 3.0
-"""What a loss is multiplied by before its gradient is taken."""
+"""The factor of a loss before its gradient is taken."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What cross entropy is of: `classes` of the vocabulary are no padding, None for all."""
+    """The operands of cross entropy: `classes` of the vocabulary are no padding, None for all."""
 
     classes: int | None = None
     smoothing: float = 0.0

@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests python -m helpers.kernels.machine_code     # a table of all that the programs of plans/ start
 
-Of what keeps a kernel below the rate of a copy three things can be read from code: accesses of less than 16 bytes a
+Three things that keep a kernel below the rate of a copy can be read from code: accesses of less than 16 bytes a
 thread, or to places far from each other; fewer bytes asked for at a time than memory delivers within its latency;
 operands read more than once, which `traffic` counts.  None of it is measured, and what passes may still be slow.
 
@@ -41,7 +41,7 @@ _BITS = {"bf16": 16, "f16": 16, "f32": 32, "i64": 64, "i32": 32, "i1": 8, "i8": 
 
 @dataclass(frozen=True)
 class Chip:
-    """Of NVIDIA's data sheets: bytes a second, multiprocessors, boost clock in Hz, bytes of shared memory of each."""
+    """From NVIDIA's data sheets: bytes a second, multiprocessors, boost clock in Hz, bytes of shared memory of each."""
 
     bandwidth: float
     processors: int
@@ -63,7 +63,7 @@ CHIPS: Mapping[int, Chip] = {
 
 @dataclass(frozen=True)
 class Reading:
-    """What is read from the code of one launch on one chip.
+    """The figures read from the code of one launch on one chip.
 
     wide      share of bytes of loads and stores that go 16 at a time
     segment   bytes that lie together among those of a warp's access, at least
@@ -123,7 +123,7 @@ def resident(code: Compiled, warps: int, chip: Chip) -> int:
 
 
 def _accesses(layouts: str) -> Iterator[tuple[int, int]]:
-    """Of each load and store of a tensor, its bytes and how many of a warp's lie together."""
+    """The bytes of each load and store of a tensor, and how many of a warp's lie together."""
     known = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*?)\}>", layouts, re.MULTILINE))
     for shape, element, layout in re.findall(
         r"tt\.(?:load|store) .*: tensor<([\dx]+)x!tt\.ptr<(\w+)>, (#\w+)>", layouts
@@ -161,7 +161,7 @@ def _useful(constants: Mapping[str, int]) -> float:
 
 
 def _rows() -> Iterator[tuple[str, ...]]:
-    """Of each kernel on each chip the worst of all its launches."""
+    """Each kernel's worst figures on each chip, of all its launches."""
     for capability, gpu in GPUS.items():
         readings: dict[str, list[Reading]] = {}
         for launch in distinct(gpu):

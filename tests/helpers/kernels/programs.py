@@ -33,7 +33,7 @@ from scalec.runtime.comm.experts import Held, Order, Places
 debug: Any = dist  # the stubs leave its levels out
 
 LAYERS_OF_STAGE = 2
-"""What is left of each repeat that is not cut into stages: all its layers start the same kernels."""
+"""The layers left of each repeat that is not cut into stages: all its layers start the same kernels."""
 
 
 def compiled(source: Source, gpu: str, kernels: str = "triton") -> Program:
@@ -116,9 +116,9 @@ def step(module: ModuleType, device: str) -> None:
 
 
 def batch(plan: Any, device: str, seed: int = 0) -> Batch:
-    """What one rank is given for a step: random classes, of every input in its layout.
+    """The inputs of one rank for a step: random classes, of every input in its layout.
 
-    Of several microbatches only the first, unless a pipeline's rows say how many there are.
+    Only the first of several microbatches, unless a pipeline's rows say how many there are.
     """
     microbatches = plan.microbatches if "pp" in plan.mesh else 1
     generator = torch.Generator().manual_seed(seed)

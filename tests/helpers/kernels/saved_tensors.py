@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 def saved_by(call: Callable[[], Any]) -> list[Tensor]:
-    """What is saved for backward, in order."""
+    """The tensors saved for backward, in order."""
     saved: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:

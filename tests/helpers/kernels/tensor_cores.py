@@ -38,5 +38,5 @@ def _upper(x: Floats) -> Floats:
 
 
 def _cut(x: Floats) -> Floats:
-    """What a tensor core sees of it."""
+    """The value as a tensor core sees it."""
     return (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)

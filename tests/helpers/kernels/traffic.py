@@ -29,7 +29,7 @@ Times = dict[str, tuple[float, float]]
 
 @cache
 def traffic() -> list[tuple[str, Times]]:
-    """Of each launch, its kernel, and how often it loads and stores what it is given; in a process of its own."""
+    """Each launch's kernel, and how often it loads and stores what it is given; in a process of its own."""
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     result = subprocess.run(
         [sys.executable, __file__], env=environment, check=False, capture_output=True, text=True, timeout=600

@@ -7,7 +7,7 @@ from helpers.oracle.reference import Step
 
 TOLERANCE = 1e-9
 SMALL = 1e-3
-"""What a gradient's error is relative to at least, as a part of the largest gradient: some are nothing but rounding."""
+"""The least size that errors are relative to, as a part of the largest gradient: some gradients are only rounding."""
 
 
 def assert_same(got: Step, want: Step, at: str, tolerance: float = TOLERANCE) -> None:

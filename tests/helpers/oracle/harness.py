@@ -1,6 +1,6 @@
 """Compiles a plan, runs the emitted program on forked ranks, and puts the ranks' parts together again.
 
-What a rank holds are the boxes of its state; where ranks hold copies, these must agree to the last bit.
+A rank holds the boxes of its state; where ranks hold copies, these must agree to the last bit.
 """
 
 import importlib.util
@@ -33,7 +33,7 @@ _numbers = count()
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank holds of a tensor: `local` begins at `offsets` of the global `shape`."""
+    """One rank's part of a tensor: `local` begins at `offsets` of the global `shape`."""
 
     local: Tensor
     shape: tuple[int, ...]
@@ -158,7 +158,7 @@ def _boxes(state: Any) -> Iterator[Box]:
 
 
 def kept(state: Any) -> Tensors:
-    """What this rank keeps, by key: views."""
+    """This rank's state, by key: views."""
     return {box.key: box.tensor for box in state.boxes()}
 
 

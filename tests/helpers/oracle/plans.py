@@ -172,7 +172,7 @@ class Case:
         return Training(**{**vars(OPTIMIZERS[self.optimizer]), "clip": self.clip})
 
     def __str__(self) -> str:
-        """What differs from the default."""
+        """The settings that differ from the default."""
         changed = {key: value for key, value in vars(self).items() if value != getattr(Case, key)}
         return "-".join(key if value is True else f"{key}_{value}" for key, value in changed.items()) or "default"
 
@@ -268,7 +268,7 @@ def context_rules(case: Case) -> str:
 
 
 def contexts(case: Case) -> str:
-    """Those axes."""
+    """The axes of experts, of context and of Ulysses."""
     sizes = {"ep": case.ep, "cp": case.cp, "uly": case.uly}
     return "  ".join(f"{axis} = {size}" for axis, size in sizes.items() if size > 1)
 

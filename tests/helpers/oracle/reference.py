@@ -90,7 +90,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Step:
-    """What one step made: mean loss, gradients before clipping, their norm, parameters after the update."""
+    """The results of one step: mean loss, gradients before clipping, their norm, parameters after the update."""
 
     loss: float
     norm: float
@@ -102,7 +102,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Routed:
-    """What the routers of some tokens have added to the loss, and how many tokens chose each expert, layer by layer."""
+    """The terms of some tokens' routers in the loss, and how many tokens chose each expert, layer by layer."""
 
     losses: list[Tensor]
     loads: list[Tensor]

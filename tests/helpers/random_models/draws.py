@@ -39,17 +39,17 @@ DRAWS = 250
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 ARITHMETIC = {"contract", "add", "mul", "div", "scale", "shift", "call", "call gives 1", "call gives 2"}
-"""What a plan writes otherwise than by the op's name."""
+"""Ops that a plan writes otherwise than by their names."""
 
 NESTS = {f"{inner} in {outer}" for inner in ("repeat", "if") for outer in ("repeat", "if")} | {"ifs in repeat"}
-"""What stands in what."""
+"""Statements that may be in others."""
 
 AGAIN = {f"recompute = {word}" for word in ("none", "full", "every", "selective")}
-"""What backward does again."""
+"""Ops that backward recomputes."""
 
 
 FUSED = {"cross_entropy cap", "attention deterministic=on"}
-"""What passes alone write."""
+"""Ops that passes alone write."""
 
 
 def random_plans() -> st.SearchStrategy[str]:
@@ -77,7 +77,7 @@ def drawn(of: int) -> dict[str, set[str]]:
 
 
 def covering(number: int, of: Mapping[str, set[str]], tried: Callable[[str], T | None]) -> list[T]:
-    """What `tried` makes of so many of a larger number of plans, given with what stands in each.
+    """The results of `tried` for so many of a larger number of plans, given with what stands in each.
 
     The next one is always the plan in which most stands that is in none before it; None leaves a plan out.
     """
@@ -92,12 +92,12 @@ def covering(number: int, of: Mapping[str, set[str]], tried: Callable[[str], T |
 
 
 def table() -> set[str]:
-    """What can stand in a plan, by `words`."""
+    """The parts that a plan can have, by `words`."""
     return (ARITHMETIC | NESTS | AGAIN).union(*(_words_of(op) for op in OPS.values() if op.user_visible)) - FUSED
 
 
 def words(plan: str, model: Program) -> set[str]:
-    """Of a plan, and its model before any placement: ops, operands, settings, choices, nesting, what is done again."""
+    """The parts of a plan and its model before placements: ops, operands, settings, choices, nesting, recomputation."""
     (syntax_of,) = (item for item in parse_plan(Source("plan.scale", plan)).items if isinstance(item, tree.Model))
     found = {*_nests([item for item in syntax_of.body if isinstance(item, tree.Repeat)], "model")}
     found.add(f"recompute = {model.train.recompute.word}")
@@ -108,7 +108,7 @@ def words(plan: str, model: Program) -> set[str]:
 
 
 def _nests(body: Sequence[tree.Statement], around: str) -> Iterator[str]:
-    """What stands in `body`, which stands in `around`."""
+    """The parts of `body`, which is in `around`."""
     for item in body:
         match item:
             case tree.Repeat():

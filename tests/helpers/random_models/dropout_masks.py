@@ -13,7 +13,7 @@ Draws = NDArray[np.uint64]
 
 
 def draws_of(values: Tensor) -> Draws:
-    """Those that a batch has."""
+    """The dims that a batch has."""
     return values.numpy().astype(np.uint64)
 
 

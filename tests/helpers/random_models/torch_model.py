@@ -108,7 +108,7 @@ class TorchModel:
 
 
 def _settings(section: tree.Section) -> dict[str, float]:
-    """Those that are numbers."""
+    """The entries that are numbers."""
     settings = [entry for entry in section.entries if isinstance(entry, tree.Setting)]
     return {s.key.name: float(s.value.value) for s in settings if isinstance(s.value, tree.Number)}
 
@@ -180,7 +180,7 @@ class _Evaluation:
     parts: dict[str, dict[range, int]] = field(factory=dict[str, dict[range, int]])  # of a repeat's dim, their numbers
 
     def body(self, statements: Sequence[tree.Statement], env: Env, layer: LayerPlace) -> Env:
-        """What names stand for after the statements."""
+        """The values of names after the statements."""
         for item in statements:
             match item:
                 case tree.Bind():
@@ -229,7 +229,7 @@ class _Evaluation:
         return [Value((*whole.dims[:-1], dim), piece) for dim, piece in zip(dims, pieces, strict=True)]
 
     def _results(self, call: tree.Call, env: Env, layer: LayerPlace) -> list[Value]:
-        """Those of a user op, with as many of its first operand's dims as they have."""
+        """The dims of a user op, with as many of its first operand's dims as they have."""
         args, given = self._arguments(call, env, layer)
         operands = [value for value in (*args, *given.values()) if isinstance(value, Value)]
         made = self.own[call.name.name](*map(_bare, args), **{key: _bare(value) for key, value in given.items()})
@@ -293,7 +293,7 @@ class _Evaluation:
 
 
 def _known(env: Env, inner: Env) -> Env:
-    """What names that were known before stand for now."""
+    """The new values of names that were known before."""
     return {name: inner[name] for name in env}
 
 
@@ -316,7 +316,7 @@ def contracted(x: Value, w: Value, over: Dims) -> Value:
 
 
 def elementwise(op: Callable[[Any, Any], Any], left: Value | float, right: Value | float) -> Value | float:
-    """Of tensors, of which one has all dims of the other, and numbers."""
+    """The op on tensors, one of which has all dims of the other, and numbers."""
     values = [side for side in (left, right) if isinstance(side, Value)]
     dims = max((value.dims for value in values), key=len, default=())
     sides = [side.onto(dims) if isinstance(side, Value) else side for side in (left, right)]
@@ -426,7 +426,7 @@ def attention(
     dropout: float = 0,
     drop: Callable[..., Tensor] | None = None,
 ) -> Value:
-    """Of [batch, seq, heads, head_dim]; head i of q attends to head i // (heads / kv_heads) of k and v."""
+    """Attention of [batch, seq, heads, head_dim]; head i of q attends to head i // (heads / kv_heads) of k and v."""
     heads, seq = q.tensor.shape[2], q.tensor.shape[1]
     of = torch.arange(heads) // (heads // k.tensor.shape[2])
     scores = torch.einsum("bind,bjnd->bnij", q.tensor, k.tensor[:, :, of]) * (scale or q.tensor.shape[-1] ** -0.5)

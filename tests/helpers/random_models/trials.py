@@ -53,7 +53,7 @@ class Trial:
         return harness.run(_case(self.module), self.module, self.start, self.batches, LR)
 
     def expected(self) -> list[Step]:
-        """Those of plain torch in one process."""
+        """The results of plain torch in one process."""
         return train(self.model.loss, self.model.training(), self.start, self.batches, LR)
 
     def largest(self) -> float:
@@ -100,7 +100,7 @@ def _drawn(like: Tensors) -> Tensors:
 
 
 def _batch(module: ModuleType, classes: int, seed: int) -> harness.Inputs:
-    """What the program is given, at random; some labels do not count, of every rank another number."""
+    """The program's inputs, at random; some labels do not count, of every rank another number."""
     rows, seq = module.PLAN.global_batch, module.PLAN.seq
     generator = torch.Generator().manual_seed(seed)
     tokens, labels = (torch.randint(classes, (rows, seq), generator=generator) for _ in range(2))

@@ -23,7 +23,7 @@ class Measured:
 
     @property
     def bubble(self) -> float:
-        """What the whole step is longer than a rank's work; the same for all ranks of these tests."""
+        """The time by which the whole step is longer than a rank's work; the same for all ranks of these tests."""
         (busy,) = set(self.busy)
         return max(self.end) - busy
 
