@@ -5,107 +5,76 @@ Folders in reading order: comm, ops, autograd, state, pipeline, kernels, data, c
 Non-goals: nothing here knows plans' text, the IR or the compiler.
 """
 
-from .autograd.recompute import recompute as recompute
-from .autograd.recompute import recomputed as recomputed
-from .checkpoint.hf_weights import HFNames as HFNames
-from .checkpoint.hf_weights import HFWeight as HFWeight
-from .comm.collectives import all_gather as all_gather
-from .comm.collectives import all_gather_ as all_gather_
-from .comm.collectives import all_gather_invariant as all_gather_invariant
-from .comm.collectives import all_reduce as all_reduce
-from .comm.collectives import all_reduce_ as all_reduce_
-from .comm.collectives import all_to_all as all_to_all
-from .comm.collectives import invariant as invariant
-from .comm.collectives import once as once
-from .comm.collectives import once_replicated as once_replicated
-from .comm.collectives import pad_shard as pad_shard
-from .comm.collectives import reduce_scatter as reduce_scatter
-from .comm.collectives import reduce_scatter_ as reduce_scatter_
-from .comm.collectives import replicate as replicate
-from .comm.collectives import shard as shard
-from .comm.collectives import take_shard as take_shard
-from .comm.exchange import exchange as exchange
-from .comm.exchange import exchange_back as exchange_back
-from .comm.exchange import wait as wait
-from .comm.experts import Experts as Experts
-from .comm.experts import exchange_counts as exchange_counts
-from .comm.experts import sort_by_expert as sort_by_expert
-from .comm.mesh import Axis as Axis
-from .comm.mesh import Mesh as Mesh
-from .comm.p2p import StageInput as StageInput
-from .comm.positions import Positions as Positions
-from .comm.regather import regather as regather
-from .config.plan import Account as Account
-from .config.plan import Constant as Constant
-from .config.plan import Cosine as Cosine
-from .config.plan import Expected as Expected
-from .config.plan import Metrics as Metrics
-from .config.plan import Plan as Plan
-from .config.plan import SmallerMesh as SmallerMesh
-from .config.plan import Watch as Watch
-from .data.corpus import DataSet as DataSet
-from .data.corpus import Text as Text
-from .data.corpus import Tokens as Tokens
-from .data.loader import Batch as Batch
-from .data.loader import Input as Input
-from .data.loader import Loader as Loader
-from .errors import RunError as RunError
-from .ops.attention import attention as attention
-from .ops.attention import rope as rope
-from .ops.attention import rope_frequencies as rope_frequencies
-from .ops.delayed_wgrad import split_embedding as split_embedding
-from .ops.delayed_wgrad import split_linear as split_linear
-from .ops.dropout import dropout as dropout
-from .ops.dropout import fork as fork
-from .ops.functional import clip_scale as clip_scale
-from .ops.functional import concat as concat
-from .ops.functional import count_valid as count_valid
-from .ops.functional import embedding as embedding
-from .ops.functional import exp as exp
-from .ops.functional import layer_norm as layer_norm
-from .ops.functional import mean as mean
-from .ops.functional import mean_square as mean_square
-from .ops.functional import rms_norm as rms_norm
-from .ops.functional import rms_scaled as rms_scaled
-from .ops.functional import sigmoid as sigmoid
-from .ops.functional import softcap as softcap
-from .ops.functional import split as split
-from .ops.functional import sum_squares as sum_squares
-from .ops.functional import tanh as tanh
-from .ops.fused_linear import fused_linear as fused_linear
-from .ops.grouped_linear import grouped_bias as grouped_bias
-from .ops.grouped_linear import grouped_linear as grouped_linear
-from .ops.ring_attention import ring_attention as ring_attention
-from .ops.routed_rows import combine as combine
-from .ops.routed_rows import dispatch as dispatch
-from .ops.routing import add_load as add_load
-from .ops.routing import balance as balance
-from .ops.routing import limit_capacity as limit_capacity
-from .ops.routing import no_load as no_load
-from .ops.routing import no_loss as no_loss
-from .ops.routing import router_z as router_z
-from .ops.routing import top_k as top_k
-from .ops.token_losses import cross_entropy as cross_entropy
-from .ops.token_losses import local_softmax_stats as local_softmax_stats
-from .ops.token_losses import max_logit as max_logit
-from .ops.token_losses import token_loss as token_loss
-from .pipeline.executor import Pipeline as Pipeline
-from .state.buckets import Bucket as Bucket
-from .state.engine import TrainState as TrainState
-from .state.flat_param_group import FlatParamGroup as FlatParamGroup
-from .state.flat_param_group import FlatParams as FlatParams
-from .state.flat_param_group import reduce_grads_in_backward as reduce_grads_in_backward
-from .state.flat_param_group import reshard as reshard
-from .state.flat_param_group import unshard as unshard
-from .state.flat_param_group import unshard_ahead as unshard_ahead
-from .state.optimizers import SGD as SGD
-from .state.optimizers import AdamW as AdamW
-from .state.optimizers import ParamGroup as ParamGroup
-from .state.parameters import normal as normal
-from .state.parameters import ones as ones
-from .state.parameters import weight as weight
-from .state.parameters import zeros as zeros
-from .train.companion_files import read_hf_names as read_hf_names
-from .train.companion_files import read_schedule as read_schedule
-from .train.compile import compile_each as compile_each
-from .train.loop import train as train
+# pyright: reportUnusedImport=false
+
+from .autograd.recompute import recompute, recomputed
+from .checkpoint.hf_weights import HFNames, HFWeight
+from .comm.collectives import (
+    all_gather,
+    all_gather_,
+    all_gather_invariant,
+    all_reduce,
+    all_reduce_,
+    all_to_all,
+    invariant,
+    once,
+    once_replicated,
+    pad_shard,
+    reduce_scatter,
+    reduce_scatter_,
+    replicate,
+    shard,
+    take_shard,
+)
+from .comm.exchange import exchange, exchange_back, wait
+from .comm.experts import Experts, exchange_counts, sort_by_expert
+from .comm.mesh import Axis, Mesh
+from .comm.p2p import StageInput
+from .comm.positions import Positions
+from .comm.regather import regather
+from .config.plan import Account, Constant, Cosine, Expected, Metrics, Plan, SmallerMesh, Watch
+from .data.corpus import DataSet, Text, Tokens
+from .data.loader import Batch, Input, Loader
+from .errors import RunError
+from .ops.attention import attention, rope, rope_frequencies
+from .ops.delayed_wgrad import split_embedding, split_linear
+from .ops.dropout import dropout, fork
+from .ops.functional import (
+    clip_scale,
+    concat,
+    count_valid,
+    embedding,
+    exp,
+    layer_norm,
+    mean,
+    mean_square,
+    rms_norm,
+    rms_scaled,
+    sigmoid,
+    softcap,
+    split,
+    sum_squares,
+    tanh,
+)
+from .ops.fused_linear import fused_linear
+from .ops.grouped_linear import grouped_bias, grouped_linear
+from .ops.ring_attention import ring_attention
+from .ops.routed_rows import combine, dispatch
+from .ops.routing import add_load, balance, limit_capacity, no_load, no_loss, router_z, top_k
+from .ops.token_losses import cross_entropy, local_softmax_stats, max_logit, token_loss
+from .pipeline.executor import Pipeline
+from .state.buckets import Bucket
+from .state.engine import TrainState
+from .state.flat_param_group import (
+    FlatParamGroup,
+    FlatParams,
+    reduce_grads_in_backward,
+    reshard,
+    unshard,
+    unshard_ahead,
+)
+from .state.optimizers import SGD, AdamW, ParamGroup
+from .state.parameters import normal, ones, weight, zeros
+from .train.companion_files import read_hf_names, read_schedule
+from .train.compile import compile_each
+from .train.loop import train

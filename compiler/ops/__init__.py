@@ -1,5 +1,7 @@
 """The table of ops: what the modules of this folder define.  A new op is an entry in one of them, and a test."""
 
+# pyright: reportUnusedImport=false
+
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
@@ -41,19 +43,3 @@ def roles(op: Op, types: Mapping[str, Type]) -> Roles:
 def functions(module: str) -> set[str]:
     """The functions of `module` that emitted programs call for ops."""
     return {entry.function for entry in OPS.values() if entry.function and entry.module == module}
-
-
-__all__ = [
-    "OPS",
-    "VJPS",
-    "Attribute",
-    "Builder",
-    "OpDef",
-    "Operand",
-    "Roles",
-    "TypingError",
-    "functions",
-    "gradients",
-    "messages",
-    "roles",
-]

@@ -3,6 +3,8 @@
 Only a program that was compiled with kernels imports this package; the runtime itself works without Triton.
 """
 
+# pyright: reportUnusedImport=false
+
 from .accumulate import Accumulate
 from .adamw import AdamW
 from .attention import Attention, Block, Blocks, RingAttention
@@ -28,39 +30,3 @@ from .linear_softmax_stats import LinearSoftmaxStats
 from .norms import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm
 from .rope import Rope, RopePair
 from .tiles_file import read_tiles
-
-__all__ = [
-    "Accumulate",
-    "AdamW",
-    "AddLayerNorm",
-    "AddRMSNorm",
-    "Attention",
-    "Balance",
-    "Block",
-    "Blocks",
-    "Combine",
-    "CrossEntropy",
-    "Dispatch",
-    "Exchange",
-    "ExchangeBack",
-    "ExchangeCounts",
-    "GeluMul",
-    "GroupedLinear",
-    "LayerNorm",
-    "LinearCrossEntropy",
-    "LinearSoftmaxStats",
-    "LogitSoftmaxStats",
-    "Product",
-    "Products",
-    "RMSNorm",
-    "RingAttention",
-    "Rope",
-    "RopePair",
-    "RouterZ",
-    "SiluMul",
-    "SortByExpert",
-    "Tile",
-    "TopK",
-    "read_tiles",
-    "rescale_to_global_max",
-]

@@ -3,21 +3,8 @@
 Non-goals: seconds of an op (`time.seconds`), memory (`config.gpus`).
 """
 
+# pyright: reportUnusedImport=false
+
 from .description import DATA_SHEETS, Hardware
 from .files import check_hardware, hardware, load, named, own_file
 from .measured import Attention, Collective, Measured, Moved, Product
-
-__all__ = [
-    "DATA_SHEETS",
-    "Attention",
-    "Collective",
-    "Hardware",
-    "Measured",
-    "Moved",
-    "Product",
-    "check_hardware",
-    "hardware",
-    "load",
-    "named",
-    "own_file",
-]

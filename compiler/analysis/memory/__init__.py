@@ -4,26 +4,10 @@ Purpose: state, what autograd keeps, and the moment when most is in memory, befo
 Non-goals: tables for people (`explain`); what the allocator loses.
 """
 
+# pyright: reportUnusedImport=false
+
 from .account import Account, Bucket, account, accounts, at_loads
 from .budget import memory_budget
 from .capacity import SAID, capacity, fits, place, too_large, unknown, why_unknown
 from .peak import PeakSnapshot
 from .saved_activations import Kept
-
-__all__ = [
-    "SAID",
-    "Account",
-    "Bucket",
-    "Kept",
-    "PeakSnapshot",
-    "account",
-    "accounts",
-    "at_loads",
-    "capacity",
-    "fits",
-    "memory_budget",
-    "place",
-    "too_large",
-    "unknown",
-    "why_unknown",
-]
