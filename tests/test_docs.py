@@ -35,6 +35,13 @@ def test_docstrings_name_their_subject() -> None:
     assert [f"{path}: {text}" for path in SOURCES for text in _docstrings(path) if without.search(text)] == []
 
 
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "benchmarks" / "RESULTS.md"], ids=lambda path: path.name)
+def test_sentences_of_documents_name_their_subject(document: Path) -> None:
+    """But for headings and questions."""
+    prose = re.sub(r"^```.*?^```|^#.*?$", "", document.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"(?:^|\n\n|[.!?]\s+)((?:What|Those|Of)\b[^.!?]*[.!])", prose) == []
+
+
 def test_modules_of_tests_name_their_subject() -> None:
     modules = {path: ast.get_docstring(ast.parse(path.read_text("utf-8"))) for path in ROOT.glob("tests/**/*.py")}
     assert [str(path) for path, text in modules.items() if re.match(r"(?:What|Whatever|Those|Of)\b", text or "")] == []
