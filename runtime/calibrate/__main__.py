@@ -22,23 +22,19 @@ from .links import Links
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures what the list says; exit status 1 where that cannot be."""
-    given = _options().parse_args(arguments)
-    try:
-        _measure(given)
-    except (RunError, OSError) as error:
-        print(f"error: {reason(error)}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("scalec.runtime.calibrate", description=__doc__, allow_abbrev=False)
     parser.add_argument("list", type=Path, metavar="LIST", help="what to measure, written by `scalec calibrate`")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
     parser.add_argument("--warm-up", type=float, metavar="S", help="seconds under load before (30, on a CPU 2)")
     help = "the largest message between ranks, in bytes (1 GiB)"
     parser.add_argument("--most", type=int, default=1 << 30, metavar="BYTES", help=help)
-    return parser
+    given = parser.parse_args(arguments)
+    try:
+        _measure(given)
+    except (RunError, OSError) as error:
+        print(f"error: {reason(error)}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _measure(given: argparse.Namespace) -> None:

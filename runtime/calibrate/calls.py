@@ -41,7 +41,12 @@ LEAST = 1e-8
 
 def rows(calls: Sequence[Json], clock: Clock) -> Iterator[Row]:
     """The rows of all calls."""
-    engine = _engine(clock)
+
+    def prepared() -> Callable[[], Any]:
+        x = torch.ones(1, device=clock.device, requires_grad=True)
+        return _backward(x.view(1, 1), [x], clock)
+
+    engine = clock.median(prepared, 200)  # what backward takes besides its ops: in a step, once a microbatch
     for call in calls:
         yield from _Call(call, clock).rows(engine)
 
@@ -130,16 +135,6 @@ def _backward(made: Any, wanted: list[Tensor], clock: Clock) -> Callable[[], Any
     grads = [torch.ones_like(it) for it in results]
     clock.cool(NEAR)
     return lambda: torch.autograd.grad(results, wanted, grads)
-
-
-def _engine(clock: Clock) -> float:
-    """The seconds that backward takes besides its ops: in a step, once a microbatch."""
-
-    def prepared() -> Callable[[], Any]:
-        x = torch.ones(1, device=clock.device, requires_grad=True)
-        return _backward(x.view(1, 1), [x], clock)
-
-    return clock.median(prepared, 200)
 
 
 def _function(of: Json) -> Callable[..., Any]:

@@ -5,8 +5,7 @@ Rows of one key are one row, of their mean seconds.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import exp, log
-from statistics import mean
+from statistics import geometric_mean
 from typing import Any, cast
 
 from .calls import Row
@@ -39,18 +38,14 @@ def _merged(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
         if table == "attention":
             parts = {part: [it["operations"] / it["seconds"] for it in each if it["part"] == part] for part in PARTS}
             if all(parts.values()):
-                yield table, row | {part: _middle(rates) for part, rates in parts.items()}
+                yield table, row | {part: geometric_mean(rates) for part, rates in parts.items()}
         else:
             alone = [f"alone: {it['alone']:.3g} s" for it in each if it.get("alone", it["seconds"]) != it["seconds"]]
             source = {"source": alone[0]} if alone else {}
-            yield table, row | {"seconds": _middle([it["seconds"] for it in each])} | source
+            yield table, row | {"seconds": geometric_mean(it["seconds"] for it in each)} | source
 
 
 PARTS = ("forward", "backward")
-
-
-def _middle(values: Sequence[float]) -> float:
-    return exp(mean(map(log, values)))
 
 
 def _lines(it: Row) -> list[str]:

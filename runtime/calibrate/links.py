@@ -127,36 +127,25 @@ class Links:
 Collective = Callable[[Any, torch.device, int, int], Callable[[], None]]
 
 
-def _floats(size: int, device: torch.device) -> Tensor:
-    return torch.zeros(size // 4, device=device)
-
-
 def _reduce(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
-    x = _floats(size, device)
+    x = torch.zeros(size // 4, device=device)
     return lambda: c10d.all_reduce(x, group)
 
 
-def _gather(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
-    part = _floats(size // ranks, device)
-    whole = part.new_empty(part.numel() * ranks)
-    return lambda: c10d.all_gather(whole, part, group)
+def _between(call: Callable[[Tensor, Tensor, Any], None], *, makes_whole: bool, takes_whole: bool) -> Collective:
+    """A collective that makes a tensor, of a rank's part or of all parts, of another one."""
 
+    def prepared(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
+        part = size // 4 // ranks
+        out, x = (torch.zeros(part * (ranks if whole else 1), device=device) for whole in (makes_whole, takes_whole))
+        return lambda: call(out, x, group)
 
-def _scatter(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
-    part = _floats(size // ranks, device)
-    whole = part.new_empty(part.numel() * ranks)
-    return lambda: c10d.reduce_scatter(part, whole, group)
-
-
-def _exchange(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
-    x = _floats(size // 4 // ranks * ranks * 4, device)
-    y = torch.empty_like(x)
-    return lambda: c10d.all_to_all(y, x, group)
+    return prepared
 
 
 def _send(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[], None]:
     """From the first half of the ranks to the second, so from node to node where there are two; an odd one has none."""
-    x, at, half = _floats(size, device), group.rank(), ranks // 2
+    x, at, half = torch.zeros(size // 4, device=device), group.rank(), ranks // 2
     if at >= 2 * half:
         return lambda: None
     begin, peer = (c10d.begin_send, at + half) if at < half else (c10d.begin_receive, at - half)
@@ -165,8 +154,8 @@ def _send(group: Any, device: torch.device, ranks: int, size: int) -> Callable[[
 
 OPS: dict[str, Collective] = {
     "all_reduce": _reduce,
-    "all_gather": _gather,
-    "reduce_scatter": _scatter,
-    "all_to_all": _exchange,
+    "all_gather": _between(c10d.all_gather, makes_whole=True, takes_whole=False),
+    "reduce_scatter": _between(c10d.reduce_scatter, makes_whole=False, takes_whole=True),
+    "all_to_all": _between(c10d.all_to_all, makes_whole=True, takes_whole=True),
     "send": _send,
 }

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -86,18 +86,21 @@ class _Observer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = partial(func, *args, **(kwargs or {}))
-        arguments = _arguments(func, args, kwargs or {}) if "c10d" in func.namespace else {}
+        if "c10d" not in func.namespace:
+            return call()
+        names = (argument.name for argument in func._schema.arguments)
+        arguments = dict(zip(names, args, strict=False)) | dict(kwargs or {})  # without those at their defaults
         if _GROUP.isdisjoint(arguments):  # it only waits, or wraps a result
             return call()
         name = func.name().partition(".")[0]
         shape, dtype = _sent(arguments)
-        op, group = _OPS.get(name, name), c10d.ranks_of(arguments)
+        op, group, reduction = _OPS.get(name, name), c10d.ranks_of(arguments), arguments.get("reduce_op", "")
         line: dict[str, Any] = {
             "step": self._step,
             "phase": self._phase,
             "order": self._order,
             "op": op,
-            "reduction": _reduction(arguments),
+            "reduction": reduction if isinstance(reduction, str) else c10d.reduction(reduction),
             "group": group,
             "shape": shape,
             "dtype": dtype,
@@ -176,23 +179,12 @@ class CallLog(_Observer):
         return result
 
 
-def _arguments(op: Any, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a torch op by name; those at their defaults may be left out."""
-    return dict(zip((argument.name for argument in op._schema.arguments), values, strict=False)) | dict(named)
-
-
 def _sent(arguments: Mapping[str, Any]) -> tuple[list[int], str]:
     """Shape and dtype of the first tensor that goes in; of a rank that sends nothing, an empty dtype."""
     found = next((arguments[name] for name in _SENT if name in arguments), None)
     while isinstance(found, list):
         found = cast("list[Any]", found)[0] if found else None
     return (list(found.shape), str(found.dtype).removeprefix("torch.")) if isinstance(found, Tensor) else ([], "")
-
-
-def _reduction(arguments: Mapping[str, Any]) -> str:
-    """`sum`, `max`, …; empty for what reduces nothing."""
-    op = arguments.get("reduce_op", "")
-    return op if isinstance(op, str) else c10d.reduction(op)
 
 
 def _splits(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,10 +33,9 @@ from .start import Start, checkpoints, export_newest, start
 from .stop import Stop, Stopped
 from .watchdog.limits import Kind
 from .watchdog.watcher import Watchdog, watch
-from .watching import Watching
+from .watching import TrainStep, Watching
 
 Build = Callable[[Mesh], tuple[nn.Module, TrainState]]
-TrainStep = Callable[[nn.Module, TrainState, Batch, float], Metrics]
 EvalStep = Callable[[nn.Module, TrainState, Batch], Metrics]
 
 _EVAL_BATCHES = 8
@@ -94,7 +93,8 @@ class _Run:
             self.model, self.state = build(mesh)
         self.loader = self._loader(start.training)
         self.held = self._loader(start.validation) if start.validation else None
-        self.speed = self._speed()
+        expected = None if recording() or sanitizing() or tracing() else plan.expected  # which knows nothing of these
+        self.speed = Speed(plan.global_batch * plan.seq, mesh.size(*plan.mesh), mesh.device, expected)
         self.log = self._log()
         self.watching = Watching(
             plan.watch, self.model, self.state, train_step, self.loader.batch, self.log, plan.inputs
@@ -116,12 +116,6 @@ class _Run:
         progress = Progress(sys.stdout, self.mesh.device) if folder else None
         sinks = Sinks(self.options.log_to, folder, first) if folder and self.options.log_to else None
         return Log(folder, first, self.options.steps, self.speed, self.plan.choices, warm_up, progress, sinks)
-
-    def _speed(self) -> Speed:
-        """Throughput beside the prediction, which knows nothing of what is done besides to find mistakes."""
-        plan, mesh = self.plan, self.mesh
-        expected = None if recording() or sanitizing() or tracing() else plan.expected
-        return Speed(plan.global_batch * plan.seq, mesh.size(*plan.mesh), mesh.device, expected)
 
     def go(self) -> None:
         """Trains up to the last step."""

@@ -20,7 +20,11 @@ from .report import Needs, Report
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the findings on rank 0; exit status 0, or on all ranks 1 where one of them is a fault."""
-    given = _options().parse_args(arguments)
+    parser = argparse.ArgumentParser("scalec.runtime.calibrate.doctor", description=__doc__, allow_abbrev=False)
+    parser.add_argument("needs", type=Path, nargs="?", metavar="NEEDS", help="what a job needs, written by scalec")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/ and the plan's name)")
+    parser.add_argument("--json", action="store_true", help="print JSON, with the report of each rank")
+    given = parser.parse_args(arguments)
     try:
         needs = Needs(**json.loads(given.needs.read_text(encoding="utf-8"))) if given.needs else Needs()
         room = torch.cuda.device_count() if needs.device == "cuda" else os.cpu_count() or 1  # for so many ranks
@@ -52,14 +56,6 @@ def _each(ranks: int, arguments: Sequence[str]) -> int:
         for rank in range(ranks)
     ]
     return max(process.wait() for process in started)
-
-
-def _options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("scalec.runtime.calibrate.doctor", description=__doc__, allow_abbrev=False)
-    parser.add_argument("needs", type=Path, nargs="?", metavar="NEEDS", help="what a job needs, written by scalec")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/ and the plan's name)")
-    parser.add_argument("--json", action="store_true", help="print JSON, with the report of each rank")
-    return parser
 
 
 def _print(found: Sequence[Finding], reports: Sequence[Report], as_json: bool) -> None:
