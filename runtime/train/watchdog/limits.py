@@ -25,48 +25,41 @@ DEAF = 60.0
 """Seconds that a request may take: more than a watchdog's own waits do."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The options: `first` is for all until the first step is done; without a `step`, it is by the steps so far."""
+@dataclass(kw_only=True)
+class Pace:
+    """The limit of what a rank is doing, by options and by how long it took before.
+
+    The option `first` is for all until the first step is done; without a `step`, the limit is by the steps so far.  The
+    first step and the first validation may have to compile, and to make communicators: what they took counts until
+    another has been measured, and that of a step not at all where it is `priced`, in seconds.
+    """
 
     first: float
     step: float | None
     save: float
-
-
-@dataclass
-class Pace:
-    """The limit of what a rank is doing, by how long it took before.
-
-    The first step and the first validation may have to compile, and to make communicators: what they took counts until
-    another has been measured, and that of a step not at all where it is `priced`, in seconds.
-    """
-
-    limits: Limits
     priced: float | None = None
-    least: float = LEAST
-    _first: dict[Kind, float] = field(default_factory=dict[Kind, float])
+    _first_ones: dict[Kind, float] = field(default_factory=dict[Kind, float])
     _longest: dict[Kind, float] = field(default_factory=dict[Kind, float])
 
     def done(self, kind: Kind, seconds: float, is_first: bool) -> None:
         """It took so long."""
-        held = self._first if is_first else self._longest
+        held = self._first_ones if is_first else self._longest
         held[kind] = max(seconds, held.get(kind, 0.0))
 
     def limit(self, kind: Kind, is_first: bool) -> tuple[float, str]:
         """Seconds, and the option that says so; `is_first` of its kind in this run.  Between tries a save pauses."""
         if kind in ("save", "end"):
-            return self.limits.save + sum(PAUSES), f"--save-limit {self.limits.save:.0f}"
+            return self.save + sum(PAUSES), f"--save-limit {self.save:.0f}"
         if kind == "start" or is_first:
-            return self.limits.first, f"--first-step-limit {self.limits.first:.0f}"
-        most = self.limits.step or max(self.least, TIMES * self._before(kind))
+            return self.first, f"--first-step-limit {self.first:.0f}"
+        most = self.step or max(LEAST, TIMES * self._before(kind))
         return most, f"--step-limit {most:.0f}"
 
     def _before(self, kind: Kind) -> float:
         """The longest so far, or as long as it may well take."""
         if kind not in self._longest and kind == "step" and self.priced is not None:
             return WIDE * self.priced
-        return self._longest.get(kind, self._first.get(kind, 0.0))
+        return self._longest.get(kind, self._first_ones.get(kind, 0.0))
 
 
 class Patience:

@@ -33,7 +33,7 @@ from ...config.plan import Plan
 from ..launch import flight_record
 from ..options import Options
 from ..shutdown import keeps_store, tell_launcher
-from .limits import Kind, Limits, Pace, Patience
+from .limits import Kind, Pace, Patience
 from .position import counts, position
 from .verdict import Position, Verdict, awaited, judge, named, read
 
@@ -256,9 +256,9 @@ def watch(mesh: Mesh, plan: Plan, options: Options) -> Watchdog | None:
     """Begins to watch this rank, if there are others."""
     if (store := job_store()) is None:
         return None
-    limits = Limits(options.first_step_limit, options.step_limit, options.save_limit)
     priced = plan.expected.seconds if plan.expected and options.device == "cuda" else None  # of the plan's GPUs
-    watchdog = Watchdog(store.clone(), mesh, dist.get_rank(), Pace(limits, priced), folder=options.out)
+    pace = Pace(first=options.first_step_limit, step=options.step_limit, save=options.save_limit, priced=priced)
+    watchdog = Watchdog(store.clone(), mesh, dist.get_rank(), pace, folder=options.out)
     watchdog.start()
     return watchdog
 

@@ -2,9 +2,7 @@
 
 import pytest
 
-from scalec.runtime.train.watchdog.limits import LEAST, Kind, Limits, Pace
-
-GIVEN = Limits(first=1800, step=300, save=600)
+from scalec.runtime.train.watchdog.limits import LEAST, Kind, Pace
 
 
 @pytest.mark.parametrize(
@@ -20,11 +18,11 @@ GIVEN = Limits(first=1800, step=300, save=600)
     ],
 )
 def test_the_options(kind: Kind, is_first: bool, limit: tuple[float, str]) -> None:
-    assert Pace(GIVEN).limit(kind, is_first) == limit
+    assert Pace(first=1800, step=300, save=600).limit(kind, is_first) == limit
 
 
 def test_without_an_option_a_step_may_take_ten_times_the_longest() -> None:
-    pace = Pace(Limits(first=1800, step=None, save=600))
+    pace = Pace(first=1800, step=None, save=600)
     assert pace.limit("step", False)[0] == LEAST
     for seconds in (50.0, 20.0):
         pace.done("step", seconds, False)
@@ -35,7 +33,7 @@ def test_without_an_option_a_step_may_take_ten_times_the_longest() -> None:
 @pytest.mark.parametrize(("priced", "second"), [(None, 6000), (3.0, 300), (0.1, LEAST)])
 def test_a_first_step_counts_until_another_is_measured(priced: float | None, second: float) -> None:
     """And not where the step has a price."""
-    pace = Pace(Limits(first=1800, step=None, save=600), priced)
+    pace = Pace(first=1800, step=None, save=600, priced=priced)
     pace.done("step", 600.0, True)
     pace.done("validation", 500.0, True)
     assert pace.limit("step", False)[0] == second
