@@ -53,7 +53,10 @@ class _Reader:
         for entry in self._section.entries:
             with self._found.catch():
                 self._entry(entry)
-        self._missing()
+        for field in fields_of(self._cls):
+            if field.required and field.key not in {*self._first, *self._meant}:
+                help = f"write `{field.what.example}`" if isinstance(field.what, Part) else f"it is: {field.doc}"
+                self._found.error("E0402", f"`{self._title}` needs `{field.key}`", self._section.head, help=help)
         self._found.check()
         unset = {field.name: self._section.head for field in fields_of(self._cls)}
         return self._cls(**self._values, spans=unset | self._spans)
@@ -130,12 +133,6 @@ class _Reader:
                 raise _wrong_form(f"`{field.key}` is a section", entry, f"write `{part.example}`")
             case _:
                 raise _wrong_form(f"`{field.key}` is a setting", entry, f"write `{field.key} = …`")
-
-    def _missing(self) -> None:
-        for field in fields_of(self._cls):
-            if field.required and field.key not in {*self._first, *self._meant}:
-                help = f"write `{field.what.example}`" if isinstance(field.what, Part) else f"it is: {field.doc}"
-                self._found.error("E0402", f"`{self._title}` needs `{field.key}`", self._section.head, help=help)
 
 
 def _example(cls: type[Settings], key: str) -> str:

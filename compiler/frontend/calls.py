@@ -13,7 +13,7 @@ from ..syntax.diagnostics import Diagnostics, Note, PlanError, Unknown, did_you_
 from ..syntax.source import Span
 from .arithmetic import evaluate
 from .builder import UNKNOWN, Attrs, ModelBuilder
-from .errors import argument_elsewhere, check_count, op_elsewhere, value_elsewhere
+from .errors import argument_elsewhere, check_count, check_dim, op_elsewhere, value_elsewhere
 from .expert_rules import check_op, check_rows, check_user_op
 from .parameters import Draws, Parameters, Scope
 from .user_ops import UserOp
@@ -235,7 +235,7 @@ class Calls:
         if not isinstance(expr, tree.Name):
             help = f"dims go by name; here they are {listing(known)}"
             raise wrong("E0307", "a dim is needed here", expr.span, "is not a dim", help)
-        self._scope.check_dim(expr)
+        check_dim(expr, self._scope.dims)
         if expr.name not in known:
             label, help = f"its dims are [{', '.join(known)}]", did_you_mean(expr.name, known)
             raise wrong("E0307", f"`{expr}` is not a dim of this operand", expr.span, label, help)

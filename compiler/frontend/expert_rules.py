@@ -24,7 +24,8 @@ def check_rows(type: Type, span: Span) -> None:
     """Raises PlanError where an operand has no tokens."""
     if BATCH not in type.dims:
         help = "a parameter of experts is the right side of a product or a sum, `y @ w[hidden -> ffn] + b[ffn]`"
-        raise wrong("E0220", "experts compute with tokens, and this has none", span, _dims(type), help)
+        label = f"has [{', '.join(type.dims)}]"
+        raise wrong("E0220", "experts compute with tokens, and this has none", span, label, help)
 
 
 def check_user_op(op: Op, experts: str) -> None:
@@ -53,7 +54,3 @@ def check_used(param: Param, own: Sequence[str], around: Sequence[str], span: Sp
         help = "" if own else f"declare another one in the route, of which each of the `{around[0]}` has its own"
         notes = (Note(param.span, "declared here"),)
         raise wrong("E0220", f"`{param.name}` is declared {where}", span, f"used {used}", help, notes=notes)
-
-
-def _dims(type: Type) -> str:
-    return f"has [{', '.join(type.dims)}]"

@@ -31,10 +31,6 @@ class Scope:
             notes = [Note(first.span, "declared here")]
             raise wrong("E0207", f"`{name}` is an input or a parameter", name.span, "rebound here", notes=notes)
 
-    def check_dim(self, dim: tree.Name) -> None:
-        """Raises PlanError where the model has no such dim."""
-        check_dim(dim, self.dims)
-
     def is_number(self, expr: tree.Expr) -> bool:
         """Whether all that an expression is made of are numbers."""
         pending = [expr]
@@ -151,7 +147,7 @@ class Parameters:
         wrong_dims = Diagnostics()
         for dim in (*use.outs, *use.ins):
             with wrong_dims.catch():
-                self._scope.check_dim(dim)
+                check_dim(dim, self._scope.dims)
                 if dim.name != SEQUENCE:
                     check_not_data(dim, "a parameter")
         wrong_dims.check()
@@ -222,18 +218,16 @@ class Draws:
             self.inputs = (Arg(given, given.name, Enter.EACH),)
         held = self.inputs[0].value.name
         for repeat in self._repeats:
-            repeat.draws = held = repeat.draws or self._forked(repeat, held, span)
+            if not repeat.draws:  # those of each iteration are made before the repeat
+                type = self._builder.types[held]
+                all_ = self._builder.value(f"{repeat.dim}_{DRAWS.name}", type.stacked(repeat.dim))
+                repeat.outside.append(Op(FORK.name, (held,), (all_,), (("repeat", repeat.dim),), span=span))
+                own = self._value(type)
+                repeat.slices.append(Arg(own, all_.name, Enter.EACH))
+                repeat.draws = own.name
+            held = repeat.draws
         self._sites += 1
         return held, self._sites
-
-    def _forked(self, repeat: OpenRepeat, draws: str, span: Span) -> str:
-        """Draws for each iteration, made before the repeat; one iteration's."""
-        type = self._builder.types[draws]
-        all_ = self._builder.value(f"{repeat.dim}_{DRAWS.name}", type.stacked(repeat.dim))
-        repeat.outside.append(Op(FORK.name, (draws,), (all_,), (("repeat", repeat.dim),), span=span))
-        own = self._value(type)
-        repeat.slices.append(Arg(own, all_.name, Enter.EACH))
-        return own.name
 
     def _value(self, type: Type) -> Value:
         return self._builder.value(DRAWS.name, type)

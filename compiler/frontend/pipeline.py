@@ -1,10 +1,9 @@
 """The section `pipeline`, and the rules of `shard` that split repeats over an axis into stages; rows from a file."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ..config.settings import FILE, Order, Pipelining
 from ..ir import MICROBATCHES, Axis, Claim, Pipeline, Program, Region, regions_in, walk_regions
@@ -25,8 +24,9 @@ def pipelined(
 
     Where there are mistakes, which are added to `found`, the program has neither these claims nor a pipeline.
     """
-    repeats = _Repeats.of(program.region)
-    cuts = [claim for claim in laid if claim.dim in {*repeats.outermost, *repeats.inner}]
+    repeats = regions_in(program.region.body)
+    dims = {region.dim for region in walk_regions(repeats)}
+    cuts = [claim for claim in laid if claim.dim in dims]
     if not cuts:
         if given:
             help = "put a repeat over an axis in `shard`, as in `layers over pp`"
@@ -36,7 +36,10 @@ def pipelined(
     cuts = [claim for claim in cuts if program.axis(claim.axis).size > 1]
     if not cuts:
         return program
-    settings = given or _unset(cuts[0].span)
+    unset: dict[str, Span] = dict.fromkeys(
+        ("schedule", "stages"), cuts[0].span
+    )  # where the repeats are laid over their axis
+    settings = given or Pipelining(Order(spans=unset), spans=unset)
     claims = tuple(claim for claim in program.claims if claim not in cuts)
     before, rows = found.count, None
     _check(program, cuts, repeats, found)
@@ -46,28 +49,8 @@ def pipelined(
     if found.count > before:
         found.used.update(claim.axis for claim in cuts)
         return evolve(program, claims=claims)
-    dims = tuple(dim for dim in repeats.outermost if dim in {claim.dim for claim in cuts})
-    return evolve(program, claims=claims, pipeline=Pipeline(cuts[0].axis, dims, settings, rows))
-
-
-@frozen
-class _Repeats:
-    """The dims of a model's repeats: of the outermost, once for each repeat, and of the inner ones."""
-
-    outermost: tuple[str, ...]
-    inner: frozenset[str]
-
-    @classmethod
-    def of(cls, model: Region) -> "_Repeats":
-        repeats = regions_in(model.body)
-        inner = (region.dim for each in repeats for region in walk_regions(each.body))
-        return cls(tuple(each.dim for each in repeats), frozenset(inner))
-
-
-def _unset(laid: Span) -> Pipelining:
-    """The settings of a plan without `pipeline`; their place is where the repeats are laid over their axis."""
-    spans: dict[str, Span] = dict.fromkeys(("schedule", "stages"), laid)
-    return Pipelining(Order(spans=spans), spans=spans)
+    outermost = tuple(repeat.dim for repeat in repeats if repeat.dim in {claim.dim for claim in cuts})
+    return evolve(program, claims=claims, pipeline=Pipeline(cuts[0].axis, outermost, settings, rows))
 
 
 def check_file(settings: Pipelining) -> None:
@@ -85,25 +68,23 @@ def check_file(settings: Pipelining) -> None:
     found.check()
 
 
-def _check(program: Program, cuts: Sequence[Claim], repeats: _Repeats, found: Diagnostics) -> None:
+def _check(program: Program, cuts: Sequence[Claim], repeats: Sequence[Region], found: Diagnostics) -> None:
     """Checks that cut repeats are outermost, each over the one axis that nothing else lies over."""
-    axis, times = cuts[0].axis, Counter(repeats.outermost)
+    axis, inner = cuts[0].axis, {region.dim for repeat in repeats for region in walk_regions(repeat.body)}
     told: set[object] = set()
     for claim in cuts:
         place = (claim.span, claim.axis)  # the same for all parts of a repeat with branches
         if place in told:
             continue
         told.add(place)
-        if claim.dim in repeats.inner:
+        heads = [repeat.span for repeat in repeats if repeat.dim == claim.dim]
+        if claim.dim in inner:
             help = "split the repeat around it"
             found.error("E0513", f"`{claim.dim}` is the dim of another repeat", claim.span, "cannot be cut", help=help)
-        elif times[claim.dim] > 1:
-            heads = [repeat.span for repeat in regions_in(program.region.body) if repeat.dim == claim.dim]
+        elif len(heads) > 1:
             notes = [Note(heads[0], "the first one"), Note(heads[1], "the second one")]
-            help = "give each a dim of its own"
-            found.error(
-                "E0513", f"`{claim.dim}` is repeated {times[claim.dim]} times", claim.span, notes=notes, help=help
-            )
+            message = f"`{claim.dim}` is repeated {len(heads)} times"
+            found.error("E0513", message, claim.span, notes=notes, help="give each a dim of its own")
         elif claim.axis != axis:
             message = f"repeats are split over one axis, not over `{axis}` and `{claim.axis}`"
             notes = [Note(cuts[0].span, "split here")] if cuts[0].span != claim.span else []
@@ -135,9 +116,11 @@ def given_rows(program: Program, axis: Axis, order: Order) -> Schedule | None:
     rows = (tuple(action for action in row if not action.work.is_message) for row in schedule.rows)
     schedule = evolve(schedule, rows=tuple(rows))
     _fits(schedule, program, axis, order)
-    found = problems(schedule)
-    if found:
-        raise PlanError([*_few(found, order)])
+    if found := problems(schedule):
+        told = [_told(problem, order, "both counted from 0, cells without empty ones") for problem in found[:MOST_TOLD]]
+        if (more := len(found) - MOST_TOLD) > 0:
+            told.append(Diagnostic("E0517", f"`{order.path}`: {more} more like these", order.spans["path"]))
+        raise PlanError(told)
     return schedule
 
 
@@ -166,13 +149,6 @@ def _fits(schedule: Schedule, program: Program, axis: Axis, order: Order) -> Non
     ]
     if found:
         raise PlanError(found)
-
-
-def _few(found: list[Problem], order: Order) -> Iterator[Diagnostic]:
-    for problem in found[:MOST_TOLD]:
-        yield _told(problem, order, "both counted from 0, cells without empty ones")
-    if (more := len(found) - MOST_TOLD) > 0:
-        yield Diagnostic("E0517", f"`{order.path}`: {more} more like these", order.spans["path"])
 
 
 def _told(problem: Problem, order: Order, counted: str) -> Diagnostic:

@@ -231,7 +231,12 @@ class Routes(Expressions):
         chosen = (*attrs, ("to", program.dim(experts).chosen))
         gates, ids = self._builder.several(TOP.name, (*operands, *biases), chosen, item.by.span, ("gates", "ids"))
         self._losses(item, operands[0], ids, dict(attrs), factors)
-        self._check_bounded(item, factors["capacity"])
+        train = program.train
+        if train.experts == PADDED and not factors["capacity"]:
+            help = f"write `{TOP.name}(…, capacity=1.25)`, or leave `experts` out: `{DROPLESS}` experts take all rows"
+            notes = (Note(train.spans["experts"], "rows of experts are padded to their capacity"),)
+            message = "padded experts need a `capacity`"
+            raise wrong("E0417", message, item.by.span, "any number of tokens to an expert", help, notes=notes)
         if capacity := factors["capacity"]:
             limits = (("capacity", capacity), ("experts", experts))
             ids = self._builder.op(CAPACITY.name, (ids,), limits, item.by.span, "ids")
@@ -276,15 +281,6 @@ class Routes(Expressions):
             so_far = self._scope.bound.get(ROUTER_LOSS, UNKNOWN)
             total = self._builder.op("add", (so_far, *terms), (), item.by.span, "router_loss")
             self._scope.bound[ROUTER_LOSS] = total
-
-    def _check_bounded(self, item: tree.Route, capacity: float) -> None:
-        """Rows of experts are padded to a capacity."""
-        train = self._builder.program.train
-        if train.experts == PADDED and not capacity:
-            help = f"write `{TOP.name}(…, capacity=1.25)`, or leave `experts` out: `{DROPLESS}` experts take all rows"
-            notes = (Note(train.spans["experts"], "rows of experts are padded to their capacity"),)
-            message = "padded experts need a `capacity`"
-            raise wrong("E0417", message, item.by.span, "any number of tokens to an expert", help, notes=notes)
 
     def _check_groups(self, item: tree.Route, given: Mapping[str, object]) -> None:
         """Groups are equal, and those that are chosen from hold enough experts."""

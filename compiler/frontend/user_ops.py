@@ -76,22 +76,16 @@ def user_ops(declared: Iterable[syntax.UserOp], source: Source, found: Diagnosti
             _check_signature(each, ops)
             with found.catch():
                 modules.setdefault(_check_function(each, source), each.function.span)
-            ops[each.name.name] = UserOp(each, _entry(each))
+            tensors = tuple(Operand(operand.name.name) for operand in each.operands if operand.dims)
+            numbers = tuple(Attribute(operand.name.name) for operand in each.operands if not operand.dims)
+            entry = OpDef(each.name.name, "A user op.", operands=tensors, attributes=numbers)
+            ops[each.name.name] = UserOp(each, entry)
             continue
         found.doubt(each.name.name)
     for module, at in modules.items():
         with found.catch():
             files(module, Path(source.path).parent, at)
     return ops
-
-
-def _entry(op: syntax.UserOp) -> OpDef:
-    return OpDef(
-        op.name.name,
-        "A user op.",
-        operands=tuple(Operand(operand.name.name) for operand in op.operands if operand.dims),
-        attributes=tuple(Attribute(operand.name.name) for operand in op.operands if not operand.dims),
-    )
 
 
 def _check_signature(op: syntax.UserOp, known: Mapping[str, UserOp]) -> None:

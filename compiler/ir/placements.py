@@ -131,7 +131,9 @@ def path(program: Program, type: Type, want: Places) -> list[Step]:
             apart = _apart(program, axis, source, target)
             groups[source, target, apart] = (*groups.get((source, target, apart), ()), axis)
     steps = [Step(axes, source, target) for (source, target, _), axes in groups.items()]
-    steps.sort(key=lambda step: _rank(step, order))
+    # by the table's stage; gathers innermost first, since only the innermost axis of a dim can be gathered
+    stages = {step: coercion(step.source, step.target).stage for step in steps}
+    steps.sort(key=lambda step: (stages[step], -order.index(step.axes[-1]) if stages[step] == 2 else 0))
     wrong: OrderError | None = None
     for ordered in permutations(steps):
         try:
@@ -158,12 +160,6 @@ def _check_order(steps: Iterable[Step], before: Type, program: Program) -> None:
             if axes[-len(step.axes) :] != step.axes:
                 raise OrderError(place.dim, axes, step.axes)
         before = after
-
-
-def _rank(step: Step, order: list[str]) -> tuple[int, int]:
-    """By the table's stage; gathers innermost first, since only the innermost axis of a dim can be gathered."""
-    stage = coercion(step.source, step.target).stage
-    return stage, -order.index(step.axes[-1]) if stage == 2 else 0
 
 
 def _hops(source: Placement, target: Placement) -> list[tuple[Placement, Placement]]:

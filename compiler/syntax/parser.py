@@ -89,7 +89,8 @@ class _Reader:
     def _pair(self, mistake: Diagnostic) -> None:
         """Leaves out what does not pair, or the habit of another language that is the reason."""
         text, part = self._left.text, unpaired(self._left, mistake)
-        if habit := self._habit():
+        error = self._error(text)
+        if habit := explain_habit(error, self._left) if isinstance(error, UnexpectedInput) else None:
             line = block_below(text, line_around(text, offset(habit.span)))
             if line[0] <= offset(mistake.span) < line[1] or not pairing(evolve(self._left, text=blanked(text, line))):
                 mistake, part = habit, (min(part[0], line[0]), max(part[1], line[1]))
@@ -111,22 +112,20 @@ class _Reader:
 
     def _reach(self, text: str) -> int:
         """Where the parser stops in a text."""
+        match self._error(text):
+            case None:
+                return len(text) + 1
+            case PlanError() as error:
+                return offset(error.diagnostics[0].span)
+            case error:
+                return place_of(error)
+
+    def _error(self, text: str) -> UnexpectedInput | PlanError | None:
+        """The first mistake of a text, if any."""
         try:
             _builder().parse(self._source, text)
-        except UnexpectedInput as error:
-            return place_of(error)
-        except PlanError as error:
-            return offset(error.diagnostics[0].span)
-        return len(text) + 1
-
-    def _habit(self) -> Diagnostic | None:
-        """Why brackets or quotes do not pair, where that is a habit of another language, such as `for … in …:`."""
-        try:
-            _builder().parse(self._source, self._left.text)
-        except UnexpectedInput as unexpected:
-            return explain_habit(unexpected, self._left)
-        except PlanError:
-            return None
+        except (UnexpectedInput, PlanError) as error:
+            return error
         return None
 
 

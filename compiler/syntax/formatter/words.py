@@ -222,16 +222,11 @@ def _indent(plan: Arranged, first: int, indents: dict[int, int]) -> int:
     around = indents[plan.inside[first]]
     if plan.words[first].closes:
         return around
-    code = plan.code_from(first)
-    return around + INDENT + (INDENT if code is not None and _goes_on(plan, code) else 0)
-
-
-def _goes_on(plan: Arranged, at: int) -> bool:
-    """Whether a word at the start of a line belongs to an entry begun on a line before."""
-    if at in plan.entries or plan.words[at].text in "{}" or not plan.among_entries(at):
-        return False
-    before = plan.before(at)
-    return before is not None and before.text != "}"
+    at = plan.code_from(first)
+    if at is None or at in plan.entries or plan.words[at].text in "{}" or not plan.among_entries(at):
+        return around + INDENT
+    before = plan.before(at)  # with it began the entry that goes on here, unless it ends one
+    return around + (2 * INDENT if before is not None and before.text != "}" else INDENT)
 
 
 def _gap(plan: Arranged, at: int) -> str:
