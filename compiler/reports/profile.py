@@ -69,16 +69,13 @@ def fitted(profile: Profile, lines: Sequence[Line], of: Report, found: Fit) -> s
     for line in sorted(lines, key=lambda line: -abs(line.excess)):
         rows.append([line.name, *cells(line, True), _signed(line.excess)])
         if abs(line.excess) >= LEAST * profile.seconds:
-            rows += (_op(op) for op in of.ops if op.line == line.name and _taken(op) >= LEAST * of.step.seconds)
+            least = LEAST * of.step.seconds
+            rows += (_op(op) for op in of.ops if op.line == line.name and sum(op.taken.values()) >= least)
     return "\n".join([*summary(profile, of), "", *aligned(rows, "lr"), LINKS, "", *_explained(lines, of.on, found)])
 
 
 def _signed(time: float) -> str:
     return f"{'-' if time < 0 else '+'}{seconds(abs(time))}" if abs(time) >= EXACT else "0"
-
-
-def _taken(op: OpRow) -> float:
-    return sum(op.taken.values())
 
 
 def _op(op: OpRow) -> list[str]:

@@ -9,9 +9,8 @@ from attrs import frozen
 from ..analysis.collective import Collective
 from ..analysis.communication import active_count, collectives, parameter_count, places
 from ..analysis.elastic import elastic_axis, elastic_words, every_size, left_out, sizes, smallest
-from ..analysis.expert_loads import Load
 from ..analysis.kernel_tiles import chip
-from ..analysis.memory import Account, account, at_loads, fits
+from ..analysis.memory import account, at_loads, fits
 from ..analysis.recompute_cut import added, again
 from ..analysis.time.expected import expected
 from ..config.settings import AUTO, TRITON
@@ -75,19 +74,15 @@ def elastic(program: Program) -> str:
     if not (axis := elastic_axis(program)):
         return ""
     each = every_size(program)
+    times = [expected(it) for it in each]
     columns = [
         ("elastic", *(f"{axis.name} {size}" for size in sizes(program))),
         ("microbatches", *(f"{it.size(MICROBATCHES):,}" for it in each)),
         ("needs", *(amount(account(it).needs) for it in each)),
-        *([("a step", *map(_step, each))] if expected(program) else []),
+        *([("a step", *(f"{found.step.seconds:,.3g} s" for found in times if found))] if all(times) else []),
     ]
     left = left_out(program)
     return "\n".join((*table([*zip(*columns, strict=True)], "lr"), *([f"not {left}"] if left else [])))
-
-
-def _step(program: Program) -> str:
-    found = expected(program)
-    return f"{found.step.seconds:,.3g} s" if found else ""
 
 
 def tokens(program: Program) -> str:
@@ -133,14 +128,11 @@ def needs_by_load(program: Program) -> str:
 
     For instance `room = 1.25   10,240   45.4 GiB   fits`.
     """
-    rows = [_load(program, load, max(of_ranks, key=lambda it: it.needs)) for load, of_ranks in at_loads(program)]
+    said = {None: "", True: "fits", False: "does not fit"}
+    each = ((load, max(of_ranks, key=lambda it: it.needs)) for load, of_ranks in at_loads(program))
+    rows = [(load.name, load.shown, amount(it.needs), said[fits(program, it)]) for load, it in each]
     head = ("rows of a rank's experts", "in a microbatch", "needs", program.cluster.gpu)
     return "\n".join(table([head, *rows])) if rows else ""
-
-
-def _load(program: Program, load: Load, it: Account) -> tuple[str, str, str, str]:
-    verdict = {None: "", True: "fits", False: "does not fit"}[fits(program, it)]
-    return load.name, load.shown, amount(it.needs), verdict
 
 
 def kernels(program: Program) -> str:
@@ -168,7 +160,10 @@ def recomputation(program: Program) -> str:
     layers = [f"all of each of {name}" for name in program.recomputed if name in dims]
     ops = [found[name] for name in program.recomputed if name in found]
     what = ", ".join(layers or dict.fromkeys(f"{OPS[op.kind].plan_name} at {op.span}" for op in ops))
-    return f"recomputed: {what}; adds {added(program):.1%} to {_measure(program)} of a microbatch"
+    from ..analysis.hardware import hardware
+
+    measure = "the computation" if hardware(program) else "the operations"
+    return f"recomputed: {what}; adds {added(program):.1%} to {measure} of a microbatch"
 
 
 def largest_bucket(program: Program, model: Program) -> str:
@@ -183,12 +178,6 @@ def largest_bucket(program: Program, model: Program) -> str:
     size, on = program.flow.largest, hardware(program)
     why = f"by the seconds of a step on {on.name}" if on else "as the speed of the cluster's GPU is not known"
     return f"largest bucket: {amount(size) if size else 'unset'}, {why}"
-
-
-def _measure(program: Program) -> str:
-    from ..analysis.hardware import hardware
-
-    return "the computation" if hardware(program) else "the operations"
 
 
 Row = tuple[str, str, str, str, str]

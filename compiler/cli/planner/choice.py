@@ -43,8 +43,7 @@ class Choice:
     @property
     def degrees(self) -> dict[str, int]:
         """The axes with several ranks, outermost first."""
-        sizes = {"pp": self.pp, "dp": self.dp, "cp": self.cp, "ep": self.ep, "tp": self.tp}
-        return {axis: size for axis, size in sizes.items() if size > 1}
+        return {axis: size for axis in AXES if (size := getattr(self, axis)) > 1}
 
     @property
     def gpus(self) -> int:

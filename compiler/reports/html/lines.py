@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from attrs import evolve, frozen
 
@@ -50,24 +51,36 @@ def _lines(span: Span, notes: dict[str, list[str]], calls: Sequence[Call]) -> It
 
 
 def _notes(of: Subject, calls: Sequence[Call]) -> dict[str, list[str]]:
-    """Notes by line, as spans are written."""
-    program, found = of.program, dict[str, list[str]]()
-    for span, note in _settings(of, calls):
-        found.setdefault(str(span), []).append(note)
+    """Notes by line, as spans are written, each once."""
+    found = dict[str, dict[str, None]]()
+    for line, note in chain(_settings(of, calls), _values(of.program), _costs(of, calls)):
+        found.setdefault(str(line), {})[note] = None
+    return {line: [*notes] for line, notes in found.items()}
+
+
+def _values(program: Program) -> Iterator[tuple[Span, str]]:
+    """The types of parameters and of the values that the plan names."""
     for param in program.params:
-        found.setdefault(str(param.span), []).append(f"parameter {param.name}: {print_type(param.type)}")
+        yield param.span, f"parameter {param.name}: {print_type(param.type)}"
     for op in walk(program.forward.body):
         for value in op.outputs:
             if op.kind not in ("unpack", "pack") and not value.name.startswith("_"):
-                found.setdefault(str(op.span), []).append(f"{base(value.name)}: {print_type(value.type)}")
-    for line, size in _kept(program).items():
-        found.setdefault(line, []).append(f"saved for backward: {amount(size)} of a microbatch")
+                yield op.span, f"{base(value.name)}: {print_type(value.type)}"
+
+
+def _costs(of: Subject, calls: Sequence[Call]) -> Iterator[tuple[str, str]]:
+    """For each line what it keeps, its collectives, and the seconds of a step that are spent on it, by kind."""
+    kept = Counter[str]()
+    for each in account(of.program).kept:
+        kept[str(each.op.span)] += each.total
+    yield from ((line, f"saved for backward: {amount(size)} of a microbatch") for line, size in kept.items())
     for call in calls:
         if call.use != "stages":
-            found.setdefault(call.line, []).append(f"{call.op}, {call.often}: {call.cost}, {call.links}")
-    for line, note in _seconds(of):
-        found.setdefault(line, []).append(note)
-    return {line: list(dict.fromkeys(notes)) for line, notes in found.items()}
+            yield call.line, f"{call.op}, {call.often}: {call.cost}, {call.links}"
+    if time := of.time:
+        for (kind, line), spent in sorted(time.step.spent.items(), key=lambda item: -item[1]):
+            if spent > 0.0005 * time.step.seconds:
+                yield line, f"{kind}: {seconds(spent)} of a step of {seconds(time.step.seconds)}"
 
 
 def _settings(of: Subject, calls: Sequence[Call]) -> Iterator[tuple[Span, str]]:
@@ -86,18 +99,3 @@ def _settings(of: Subject, calls: Sequence[Call]) -> Iterator[tuple[Span, str]]:
             yield dim.span, f"{dim.name} = {dim.size:,}"
     if (room := capacity(program)) and (span := program.cluster.spans.get("gpu")):
         yield span, f"a rank needs {amount(account(program).needs)} of {amount(room)}"
-
-
-def _kept(program: Program) -> dict[str, int]:
-    found = Counter[str]()
-    for kept in account(program).kept:
-        found[str(kept.op.span)] += kept.total
-    return found
-
-
-def _seconds(of: Subject) -> Iterator[tuple[str, str]]:
-    """For each line the seconds of a step that are spent on it, by kind."""
-    if time := of.time:
-        for (kind, line), spent in sorted(time.step.spent.items(), key=lambda item: -item[1]):
-            if spent > 0.0005 * time.step.seconds:
-                yield line, f"{kind}: {seconds(spent)} of a step of {seconds(time.step.seconds)}"
