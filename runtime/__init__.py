@@ -22,6 +22,7 @@ from .comm.collectives import (
     pad_shard,
     reduce_scatter,
     reduce_scatter_,
+    regather,
     replicate,
     shard,
     take_shard,
@@ -31,7 +32,6 @@ from .comm.experts import Experts, exchange_counts, sort_by_expert
 from .comm.mesh import Axis, Mesh
 from .comm.p2p import StageInput
 from .comm.positions import Positions
-from .comm.regather import regather
 from .config.plan import Account, Constant, Cosine, Expected, Metrics, Plan, SmallerMesh, Watch
 from .data.corpus import DataSet, Text, Tokens
 from .data.loader import Batch, Input, Loader

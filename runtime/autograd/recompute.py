@@ -70,7 +70,7 @@ class _Enough(Exception):
     """All is made that backward asks for."""
 
 
-class _Call:
+class Call:
     """A call, and the tensors that backward will ask for: those saved while it runs, then its results, if saved."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -99,9 +99,12 @@ class _Call:
             return operand  # functions may know more of it than its elements
         return _Operand(self._around.pack(operand.detach()), operand.requires_grad)
 
-    def of(self, results: tuple[Tensor, ...]) -> None:
-        """Takes note of where the results lie; they must live as long as anything may save them."""
-        self._results = {_storage(result): i for i, result in enumerate(results)}
+    @contextmanager
+    def without(self, results: Any) -> Generator[None]:
+        """Within it results, a tensor or several, are not saved; they must live as long as anything may save them."""
+        self._results = {_storage(result): i for i, result in enumerate(_several(results))}
+        with saved_tensors_hooks(self.pack_result, self.unpack):
+            yield
 
     def pack(self, saved: Tensor) -> Any:
         """While the call runs: a number instead of a tensor that it makes."""
@@ -161,7 +164,7 @@ class _Operand(NamedTuple):
 class _Ticket(NamedTuple):
     """A reference to one of the tensors of a call."""
 
-    call: _Call
+    call: Call
     number: int
 
 
@@ -173,7 +176,7 @@ def recomputed(function: Callable[..., Any], *args: Any, enabled: bool = True, *
     """
     if not enabled or not torch.is_grad_enabled():
         return function(*args, **options)
-    call = _Call(function, args, options)
+    call = Call(function, args, options)
     with call.first_run():
         return function(*args, **options)
 
@@ -184,11 +187,10 @@ def recompute(function: Callable[..., Any], *args: Any, **options: Any) -> Gener
     if not torch.is_grad_enabled():
         yield function(*args, **options)
         return
-    call = _Call(function, args, options)
+    call = Call(function, args, options)
     with call.first_run():
         result = function(*args, **options)
-    call.of(_several(result))
-    with saved_tensors_hooks(call.pack_result, call.unpack):
+    with call.without(result):
         yield result
 
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ..errors import RunError, counted, named, reason
 from ..state.engine import STEP
-from ..state.loss_scale import LossScale
 from ..state.shards import Box
+from ..state.skips import LossScale
 from .export import Made, held_in, made, put_tensors
 from .files import DAMAGE, Disk
 from .hf_weights import HFNames, HFWeight, Places

@@ -10,7 +10,8 @@ the order of its positions all the same.
 In a sanitized run the axes have a watch, which sees the operand and the result of each coercion (`debug.sanitize`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -20,8 +21,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.compiler import is_compiling
 
+from ..autograd.recompute import Call
 from . import c10d, functional_collectives
-from .mesh import Axis, End, Watch
+from .mesh import Axis, End
 from .positions import chunks, from_ranks, to_ranks
 
 # Shapes are lists: these are called once a layer and more.
@@ -48,8 +50,7 @@ def _maximum(x: Tensor, axis: Axis) -> Tensor:
         return functional_collectives.all_reduced(x, axis, "max")
     out = x.clone(memory_format=torch.contiguous_format)
     c10d.maximum(out, axis.group)
-    if axis.watch is not None:
-        axis.watch.coerced(out, axis, axis.watch.here(), "result")
+    axis.watched(out, "result")
     return out
 
 
@@ -91,15 +92,13 @@ def _scatter(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
 def _exchange(x: Tensor, axis: Axis, dim_from: int, dim_to: int, zigzag_from: bool, zigzag_to: bool) -> Tensor:
     x = _reordered(x, dim_to, to_ranks(axis.size)) if zigzag_to else x
     pieces: Tensor = cast(Any, x).unflatten(dim_to, (axis.size, -1)).movedim(dim_to, 0).contiguous()
-    out = functional_collectives.exchanged(pieces, axis) if is_compiling() else _alltoall(pieces, axis)
+    if is_compiling():
+        out = functional_collectives.exchanged(pieces, axis)
+    else:
+        out = torch.empty_like(pieces)
+        c10d.all_to_all(out, pieces, axis.group)
     out = out.movedim(0, dim_from).flatten(dim_from, dim_from + 1)
     return _reordered(out, dim_from, from_ranks(axis.size)) if zigzag_from else out
-
-
-def _alltoall(pieces: Tensor, axis: Axis) -> Tensor:
-    out = torch.empty_like(pieces)
-    c10d.all_to_all(out, pieces, axis.group)
-    return out
 
 
 def _exchange_back(x: Tensor, axis: Axis, dim_from: int, dim_to: int, zigzag_from: bool, zigzag_to: bool) -> Tensor:
@@ -142,12 +141,12 @@ def _watched(
     convert: Callable[..., Tensor], *ends: tuple[str, End], x: Tensor, axis: Axis, dims: tuple[int, ...], line: Any
 ) -> Tensor:
     """`convert` between two `ends` and their placements; the axis' watch sees what should be the same on all ranks."""
-    watch, ((source, before), (target, after)) = cast(Watch, axis.watch), ends
+    (source, before), (target, after) = ends
     if source in _SAME:
-        watch.coerced(x, axis, line, before)
+        axis.watched(x, before, line)
     y = convert(x, axis, *dims)
     if target in _SAME and (y is not x or source not in _SAME):
-        watch.coerced(y, axis, line, after)
+        axis.watched(y, after, line)
     return y
 
 
@@ -278,6 +277,27 @@ def rotate(x: Tensor, to: Tensor, axis: Axis, by: int) -> Any:
     return c10d.begin_all_to_all(to, x, axis.group, only(axis.rank - by), only(axis.rank + by))
 
 
+@contextmanager
+def regather(x: Tensor, axis: Axis, dim: int, zigzag: bool = False) -> Generator[Tensor]:
+    """S(dim) → R as `all_gather`, but what autograd saves of it inside the block is only x.
+
+    Backward gathers a second time, when the first consumer needs it, and frees after the last.
+    """
+    full = all_gather(x, axis, dim, zigzag)
+    if axis.size == 1:
+        yield full
+        return
+    line = axis.line()
+
+    def again(x: Tensor) -> Tensor:
+        full = gather(x.detach(), axis, dim, zigzag)
+        axis.watched(full, "result in backward", line)
+        return full
+
+    with Call(again, (x,), {}).without(full):
+        yield full
+
+
 def all_reduce_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tensor:
     """Sum over the axis in place, outside autograd: flat gradients, counts, scalars.  Returns x.
 
@@ -288,8 +308,7 @@ def all_reduce_(x: Tensor, axis: Axis, dtype: torch.dtype | None = None) -> Tens
         cast(Any, dist).all_reduce(sent, group=axis.group)
         if sent is not x:
             x.copy_(sent)
-        if axis.watch is not None:
-            axis.watch.coerced(x, axis, axis.watch.here(), "result")
+        axis.watched(x, "result")
     return x
 
 
@@ -311,8 +330,7 @@ def all_gather_(x: Tensor, axis: Axis) -> Tensor:
     """Every rank's part of a flat buffer to all ranks of the axis, in place and outside autograd.  Returns x."""
     if axis.size > 1:
         c10d.all_gather(x, _own_part(x, axis), axis.group)
-        if axis.watch is not None:
-            axis.watch.coerced(x, axis, axis.watch.here(), "result")
+        axis.watched(x, "result")
     return x
 
 

@@ -68,9 +68,8 @@ class _Way:
     __slots__ = ("_line", "_regroup", "_under_way", "back", "held")
 
     def __init__(self, held: Held, back: bool, regroup: Regroup) -> None:
-        watch = held.axis.watch
         self.held, self.back = held, back
-        self._regroup, self._line = regroup, watch and watch.here()
+        self._regroup, self._line = regroup, held.axis.line()
         self._under_way: tuple[Any, Tensor, Tensor] | None = None  # the work and its buffers, which it needs till then
 
     def begin(self, rows: Tensor, back: bool) -> None:

@@ -150,8 +150,8 @@ def sort_by_expert(
 
 
 def _order(ids: Tensor, experts: Experts, padded: int, backend: Callable[[Tensor, Tensor, int], Sorted]) -> Order:
-    if experts.copies is not None and experts.copies.watch is not None:
-        experts.copies.watch.coerced(ids, experts.copies, experts.copies.watch.here(), "operand")
+    if experts.copies is not None:
+        experts.copies.watched(ids, "operand")
     counts, choices, rows = backend(ids.flatten(), experts.slots, experts.groups)
     if padded:
         fits = experts.copies is None or int(counts.max()) <= padded  # seen in a sanitized run, where the host may wait

@@ -8,7 +8,7 @@ from datetime import timedelta
 from functools import cached_property
 from itertools import combinations
 from math import prod
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -44,6 +44,15 @@ class Axis:
         """The global ranks along it."""
         return dist.get_process_group_ranks(self.group)
 
+    def line(self) -> Any:
+        """The line of the program, in a sanitized run."""
+        return self.watch and self.watch.here()
+
+    def watched(self, x: Tensor, end: "End", line: Any = None) -> None:
+        """Has a sanitized run look at the `end` of a coercion, by default at the line of the program."""
+        if self.watch is not None:
+            self.watch.coerced(x, self, line or self.watch.here(), end)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Copies:
@@ -77,23 +86,18 @@ class Watch(Protocol):
 
     def here(self) -> Any:
         """The line of the program that calls a coercion."""
-        ...
 
     def coerced(self, x: Tensor, axis: Axis, line: Any, end: End) -> None:
         """A coercion's `end`, which should be one value on all ranks of the axis."""
-        ...
 
     def exchanged(self, to: Sequence[int], of: Sequence[int], axis: Axis, line: Any) -> None:
         """How many rows this rank is about to send to each rank of the axis, and to receive of each."""
-        ...
 
     def installed(self, model: nn.Module, copies: Sequence[Copies]) -> None:
         """A model, and the memory of its state."""
-        ...
 
     def microbatch(self, number: int) -> None:
         """The model is about to be called for this microbatch, from 0."""
-        ...
 
     def hashes(self, values: Sequence[Tensor]) -> Tensor:
         """[values, 3] int64: equal if the values are, to the last bit."""
@@ -101,15 +105,12 @@ class Watch(Protocol):
 
     def arrived(self, values: Sequence[Tensor], hashes: Tensor, message: "Crossing") -> None:
         """A message's values, and the hashes of what was sent."""
-        ...
 
     def updating(self) -> None:
         """The state is about to change: working copies have served."""
-        ...
 
     def updated(self) -> None:
         """The state has new values."""
-        ...
 
 
 class Mesh:
@@ -251,19 +252,11 @@ class Mesh:
             rows = [part for row in rows for part in _parts(row, chosen)]
         return c10d.group_of(rows, said, self._limit)
 
-    def _rows(self, names: Sequence[str]) -> list[list[int]]:
+    def _rows(self, names: Collection[str]) -> list[list[int]]:
         """The global ranks that differ on the named axes only, row-major, for all places on the others."""
-        places, steps = self._offsets({*self.axes}.difference(names)), self._offsets(names)
-        return [[place + step for step in steps] for place in places]
-
-    def _offsets(self, names: Collection[str]) -> list[int]:
-        """The global ranks at 0 on all axes but the named ones, row-major over these."""
-        found, each = [0], self.size(*self.axes)
-        for name, size in self.axes.items():
-            each //= size
-            steps = range(size) if name in names else [0]
-            found = [rank + each * step for rank in found for step in steps]
-        return found
+        others_first = sorted(range(len(self.axes)), key=lambda dim: [*self.axes][dim] in names)
+        ranks = torch.arange(self.size(*self.axes)).view(*self.axes.values()).permute(others_first)
+        return cast(Any, ranks.reshape(-1, self.size(*names))).tolist()
 
     def groups(self) -> dict[str, Any]:
         """The process groups of this rank so far, by name: `dp`, `dp*tp`, `pp messages`, `pp[0, 3]`."""

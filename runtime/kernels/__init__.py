@@ -7,26 +7,18 @@ Only a program that was compiled with kernels imports this package; the runtime 
 
 from .accumulate import Accumulate
 from .adamw import AdamW
-from .attention import Attention, Block, Blocks, RingAttention
+from .attention.op import Attention, RingAttention
+from .attention.tiles import Block, Blocks
 from .cross_entropy import CrossEntropy, LogitSoftmaxStats, rescale_to_global_max
-from .experts import (
-    Balance,
-    Combine,
-    Dispatch,
-    Exchange,
-    ExchangeBack,
-    ExchangeCounts,
-    GroupedLinear,
-    Product,
-    Products,
-    RouterZ,
-    SortByExpert,
-    TopK,
-)
+from .experts.exchange import Exchange, ExchangeBack, ExchangeCounts
+from .experts.grouped_linear import GroupedLinear, Product, Products
+from .experts.losses import Balance, RouterZ
+from .experts.rows import Combine, Dispatch
+from .experts.sort import SortByExpert
+from .experts.top_k import TopK
 from .gates import GeluMul, SiluMul
 from .launching import Tile
-from .linear_cross_entropy import LinearCrossEntropy
-from .linear_softmax_stats import LinearSoftmaxStats
+from .linear_cross_entropy import LinearCrossEntropy, LinearSoftmaxStats
 from .norms import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm
 from .rope import Rope, RopePair
 from .tiles_file import read_tiles

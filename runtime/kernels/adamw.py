@@ -23,28 +23,12 @@ def _one_minus_exp(x):
 
 @triton.jit
 def _adamw(
-    parameters,  # [layers, size], as are gradients, moments and copies
-    gradients,
-    exp_avg,
-    exp_avg_sq,
-    copies,  # or None
-    step,  # scalars
-    skip,
-    scale,  # or None
-    parameters_stride,
-    gradients_stride,
-    slots_stride,
-    copies_stride,
-    size,
-    lr,
-    decay,
-    fresh1,  # 1 − β
-    fresh2,
-    log_beta1,
-    log_beta2,
-    eps,
+    parameters, gradients, exp_avg, exp_avg_sq, copies,  # [layers, size]; copies may be None
+    step, skip, scale,  # scalars; scale may be None
+    parameters_stride, gradients_stride, slots_stride, copies_stride, size,
+    lr, decay, fresh1, fresh2, log_beta1, log_beta2, eps,  # fresh: 1 − β
     COLUMNS: tl.constexpr,
-):
+):  # fmt: skip
     """One layer's block of COLUMNS elements."""
     start = tl.program_id(0).to(tl.int64) * COLUMNS
     layer = tl.program_id(1).to(tl.int64)

@@ -8,8 +8,6 @@ gradient carries exp(m − peak).
 Source: Shoeybi et al. 2019, section 3 (arXiv:1909.08053); Milakov and Gimelshein 2018 (arXiv:1805.02867).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -18,12 +16,11 @@ from torch.autograd import Function
 
 from ..comm.mesh import Axis
 from ..ops.token_losses import token_loss
-from .launching import Tile, matrix, tile_for
+from .launching import Tile, Tiled, matrix
 from .logits import Classes, Parts, add_parts, classes_of, new_parts, put_gradient
 
 
-@dataclass(frozen=True)
-class LogitSoftmaxStats:
+class LogitSoftmaxStats(Tiled[Tile]):
     """m = max l, z = Σ exp(l − m) and t = l[label] or 0 for a label elsewhere, of this rank's logits l.
 
     logits [..., v], labels [...] of the whole vocabulary, < 0 for none; m, z, t [...] in float32, float64 for float64.
@@ -35,8 +32,6 @@ class LogitSoftmaxStats:
     Saves logits, labels and m; backward makes the logits' gradient alone, in their dtype.  Rows must be without gaps
     inside, else logits are copied.  A kernel serves v that have a tile.
     """
-
-    tiles: Mapping[int, Tile]
 
     def __call__(
         self,
@@ -51,14 +46,11 @@ class LogitSoftmaxStats:
         return _parts(self, logits, labels, classes_of(logits.shape[-1], axis, classes, smoothing, cap))
 
 
-@dataclass(frozen=True)
-class CrossEntropy:
+class CrossEntropy(Tiled[Tile]):
     """Sum of token losses over a whole vocabulary, 0-dim, as `scalec.runtime.cross_entropy` has it; and soft-capped.
 
     Saves what `LogitSoftmaxStats` does, and of each token z, whether it has a label and, with a z-loss, log z + m.
     """
-
-    tiles: Mapping[int, Tile]
 
     def __call__(
         self,
@@ -96,8 +88,8 @@ def rescale_to_global_max(
     return z * (m - peak).exp(), t - weight * peak
 
 
-def _parts(op: LogitSoftmaxStats | CrossEntropy, logits: Tensor, labels: Tensor, classes: Classes) -> Parts:
-    tile = tile_for(op, op.tiles, logits.shape[-1], logits)
+def _parts(op: Tiled[Tile], logits: Tensor, labels: Tensor, classes: Classes) -> Parts:
+    tile = op.tile_for(logits.shape[-1], logits)
     return cast(Any, _LogitParts).apply(logits, labels, classes, tile)
 
 

@@ -13,8 +13,6 @@ Backward recomputes the activation: only a and b are saved.  Where these are sli
 # (Triton has no types.)
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
@@ -24,9 +22,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..comm.functional_collectives import distinct
-from ..ops.adjacent import beside
+from ..ops.fused_linear import beside
 from . import launching
-from .launching import Tile, blocks, matrix, padded, tile_for
+from .launching import Tile, Tiled, blocks, matrix
 
 Kind = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -49,17 +47,9 @@ def _activated(a, KIND: tl.constexpr):
 
 @triton.jit
 def gate_forward(
-    a,
-    b,
-    out,
-    a_stride,
-    b_stride,
-    rows,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-    KIND: tl.constexpr,
-):
+    a, b, out, a_stride, b_stride, rows,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     inside = (row < rows) & (column < WIDTH)
@@ -71,21 +61,9 @@ def gate_forward(
 
 @triton.jit
 def gate_backward(
-    g,
-    a,
-    b,
-    da,
-    db,
-    g_stride,
-    a_stride,
-    b_stride,
-    d_stride,
-    rows,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-    KIND: tl.constexpr,
-):
+    g, a, b, da, db, g_stride, a_stride, b_stride, d_stride, rows,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     inside = (row < rows) & (column < WIDTH)
@@ -97,26 +75,20 @@ def gate_backward(
     tl.store(db + row * d_stride + column, (grad * value).to(db.dtype.element_ty), mask=inside)
 
 
-@dataclass(frozen=True, eq=False)
-class SiluMul:
+class SiluMul(Tiled[Tile]):
     """silu(a) · b; tiles by the size of the last dim.  Saves a and b."""
-
-    tiles: Mapping[int, Tile]
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         """a and b [..., f], of one shape."""
-        return _gated(a, b, "silu", tile_for(self, self.tiles, a.shape[-1], a, b))
+        return _gated(a, b, "silu", self.tile_for(a.shape[-1], a, b))
 
 
-@dataclass(frozen=True, eq=False)
-class GeluMul:
+class GeluMul(Tiled[Tile]):
     """gelu(a) · b; tiles by the size of the last dim.  Saves a and b."""
-
-    tiles: Mapping[int, Tile]
 
     def __call__(self, a: Tensor, b: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
         """a and b [..., f], of one shape; approximate as in torch.nn.functional.gelu."""
-        return _gated(a, b, _KINDS[approximate], tile_for(self, self.tiles, a.shape[-1], a, b))
+        return _gated(a, b, _KINDS[approximate], self.tile_for(a.shape[-1], a, b))
 
 
 def _gated(a: Tensor, b: Tensor, kind: Kind, tile: Tile | None) -> Tensor:
@@ -133,29 +105,19 @@ class _Gate(Function):
         ctx.how = (kind, tile)
         if tile is None:
             return distinct((_activated_torch(a, kind)[0] * b).to(torch.promote_types(a.dtype, b.dtype)))
-        return _forward(a, b, kind, tile)
+        out = torch.empty(a.shape, dtype=torch.promote_types(a.dtype, b.dtype), device=a.device)
+        _launch(gate_forward, (a, b), (out,), (), kind, tile)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (a, b), (kind, tile) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors), ctx.how
+        da, db = beside([a, b])
         if tile is None:
             value, slope = _activated_torch(a, kind)
-            da, db = beside([a, b])
             return da.copy_(slope.mul_(g).mul_(b)), db.copy_(value.mul_(g)), None, None
-        return *_backward(g, a, b, kind, tile), None, None
-
-
-def _forward(a: Tensor, b: Tensor, kind: Kind, tile: Tile) -> Tensor:
-    out = torch.empty(a.shape, dtype=torch.promote_types(a.dtype, b.dtype), device=a.device)
-    _launch(gate_forward, (a, b), (out,), (), kind, tile)
-    return out
-
-
-def _backward(g: Tensor, a: Tensor, b: Tensor, kind: Kind, tile: Tile) -> tuple[Tensor, Tensor]:
-    da, db = beside([a, b])
-    width = a.shape[-1]
-    _launch(gate_backward, (g, a, b), (da, db), (matrix(da, width).stride(0),), kind, tile)
-    return da, db
+        _launch(gate_backward, (g, a, b), (da, db), (matrix(da, a.shape[-1]).stride(0),), kind, tile)
+        return da, db, None, None
 
 
 def _launch(
@@ -169,16 +131,13 @@ def _launch(
     """With the rows' strides of the operands, and `strides` of results that are not dense."""
     width = results[0].shape[-1]
     matrices = [matrix(x, width) for x in operands]
-    rows, columns = matrices[0].shape[0], tile.columns or padded(width)
+    rows = matrices[0].shape[0]
     launching.launch(
         kernel,
-        (blocks(rows, tile.rows), blocks(width, columns)),
+        (blocks(rows, tile.rows), blocks(width, tile.across(width))),
         *(*matrices, *results, *(x.stride(0) for x in matrices), *strides, rows),
-        warps=tile.warps,
-        WIDTH=width,
-        COLUMNS=columns,
-        ROWS=tile.rows,
         KIND=kind,
+        **tile.options(width),
     )
 
 

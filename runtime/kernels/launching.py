@@ -8,7 +8,7 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 import triton  # pyright: ignore[reportMissingTypeStubs]
@@ -35,6 +35,25 @@ class Tile:
     warps: int
     columns: int = 0
     programs: int = 264
+
+    def across(self, width: int) -> int:
+        """The columns of a block, of rows of this width."""
+        return self.columns or padded(width)
+
+    def options(self, width: int) -> dict[str, int]:
+        """As kernels of rows of this width, and `launch`, name them."""
+        return {"WIDTH": width, "COLUMNS": self.across(width), "ROWS": self.rows, "warps": self.warps}
+
+
+@dataclass(frozen=True, eq=False)
+class Tiled(Generic[AnyTile]):
+    """An op of emitted programs, with the tiles of its kernel by the size that each op's docstring names."""
+
+    tiles: Mapping[int, AnyTile]
+
+    def tile_for(self, size: int, *tensors: Tensor | None, dtypes: Collection[torch.dtype] = DTYPES) -> AnyTile | None:
+        """The tile for some tensors, as `tile_for` of this module."""
+        return tile_for(self, self.tiles, size, *tensors, dtypes=dtypes)
 
 
 def launch(

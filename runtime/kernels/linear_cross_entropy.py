@@ -20,25 +20,28 @@ The second is for whole vocabularies whose backward follows forward at once, wit
 takes no more time than unfused.  The first is for all others, as dW would be saved for each microbatch in flight; where
 the vocabulary is sharded, logits are smaller by the same factor, and unfused may do.
 
-Source: Hsu et al. 2024 (arXiv:2410.10989).
+Sources: Wijmans et al. 2024 (arXiv:2411.09009), but no small gradients are skipped here; Hsu et al. 2024
+(arXiv:2410.10989).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..comm.mesh import Axis
 from ..ops.delayed_wgrad import put_off
 from ..ops.token_losses import token_loss
-from .launching import Tile, tile_for
+from .launching import Tile, Tiled
 from .logits import Classes, Parts, add_parts, classes_of, new_parts, product, put_gradient, wide
 
 
-@dataclass(frozen=True)
-class LinearCrossEntropy:
+@dataclass(frozen=True, eq=False)
+class LinearCrossEntropy(Tiled[Tile]):
     """Sum of token losses of the logits x · weightᵀ + bias, 0-dim, as `CrossEntropy` has it, without the logits.
 
     x [..., h], weight [v, h] and bias [v], if there is one, with the whole vocabulary, labels [...], < 0 for none.
@@ -49,7 +52,6 @@ class LinearCrossEntropy:
     multiplies them in place, and runs only once; within `set_apart` those of weight and bias are put off.
     """
 
-    tiles: Mapping[int, Tile]
     chunk: int
 
     def __call__(
@@ -67,7 +69,7 @@ class LinearCrossEntropy:
         given = (it for it in (x, weight, bias) if it is not None)
         columns, wanted = weight.shape[0], torch.is_grad_enabled() and any(it.requires_grad for it in given)
         here = classes_of(columns, None, classes, smoothing, cap)
-        tokenwise = _Tokenwise(here, self.chunk, tile_for(self, self.tiles, columns, x), z, wanted)
+        tokenwise = _Tokenwise(here, self.chunk, self.tile_for(columns, x), z, wanted)
         return cast(Any, _LinearCrossEntropy).apply(x, weight, bias, labels, tokenwise)
 
 
@@ -91,18 +93,14 @@ class _Tokenwise:
             logits = product(x[rows], weight, bias, memory[: rows.stop - start])
             parts = new_parts(logits)
             add_parts(logits, labels[rows], parts, self.classes, self.tile)
-            loss, of_parts = self._token_loss(parts, labels[rows])
+            m, z, t = parts
+            loss = token_loss(z, t - m, labels[rows], m if self.z_loss else None, self.z_loss)
             if self.differentiated:
-                put_gradient(logits, logits, labels[rows], parts[0], of_parts, self.classes, self.tile)
+                counts = (labels[rows] >= 0).to(z.dtype)
+                through = 1 + 2 * self.z_loss * (z.log() + m) if self.z_loss else 1.0
+                of_parts = counts * through / z, -counts  # of z and t, as `token_loss` has them
+                put_gradient(logits, logits, labels[rows], m, of_parts, self.classes, self.tile)
             yield rows, loss, logits
-
-    def _token_loss(self, parts: Parts, labels: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The loss of some tokens, and the gradients of z and t, as `token_loss` has them."""
-        m, z, t = parts
-        loss = token_loss(z, t - m, labels, m if self.z_loss else None, self.z_loss)
-        counts = (labels >= 0).to(z.dtype)
-        through = 1 + 2 * self.z_loss * (z.log() + m) if self.z_loss else 1.0
-        return loss, (counts * through / z, -counts)
 
 
 class _LinearCrossEntropy(Function):
@@ -137,3 +135,117 @@ class _LinearCrossEntropy(Function):
             return dx, None, None, None, None
         dw, db = (it if it is None else it.mul_(factor) for it in own)
         return dx, dw, db, None, None
+
+
+@dataclass(frozen=True, eq=False)
+class LinearSoftmaxStats(Tiled[Tile]):
+    """m, z and t of the logits x · weightᵀ + bias, as `LogitSoftmaxStats` has them, without the logits.
+
+    x [..., h], weight [v, h] and bias [v], if there is one, with this rank's part of the vocabulary, labels [...];
+    m, z, t [...].  `chunk` columns of logits are made at a time, in the element type of x: a multiple of 128 near
+    v / 16, but 4096 or more, keeps products large.
+
+    Saves x, weight, bias, labels and m; backward recomputes each chunk's logits, puts their gradient in their place,
+    multiplies it by weight and x, and adds up its rows for the bias.  The gradient of x, P over the axis, adds up
+    chunks in float32, each rounded to the element type first; those of weight and bias have their element type.
+    Within `set_apart` (`ops/delayed_wgrad`) these two are delayed, with nothing but the saved tensors and the gradients
+    of z and t kept for them; they recompute the logits together, once.
+    """
+
+    chunk: int
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        axis: Axis | None = None,
+        classes: int | None = None,
+        smoothing: float = 0.0,
+        cap: float = 0.0,
+        bias: Tensor | None = None,
+    ) -> Parts:
+        """m, z, t."""
+        columns = weight.shape[0]
+        here = classes_of(columns, axis, classes, smoothing, cap)
+        tile = self.tile_for(columns, x)
+        return cast(Any, _LinearParts).apply(x, weight, bias, labels, _Classwise(here, self.chunk, tile))
+
+
+@dataclass(frozen=True)
+class _Classwise:
+    """The computation of logits: their classes, and `chunk` columns at a time."""
+
+    classes: Classes
+    chunk: int
+    tile: Tile | None
+
+    def logits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+        """Columns, and their logits [rows, columns]; the next lie in the same memory."""
+        (rows, _), columns = x.shape, weight.shape[0]
+        memory = x.new_empty(rows * min(self.chunk, columns))
+        for start in range(0, columns, self.chunk):
+            part = slice(start, min(start + self.chunk, columns))
+            size = part.stop - start
+            out = memory[: rows * size].view(rows, size)
+            yield part, product(x, weight[part], bias if bias is None else bias[part], out)
+
+
+def _gradients(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    m: Tensor,
+    of_parts: tuple[Tensor, Tensor],
+    classwise: _Classwise,
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
+    """Gradients of x, weight and bias, as far as `wanted`, all from the same logits; tokens are in rows."""
+    of_x, of_weight, of_bias = wanted
+    dx = torch.zeros_like(x, dtype=wide(x.dtype)) if of_x else None
+    dw = torch.empty_like(weight) if of_weight else None
+    db = weight.new_empty(weight.shape[0]) if of_bias else None
+    for columns, logits in classwise.logits(x, weight, bias) if any(wanted) else ():
+        put_gradient(logits, logits, labels, m, of_parts, classwise.classes.part(columns), classwise.tile)
+        if dx is not None and dx.dtype == x.dtype:
+            dx.addmm_(logits, weight[columns])
+        elif dx is not None:
+            dx.add_(logits @ weight[columns])  # not all torch versions add bfloat16 to float32 without rounding first
+        if dw is not None:
+            torch.mm(logits.mT, x, out=dw[columns])
+        if db is not None:
+            torch.sum(logits, 0, out=db[columns])
+    return [dx if dx is None else dx.to(x.dtype), dw, db]
+
+
+class _LinearParts(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, classwise: _Classwise
+    ) -> Parts:
+        rows, classes = x.reshape(-1, x.shape[-1]), labels.reshape(-1).contiguous()
+        parts = new_parts(rows)
+        for columns, logits in classwise.logits(rows, weight, bias):
+            here = classwise.classes.part(columns)
+            add_parts(logits, classes, parts, here, classwise.tile, begins=columns.start == 0)
+        m, z, t = (part.view(labels.shape) for part in parts)
+        ctx.mark_non_differentiable(m)
+        ctx.save_for_backward(x, weight, bias, labels, m)
+        ctx.weights = weight, bias  # hooks may give back other tensors than the parameters
+        ctx.classwise = classwise
+        return m, z, t
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, labels, m = cast(tuple[Any, ...], ctx.saved_tensors)
+        rows, bias = x.detach().reshape(-1, x.shape[-1]), bias if bias is None else bias.detach()
+        g_z, g_t = (of_part.reshape(-1).contiguous() for of_part in grad_outputs[1:])
+        given = rows, weight.detach(), bias, labels.reshape(-1).contiguous(), m.view(-1), (g_z, g_t), ctx.classwise
+        of_x, *of_weights = cast(tuple[bool, ...], ctx.needs_input_grad[:3])
+        delayed = [weight for weight, of in zip(ctx.weights, of_weights, strict=True) if of]
+        later = partial(_gradients, *given, (False, *of_weights))
+        if put_off(delayed, lambda: [it for it in later() if it is not None]):
+            of_weights = [False, False]
+        dx, dw, db = _gradients(*given, (of_x, *of_weights))
+        return dx if dx is None else dx.view(x.shape), dw, db, None, None

@@ -29,22 +29,9 @@ def _joined(m, z, x):
 
 @triton.jit
 def logit_softmax_stats(
-    logits,
-    labels,
-    m_parts,
-    z_parts,
-    t_parts,
-    stride,
-    first,
-    size,
-    smoothing,
-    each,
-    CAP: tl.constexpr,
-    SMOOTHED: tl.constexpr,
-    BEGINS: tl.constexpr,
-    LANES: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+    logits, labels, m_parts, z_parts, t_parts, stride, first, size, smoothing, each,
+    CAP: tl.constexpr, SMOOTHED: tl.constexpr, BEGINS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     """One row for each program.
 
     Each of its lanes has m and z of its own until the end, and takes WIDTH neighbouring columns, one load of 16 bytes,
@@ -89,21 +76,9 @@ def logit_softmax_stats(
 
 @triton.jit
 def logit_gradient(
-    logits,
-    out,
-    labels,
-    m,
-    g_z,
-    g_t,
-    stride,
-    first,
-    size,
-    width,
-    smoothing,
-    each,
-    CAP: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    logits, out, labels, m, g_z, g_t, stride, first, size, width, smoothing, each,
+    CAP: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """One block of a row for each program; `out` is as wide, and may be the logits themselves."""
     blocks = tl.cdiv(width, COLUMNS)
     row = (tl.program_id(0) // blocks).to(tl.int64)

@@ -8,22 +8,9 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["rows"])
 def norm_forward(
-    x,
-    y,
-    weight,
-    bias,
-    s,
-    a,
-    mean,
-    root,
-    x_stride,
-    y_stride,
-    rows,
-    eps,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    x, y, weight, bias, s, a, mean, root, x_stride, y_stride, rows, eps,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)[None, :]
     inside = (row < rows)[:, None] & (column < WIDTH)
@@ -61,24 +48,9 @@ def _normal(s, da, mean, r, inside, POLICY: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def norm_backward(
-    da,
-    gs,
-    s,
-    weight,
-    mean,
-    root,
-    ds,
-    dweight,
-    dbias,
-    da_stride,
-    gs_stride,
-    s_stride,
-    rows,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-    AGAIN: tl.constexpr,
-):
+    da, gs, s, weight, mean, root, ds, dweight, dbias, da_stride, gs_stride, s_stride, rows,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, AGAIN: tl.constexpr,
+):  # fmt: skip
     """AGAIN: rows are read twice, for their sums and, from the L1 cache, for the rest, instead of kept in registers."""
     column = tl.arange(0, COLUMNS)[None, :]
     to_weight = tl.zeros([ROWS, COLUMNS], tl.float32)

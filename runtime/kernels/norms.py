@@ -14,8 +14,6 @@ With n = u · r and d = da · weight, the gradients are
 The sums over rows are taken in two stages: each program adds up its rows, then torch the programs; always in one order.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -24,7 +22,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from . import launching, norm_kernels
-from .launching import Tile, blocks, matrix, padded, tile_for
+from .launching import Tile, Tiled, blocks, matrix
 
 KEPT = 4096
 """Elements of rows that a program's registers hold in backward, beside sums of as many; of more it reads rows twice."""
@@ -80,10 +78,7 @@ def _forward(
         (blocks(rows, tile.rows),),
         *(x, y, weight.contiguous(), None if bias is None else bias.contiguous(), None if y is None else s, a),
         *(mean, root, x.stride(0), 0 if y is None else y.stride(0), rows, eps),
-        warps=tile.warps,
-        WIDTH=width,
-        COLUMNS=padded(width),
-        ROWS=tile.rows,
+        **tile.options(width),
     )
     return s, a, mean, root
 
@@ -110,11 +105,8 @@ def _backward(
         (programs,),
         *(da, gs, s, weight.contiguous(), mean, root, ds, sums[0], sums[1] if biased else None),
         *(da.stride(0), 0 if gs is None else gs.stride(0), s.stride(0), s.shape[0]),
-        warps=tile.warps,
-        WIDTH=width,
-        COLUMNS=padded(width),
-        ROWS=tile.rows,
-        AGAIN=tile.rows * padded(width) > KEPT,
+        **tile.options(width),
+        AGAIN=tile.rows * tile.across(width) > KEPT,
     )
     return ds, *sums.sum(1).unbind()
 
@@ -146,79 +138,58 @@ def _backward_torch(
     return ds.to(s.dtype), *sums
 
 
-def normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centered: bool, tile: Tile | None) -> Tensor:
-    """a, [...] as x and in its element type.  Without a tile torch computes it.
+def _normed(
+    op: Tiled[Tile], x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, centered: bool
+) -> Any:
+    """a, [...] as x and in its element type; with y (s, a), in the element type of their sum.
 
-    Saved for backward: x, weight, of each row 1 / root and, where centered, mean.
+    Saved for backward: s, weight, of each row 1 / root and, where centered, mean.  Without a tile torch computes it.
     """
-    return cast(Any, _Norm).apply(x, None, weight, bias, eps, centered, tile)
+    assert y is None or y.shape == x.shape, "norms: a residual is added element by element"
+    return cast(Any, _Norm).apply(x, y, weight, bias, eps, centered, op.tile_for(weight.numel(), x, y, weight, bias))
 
 
-def normed_sum(
-    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centered: bool, tile: Tile | None
-) -> tuple[Tensor, Tensor]:
-    """(s, a), [...] as x and y and in the element type of their sum.  Without a tile torch computes them.
-
-    Saved for backward: s, weight, of each row 1 / root and, where centered, mean.
-    """
-    assert y.shape == x.shape, "norms: a residual is added element by element"
-    return cast(Any, _Norm).apply(x, y, weight, bias, eps, centered, tile)
-
-
-@dataclass(frozen=True, eq=False)
-class LayerNorm:
+class LayerNorm(Tiled[Tile]):
     """(x − mean(x)) / sqrt(var(x) + eps) · weight + bias over the weight's dims, the last of x; tiles by its elements.
 
     Saves x, weight and two numbers in float32 for each row.
     """
 
-    tiles: Mapping[int, Tile]
-
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float) -> Tensor:
         """As `scalec.runtime.layer_norm`; x [..., *weight.shape]."""
-        return normed(x, weight, bias, eps, True, tile_for(self, self.tiles, weight.numel(), x, weight, bias))
+        return _normed(self, x, None, weight, bias, eps, True)
 
 
-@dataclass(frozen=True, eq=False)
-class AddLayerNorm:
+class AddLayerNorm(Tiled[Tile]):
     """s = x + y and a = layer_norm(s), of s as it is rounded; one pass over memory, and one for their gradients.
 
     Saves s, weight and two numbers in float32 for each row.
     """
 
-    tiles: Mapping[int, Tile]
-
     def __call__(
         self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float
     ) -> tuple[Tensor, Tensor]:
         """(s, a); x and y [..., *weight.shape]."""
-        tile = tile_for(self, self.tiles, weight.numel(), x, y, weight, bias)
-        return normed_sum(x, y, weight, bias, eps, True, tile)
+        return _normed(self, x, y, weight, bias, eps, True)
 
 
-@dataclass(frozen=True, eq=False)
-class RMSNorm:
+class RMSNorm(Tiled[Tile]):
     """x / sqrt(mean(x²) + eps) · weight over the weight's dims, the last of x; tiles by the number of its elements.
 
     Saves x, weight and one number in float32 for each row.
     """
 
-    tiles: Mapping[int, Tile]
-
     def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """As `scalec.runtime.rms_norm`; x [..., *weight.shape]."""
-        return normed(x, weight, None, eps, False, tile_for(self, self.tiles, weight.numel(), x, weight))
+        return _normed(self, x, None, weight, None, eps, False)
 
 
-@dataclass(frozen=True, eq=False)
-class AddRMSNorm:
+class AddRMSNorm(Tiled[Tile]):
     """s = x + y and a = rms_norm(s), of s as it is rounded; one pass over memory, and one for their gradients.
 
     Saves s, weight and one number in float32 for each row.
     """
 
-    tiles: Mapping[int, Tile]
-
     def __call__(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(s, a); x and y [..., *weight.shape]."""
-        return normed_sum(x, y, weight, None, eps, False, tile_for(self, self.tiles, weight.numel(), x, y, weight))
+        return _normed(self, x, y, weight, None, eps, False)

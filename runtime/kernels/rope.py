@@ -7,8 +7,6 @@ for u and v the halves of the last dim, or of its first part, by the angle of th
 # pyright: basic
 # (Triton has no types.)
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
@@ -20,29 +18,15 @@ from torch.autograd import Function
 
 from ..comm.functional_collectives import distinct
 from . import launching
-from .launching import Tile, blocks, padded, tile_for
+from .launching import Tile, Tiled, blocks, padded
 
 
 @triton.jit
 def _turn(
-    x,
-    out,
-    table,
-    first,
-    rows,
-    heads,
-    between,
-    seq,
-    x_token,
-    x_head,
-    plane,
-    SIZE: tl.constexpr,
-    TURNED: tl.constexpr,
-    HALF: tl.constexpr,
-    REST: tl.constexpr,
-    ROWS: tl.constexpr,
+    x, out, table, first, rows, heads, between, seq, x_token, x_head, plane,
+    SIZE: tl.constexpr, TURNED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, ROWS: tl.constexpr,
     SIGN: tl.constexpr,
-):
+):  # fmt: skip
     """Turns `ROWS` rows of x [tokens, heads, SIZE], dense along the last dim, from the row `first`."""
     row = first + tl.arange(0, ROWS)
     real = (row < rows)[:, None]
@@ -66,29 +50,10 @@ def _turn(
 
 @triton.jit
 def rope_kernel(
-    q,
-    k,
-    q_out,
-    k_out,
-    table,
-    q_rows,
-    k_rows,
-    q_heads,
-    k_heads,
-    q_token,
-    q_head,
-    k_token,
-    k_head,
-    between,
-    seq,
-    plane,
-    SIZE: tl.constexpr,
-    TURNED: tl.constexpr,
-    HALF: tl.constexpr,
-    REST: tl.constexpr,
-    ROWS: tl.constexpr,
+    q, k, q_out, k_out, table, q_rows, k_rows, q_heads, k_heads, q_token, q_head, k_token, k_head, between, seq, plane,
+    SIZE: tl.constexpr, TURNED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, ROWS: tl.constexpr,
     SIGN: tl.constexpr,
-):
+):  # fmt: skip
     block = tl.program_id(0)
     of_q = tl.cdiv(q_rows, ROWS)
     if block < of_q:
@@ -105,27 +70,21 @@ def rope_kernel(
         )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class Rope:
+class Rope(Tiled[Tile]):
     """`scalec.runtime.rope` in one pass over memory; tiles by the size of the last dim.  Saves the table alone."""
-
-    tiles: Mapping[int, Tile]
 
     def __call__(self, x: Tensor, table: Tensor) -> Tensor:
         """x and the result [..., seq, between, d], table [2, seq, 1 …, d or less] of `rope_frequencies`."""
-        (out,) = cast(Any, _Rope).apply(table, tile_for(self, self.tiles, x.shape[-1], x, table), x)
+        (out,) = cast(Any, _Rope).apply(table, self.tile_for(x.shape[-1], x, table), x)
         return out
 
 
-@dataclass(frozen=True, eq=False)
-class RopePair:
+class RopePair(Tiled[Tile]):
     """`rope` of queries and keys, which may have fewer heads, in one launch; the same tiles.  Saves the table alone."""
-
-    tiles: Mapping[int, Tile]
 
     def __call__(self, q: Tensor, k: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
         """q [..., seq, between, d], k the same but for the last dim between; the results are as q and k."""
-        return cast(Any, _Rope).apply(table, tile_for(self, self.tiles, q.shape[-1], q, k, table), q, k)
+        return cast(Any, _Rope).apply(table, self.tile_for(q.shape[-1], q, k, table), q, k)
 
 
 class _Rope(Function):

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from ..train.companion_files import text_beside
-from .attention import Block, Blocks
-from .experts import Product, Products
+from .attention.tiles import Block, Blocks
+from .experts.grouped_linear import Product, Products
 from .launching import Tile
 
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ..comm.mesh import Copies, Mesh
-from .buckets import Bucket, Claims, Holders, LayerIndex, by_layer, by_stages, claimed, products, whole
+from .buckets import Bucket, Claims, Holders, LayerIndex, by_stages, claimed, products, split_by
 from .flat_param import Buffers, FlatParam
 from .grad_reduction import Accumulate, Reductions
-from .layout import Layout, Members
+from .layout import Layout
 from .optimizers import Part
 from .parameters import Spec
 
@@ -47,7 +47,7 @@ class Memory:
     def __init__(
         self,
         bucket: Bucket,
-        layers: Mapping[LayerIndex, Members],
+        layers: Mapping[LayerIndex, Claims],
         products: Sequence[tuple[str, ...]],
         mesh: Mesh,
         elements: Elements,
@@ -57,7 +57,7 @@ class Memory:
         self.bucket, self._mesh, self._shape, self._stages = bucket, mesh, _shape([*layers]), stages
         self._products, self.reductions = products, reductions
         axis = mesh.axis(*bucket.shard_axes)
-        layouts = [Layout(members, mesh, axis) for members in layers.values()]
+        layouts = [Layout(claims, mesh, axis) for claims in layers.values()]
         assert len({(each.size, *(piece.start for piece in each.pieces)) for each in layouts}) == 1, (
             "bucket: layers differ"
         )
@@ -153,16 +153,13 @@ def memories(
     for name, bucket in buckets.items():
         claims = claimed(bucket.groups, left, partial=bool(bucket.stages))
         reductions = Reductions(mesh.device)
-        for stages, own in _chunks(bucket, claims, holders).items():
-            layers = by_layer(own) if bucket.per_layer else {(): whole(own)}
+        chunks = by_stages(claims, holders, together=bool(bucket.among)) if bucket.stages else {(): claims}
+        for stages, own in chunks.items():
+            layers = split_by(own, lambda each: each.layer) if bucket.per_layer else {(): own}
             memory = Memory(bucket, layers, products(own), mesh, elements, stages, reductions)
             found.setdefault(name, []).append(memory)
     assert not left, f"state: in no bucket: {', '.join(left)}"
     return found
-
-
-def _chunks(bucket: Bucket, claims: Claims, holders: Holders) -> dict[tuple[int, ...], Claims]:
-    return by_stages(claims, holders, together=bool(bucket.among)) if bucket.stages else {(): claims}
 
 
 def _shape(layers: list[LayerIndex]) -> tuple[int, ...]:

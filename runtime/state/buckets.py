@@ -3,17 +3,18 @@
 Non-goals: no choice of what goes together (the plan's), where parameters lie (`layout`), memory (`bucket_memory`).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
+from typing import TypeVar
 
 import torch
 
-from .layout import Members
 from .optimizers import ParamGroup
 from .parameters import Spec
 
+_Key = TypeVar("_Key")
 LayerIndex = tuple[str, ...]
 """A layer of nested repeats, outermost first: the text that the `*` of patterns matches."""
 
@@ -85,18 +86,10 @@ def claimed(groups: Iterable[ParamGroup], left: dict[str, Spec], partial: bool) 
     return [(group, _claim(group, left, partial)) for group in groups]
 
 
-def by_layer(claims: Claims) -> Mapping[LayerIndex, Members]:
-    """The groups with their parameters, those of each layer."""
-    layers = dict.fromkeys(each.layer for _, claimed in claims for each in claimed)
-    return {
-        layer: [(group, _specs([each for each in claimed if each.layer == layer])) for group, claimed in claims]
-        for layer in layers
-    }
-
-
-def whole(claims: Claims) -> Members:
-    """The groups with all of their parameters."""
-    return [(group, _specs(claimed)) for group, claimed in claims]
+def split_by(claims: Claims, key: Callable[[Claimed], _Key]) -> dict[_Key, Claims]:
+    """The claims of each key, in the order in which keys first appear."""
+    keys = dict.fromkeys(key(each) for _, claimed in claims for each in claimed)
+    return {own: [(group, [each for each in claimed if key(each) == own]) for group, claimed in claims] for own in keys}
 
 
 def products(claims: Claims) -> list[tuple[str, ...]]:
@@ -108,13 +101,10 @@ def products(claims: Claims) -> list[tuple[str, ...]]:
 
 def by_stages(claims: Claims, holders: Holders, together: bool) -> dict[tuple[int, ...], Claims]:
     """The claims of each chunk, by the stages that have its parameters: one at least, and one for all `together`."""
-    held = sorted({holders[each.name] for _, claimed in claims for each in claimed})
-    if together or not held:
-        return {tuple(sorted({stage for stages in held for stage in stages})): claims}
-    return {
-        stages: [(group, [each for each in claimed if holders[each.name] == stages]) for group, claimed in claims]
-        for stages in held
-    }
+    found = split_by(claims, lambda each: holders[each.name])
+    if together or not found:
+        return {tuple(sorted({stage for stages in found for stage in stages})): claims}
+    return dict(sorted(found.items()))
 
 
 def _claim(group: ParamGroup, left: dict[str, Spec], partial: bool) -> list[Claimed]:
@@ -139,7 +129,3 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _layer(name: str, pattern: str) -> LayerIndex:
     return tuple(part for part, of in zip(name.split("."), pattern.split("."), strict=True) if of == "*")
-
-
-def _specs(claimed: list[Claimed]) -> dict[str, Spec]:
-    return {each.name: each.spec for each in claimed}

@@ -18,12 +18,10 @@ from .buckets import Bucket, Holders
 from .flat_param import FlatParam
 from .flat_param_group import FlatParamGroup, FlatParams
 from .grad_reduction import Accumulate
-from .held import Held
-from .loss_scale import LossScale
-from .losses import Losses
 from .optimizers import Optimizer, Part
 from .parameters import Spec, Weight
 from .shards import Box
+from .skips import Held, Losses, LossScale
 
 STEP = "optimizer/step"
 """The key of the number of updates, in checkpoints and `state_dict`."""

@@ -129,8 +129,7 @@ class FlatParam:
             return
         (work, axis, line, end), self._gather = self._gather, None
         work.wait()
-        if axis.watch is not None:
-            axis.watch.coerced(self.buffers.unsharded, axis, line, end)
+        axis.watched(self.buffers.unsharded, end, line)
 
     def unshard(self, line: Any, end: End) -> None:
         """Has the weights there; where they come and go, with the gathers of the next layers begun."""

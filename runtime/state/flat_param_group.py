@@ -34,8 +34,7 @@ class FlatParamGroup:
 
     def line(self) -> Any:
         """The line of the program, in a sanitized run."""
-        watch = self.flat_params[0].mesh.watch
-        return watch.here() if watch is not None else None
+        return self.flat_params[0].shard_axis.line()
 
     def unshard(self, line: Any, end: End) -> None:
         """Has the weights there, those that backward needs first gathered last."""
@@ -79,7 +78,7 @@ def unshard_ahead(axis: Axis, *flat_params: list[Any]) -> None:
     """
     if axis.size == 1:
         return
-    line = axis.watch.here() if axis.watch is not None else None
+    line = axis.line()
     of = (own for each in flat_params for own in in_order(each))
     for own in sorted(of, key=lambda own: own.place):
         if own.bucket.stages or (own.shard_axis.name == axis.name and not own.resharded):

@@ -32,8 +32,8 @@ class _Reduction:
         """Waits for the sum."""
         if self.work is not None:
             self.work.wait()
-        if self.add is not None and self.add.watch is not None and self.add.size > 1:
-            self.add.watch.coerced(self.shard, self.add, self.line, "result in backward")
+        if self.add is not None and self.add.size > 1:
+            self.add.watched(self.shard, "result in backward", self.line)
         self.keep(self.shard)
 
 

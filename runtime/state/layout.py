@@ -6,18 +6,16 @@ rank's part of a tensor is a box (ZeRO stage 1, Rajbhandari et al. 2020).
 Non-goals: no memory (`flat_param`), no choice of what goes together (the plan's).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm, prod
 
 from torch import Tensor
 
 from ..comm.mesh import Axis, Mesh
+from .buckets import Claimed, Claims
 from .optimizers import ParamGroup
 from .parameters import Spec
-
-Members = Sequence[tuple[ParamGroup, Mapping[str, Spec]]]
-"""Groups, each with its parameters by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +53,11 @@ class Piece:
 class Layout:
     """Parameters side by side in `size` elements; this rank of the axis keeps those in `own`."""
 
-    def __init__(self, members: Members, mesh: Mesh, axis: Axis) -> None:
+    def __init__(self, claims: Claims, mesh: Mesh, axis: Axis) -> None:
         self.groups: list[tuple[ParamGroup, slice]] = []
         self.pieces: list[Piece] = []
-        for group, specs in members:
-            pieces = _lay_out(specs, mesh, self.pieces[-1].stop if self.pieces else 0, axis.size > 1)
+        for group, claimed in claims:
+            pieces = _lay_out(claimed, mesh, self.pieces[-1].stop if self.pieces else 0, axis.size > 1)
             self.pieces += pieces
             if pieces:  # a rank's stages may have none of a group
                 self.groups.append((group, slice(pieces[0].start, pieces[-1].stop)))
@@ -90,13 +88,13 @@ class Layout:
         return next(piece for piece in self.pieces if piece.start <= index < piece.stop)
 
 
-def _lay_out(specs: Mapping[str, Spec], mesh: Mesh, start: int, by_rows: bool) -> list[Piece]:
+def _lay_out(claimed: Sequence[Claimed], mesh: Mesh, start: int, by_rows: bool) -> list[Piece]:
     """The parameters one after another, from `start` on, each perhaps at a multiple of its row's length."""
     pieces: list[Piece] = []
-    for name, spec in specs.items():
-        shape = spec.local_shape(mesh)
+    for each in claimed:
+        shape = each.spec.local_shape(mesh)
         row = prod(shape[1:]) if by_rows else 1
-        pieces.append(Piece(name, spec, shape, -(-start // row) * row))
+        pieces.append(Piece(each.name, each.spec, shape, -(-start // row) * row))
         start = pieces[-1].stop
     return pieces
 

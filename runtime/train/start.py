@@ -6,10 +6,10 @@ from pathlib import Path
 
 from ..checkpoint import saver
 from ..checkpoint.agreement import together
-from ..checkpoint.fallback import newest_whole, set_aside
 from ..checkpoint.hf_weights import Reader
 from ..checkpoint.index import Identity
 from ..checkpoint.reader import Saved
+from ..checkpoint.saver import newest_whole, set_aside
 from ..config.environment import profiling
 from ..config.plan import Plan
 from ..data.corpus import opened, repeated, too_few

@@ -12,22 +12,26 @@ from torch import Tensor
 
 from ...ops.plain_attention import Saved, Setting, sizes
 from .. import launching
-from .layouts import constants, operand_strides, padded, strides, unit
 from .tiles import (
     LOG2E,
     PRECISION,
     Blocks,
+    constants,
     load_ids,
     load_row,
     load_tile,
     logits,
     near,
+    operand_strides,
+    padded,
     place,
     seen,
     span,
     store_row,
     store_tile,
+    strides,
     uncapped,
+    unit,
 )
 
 _ELEMENTS = 4096

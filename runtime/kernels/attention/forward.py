@@ -8,8 +8,24 @@ from torch import Tensor
 
 from ...ops.plain_attention import Setting, sizes
 from .. import launching
-from .layouts import constants, operand_strides, strides, unit
-from .tiles import LOG2E, PRECISION, Block, load_ids, load_tile, logits, near, place, seen, span, store_row, store_tile
+from .tiles import (
+    LOG2E,
+    PRECISION,
+    Block,
+    constants,
+    load_ids,
+    load_tile,
+    logits,
+    near,
+    operand_strides,
+    place,
+    seen,
+    span,
+    store_row,
+    store_tile,
+    strides,
+    unit,
+)
 
 
 @triton.jit(do_not_specialize=["heads", "queries", "keys", "shift"])

@@ -1,7 +1,6 @@
-"""The attention that an emitted program calls."""
+"""The attention that an emitted program calls, whole or around a ring of ranks."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -13,7 +12,8 @@ from ...comm.positions import Positions
 from ...ops import plain_attention
 from ...ops.attention import attention, by_chunks
 from ...ops.plain_attention import Saved, Setting
-from .. import launching
+from ...ops.ring_attention import PLAIN, Backend, ring_attention
+from ..launching import Tiled
 from . import backward, forward
 from .tiles import Blocks
 
@@ -21,9 +21,7 @@ Choice = Literal["torch", "triton", "plain"]
 """torch: scalec.runtime.attention, and what torch has for it; triton: our kernels; plain: their twin."""
 
 
-def backend(
-    op: object, blocks: Mapping[int, Blocks], q: Tensor, k: Tensor, v: Tensor, *, special: bool, drops: bool
-) -> Choice:
+def backend(op: Tiled[Blocks], q: Tensor, k: Tensor, v: Tensor, *, special: bool, drops: bool) -> Choice:
     """torch's kernels where it has some, ours where it has none, plain torch where we have none either.
 
     special: a mask other than a causal one, or a soft cap; drops: dropout.  torch's flash and cuDNN attention know
@@ -38,15 +36,14 @@ def backend(
         return "torch"  # flash or cuDNN attention
     if not special and q.dtype == torch.float32 and dim % 4 == 0 and q.shape[2] == k.shape[2]:
         return "torch"  # memory-efficient attention
-    if blocks_for(op, blocks, q, k, v) is None:
+    if blocks_for(op, q, k, v) is None:
         return "plain" if special else "torch"
     return "triton"
 
 
-def blocks_for(op: object, blocks: Mapping[int, Blocks], q: Tensor, k: Tensor, v: Tensor) -> Blocks | None:
+def blocks_for(op: Tiled[Blocks], q: Tensor, k: Tensor, v: Tensor) -> Blocks | None:
     """How the kernels divide their work; None where they do not serve, as for values of another size than keys."""
-    dim = q.shape[-1]
-    return launching.tile_for(op, blocks, dim, q, k, v) if v.shape[-1] == dim else None
+    return op.tile_for(q.shape[-1], q, k, v) if v.shape[-1] == q.shape[-1] else None
 
 
 def attend(
@@ -90,15 +87,12 @@ class _Attend(Function):
         return *gradients, None, None, None, None
 
 
-@dataclass(frozen=True)
-class Attention:
+class Attention(Tiled[Blocks]):
     """softmax(cap(q·kᵀ · scale) + mask)·v, in blocks that stay on the chip (FlashAttention-2, arXiv:2307.08691).
 
-    blocks: for each head_dim that has kernels, how they divide their work.  Saves q, k, v, the result and its
+    Tiles by head_dim.  Saves q, k, v, the result and its
     log-sum-exp, float32 [b, n, s]; besides them only backward takes memory, as much as the log-sum-exp.
     """
-
-    blocks: Mapping[int, Blocks]
 
     def __call__(
         self,
@@ -122,7 +116,7 @@ class Attention:
         seq = layout.index("s")
         window = window if window < k.shape[seq] else 0
         special = bool(window or softcap) or documents is not None
-        if backend(self, self.blocks, q, k, v, special=special, drops=draws is not None) == "torch":
+        if backend(self, q, k, v, special=special, drops=draws is not None) == "torch":
             options = (scale, softcap, documents, draws, dropout, site, heads, positions, deterministic)
             return attention(q, k, v, layout, causal, window, *options)
 
@@ -155,5 +149,42 @@ class Attention:
         back = window - 1  # -1, no limit, without a window
         factor = q.shape[-1] ** -0.5 if scale is None else scale
         how = Setting(seq, factor, back, 0 if causal else back, softcap, shift)
-        blocks = blocks_for(self, self.blocks, q, k, v)
+        blocks = blocks_for(self, q, k, v)
         return attend(q, k, v, q_documents, k_documents, how, blocks)
+
+
+class RingAttention(Tiled[Blocks]):
+    """`scalec.runtime.ring_attention` by the kernels of `Attention`, with the same tiles; in plain torch without.
+
+    Results of hops and gradients are float32 until the last hop, as are those that kernels give; those of torch's flash
+    attention on CUDA are rounded once each to the element type of q.
+    """
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        axis: Axis,
+        layout: str = "bshd",
+        causal: bool = True,
+        window: int = 0,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        documents: Tensor | None = None,
+        zigzag: bool = False,
+        deterministic: bool = False,
+    ) -> Tensor:
+        """As `scalec.runtime.ring_attention`."""
+        if axis.size == 1:
+            whole = Attention(self.tiles)
+            return whole(q, k, v, layout, causal, window, scale, softcap, documents, deterministic=deterministic)
+        options = (layout, causal, window, scale, softcap, documents, zigzag, deterministic)
+        return ring_attention(q, k, v, axis, *options, backend=self.backend(q, k, v))
+
+    def backend(self, q: Tensor, k: Tensor, v: Tensor) -> Backend:
+        """The kernel for calls of a ring that torch's flash attention does not take."""
+        blocks = blocks_for(self, q, k, v)
+        if blocks is None:
+            return PLAIN
+        return Backend(partial(forward.forward, block=blocks.forward), partial(backward.backward, blocks=blocks))

@@ -1,4 +1,4 @@
-"""Block sizes of the attention kernels, loads of tiles, masks for whole blocks and single pairs, soft-capped scores.
+"""Block sizes of the attention kernels, strides and constants of a call, loads of tiles, masks, soft-capped scores.
 
 The query of row r is at key r + shift, and sees from BACK before that to FORTH after it; a negative
 BACK or FORTH is no limit.
@@ -6,15 +6,22 @@ BACK or FORTH is no limit.
 # pyright: basic
 
 from dataclasses import dataclass
+from itertools import chain
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from ...ops.plain_attention import Setting
+from .. import launching
 
 LOG2E = tl.constexpr(1.4426950408889634)
 PRECISION = tl.constexpr("tf32x3")
 """Products in float32 by tensor cores: the upper 11 bits of both factors, and those of each with the other's rest."""
 
 _CHUNK = tl.constexpr(1024)
+_FAR = 2**31 // 256
+"""Inside of a tile of at most 256 tokens, kernels count elements in 32 bits."""
 
 
 @triton.jit
@@ -114,6 +121,44 @@ class Blocks:
     forward: Block
     keys: Block
     queries: Block
+
+
+def strides(x: Tensor, seq: int) -> tuple[int, int, int]:
+    """Elements from sample to sample, from token to token and from head to head."""
+    assert x.stride(seq) < _FAR, f"attention: {x.stride(seq)} elements from token to token"
+    return x.stride(1 - seq), x.stride(seq), x.stride(2)
+
+
+def unit(x: Tensor) -> Tensor:
+    """x, or a copy where neighbours along its last dim are not neighbours in memory."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def padded(dim: int) -> int:
+    """The width of tiles: the next power of two, and as much as a product of matrices needs."""
+    return max(launching.padded(dim), 16)
+
+
+def operand_strides(
+    q: Tensor, k: Tensor, v: Tensor, q_ids: Tensor | None, k_ids: Tensor | None, seq: int
+) -> tuple[int, ...]:
+    """Strides of q, k and v between samples, tokens and heads; of documents but for heads."""
+    ids = ((0, 0) if each is None else (each.stride(1 - seq), each.stride(seq)) for each in (q_ids, k_ids))
+    return tuple(chain(*(strides(each, seq) for each in (q, k, v)), *ids))
+
+
+def constants(how: Setting, q: Tensor, k: Tensor, ids: Tensor | None) -> dict[str, int | float | bool]:
+    """The constants that kernels are compiled for."""
+    dim = q.shape[-1]
+    return {
+        "GROUP": q.shape[2] // k.shape[2],
+        "D": dim,
+        "DP": padded(dim),
+        "BACK": how.back,
+        "FORTH": how.forth,
+        "CAP": how.cap,
+        "DOCUMENTS": ids is not None,
+    }
 
 
 @triton.jit

@@ -6,8 +6,6 @@ Rows lie by rank and expert where they came, from `there` on, and by expert and 
 """
 # pyright: basic, reportGeneralTypeIssues=false
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +18,7 @@ from ...comm import exchange, experts
 from ...comm.exchange import Regroup
 from ...comm.experts import Held, Order
 from .. import launching
-from ..launching import Tile, blocks, matrix, padded, tile_for
+from ..launching import Tile, Tiled, blocks, matrix, padded
 
 
 @triton.jit
@@ -54,38 +52,29 @@ def regrouped_kernel(
     tl.store(out + row[:, None] * WIDTH + column, tl.load(rows + at * stride + column, mask=inside), mask=inside)
 
 
-@dataclass(frozen=True, eq=False)
-class ExchangeCounts:
+class ExchangeCounts(Tiled[Tile]):
     """`scalec.runtime.exchange_counts`; tiles by the number of experts, with as many rows as are placed at a time."""
-
-    tiles: Mapping[int, Tile]
 
     def __call__(self, order: Order) -> Held:
         """The rows of this rank's experts."""
-        tile = tile_for(self, self.tiles, order.experts.count, order.counts, dtypes=(torch.int64,))
+        tile = self.tile_for(order.experts.count, order.counts, dtypes=(torch.int64,))
         return experts.exchange_counts(order, experts.places if tile is None else partial(_places, tile=tile))
 
 
-@dataclass(frozen=True, eq=False)
-class Exchange:
+class Exchange(Tiled[Tile]):
     """`scalec.runtime.exchange`; tiles by the width of rows.  Saves nothing."""
-
-    tiles: Mapping[int, Tile]
 
     def __call__(self, rows: Tensor, held: Held, async_op: bool = False) -> Any:
         """[rows of tokens, h] → [rows of experts, h]."""
-        return exchange.exchanged(rows, held, False, async_op, _regroup(self, self.tiles, rows))
+        return exchange.exchanged(rows, held, False, async_op, _regroup(self, rows))
 
 
-@dataclass(frozen=True, eq=False)
-class ExchangeBack:
+class ExchangeBack(Tiled[Tile]):
     """`scalec.runtime.exchange_back`; tiles by the width of rows.  Saves nothing."""
-
-    tiles: Mapping[int, Tile]
 
     def __call__(self, rows: Tensor, held: Held, async_op: bool = False) -> Any:
         """[rows of experts, h] → [rows of tokens, h]."""
-        return exchange.exchanged(rows, held, True, async_op, _regroup(self, self.tiles, rows))
+        return exchange.exchanged(rows, held, True, async_op, _regroup(self, rows))
 
 
 def _places(counts: Tensor, total: int, tile: Tile) -> tuple[Tensor, Tensor]:
@@ -104,21 +93,18 @@ def _places(counts: Tensor, total: int, tile: Tile) -> tuple[Tensor, Tensor]:
     return arranged, returned
 
 
-def _regroup(op: object, tiles: Mapping[int, Tile], rows: Tensor) -> Regroup:
-    tile = tile_for(op, tiles, rows.shape[-1], rows)
+def _regroup(op: Tiled[Tile], rows: Tensor) -> Regroup:
+    tile = op.tile_for(rows.shape[-1], rows)
     return exchange.regrouped if tile is None else partial(_regrouped, tile=tile)
 
 
 def _regrouped(rows: Tensor, places: Tensor, tile: Tile) -> Tensor:
     width = rows.shape[-1]
-    rows, out, columns = matrix(rows, width), rows.new_empty(rows.shape), tile.columns or padded(width)
+    rows, out = matrix(rows, width), rows.new_empty(rows.shape)
     launching.launch(
         regrouped_kernel,
-        (blocks(len(rows), tile.rows), blocks(width, columns)),
+        (blocks(len(rows), tile.rows), blocks(width, tile.across(width))),
         *(rows, places, out, rows.stride(0), len(rows)),
-        WIDTH=width,
-        COLUMNS=columns,
-        ROWS=tile.rows,
-        warps=tile.warps,
+        **tile.options(width),
     )
     return out

@@ -7,7 +7,6 @@ expert, so that nothing is added by two of them.
 """
 # pyright: basic, reportGeneralTypeIssues=false
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +19,7 @@ from ...ops import grouped_linear
 from ...ops.grouped_linear import PLAIN, Backend
 from .. import launching
 from ..attention.tiles import PRECISION
-from ..launching import blocks, matrix, padded, tile_for
+from ..launching import Tiled, blocks, matrix, padded
 
 
 @dataclass(frozen=True)
@@ -111,15 +110,12 @@ def grouped_weight_kernel(
     tl.store(out, sums.to(out.dtype.element_ty), mask=(row < HEIGHT)[:, None] & (column < WIDTH)[None, :])
 
 
-@dataclass(frozen=True, eq=False)
-class GroupedLinear:
-    """`scalec.runtime.grouped_linear`, by torch where that has a kernel; blocks by the width of x.  Saves both."""
-
-    blocks: Mapping[int, Products]
+class GroupedLinear(Tiled[Products]):
+    """`scalec.runtime.grouped_linear`, by torch where that has a kernel; tiles by the width of x.  Saves both."""
 
     def __call__(self, x: Tensor, weight: Tensor, held: Groups | None = None) -> Tensor:
         """x [rows, i] or [experts, rows, i], weight [experts, o, i] → [rows, o] or [experts, rows, o]."""
-        tile = tile_for(self, self.blocks, x.shape[-1], x, weight)
+        tile = self.tile_for(x.shape[-1], x, weight)
         backend = PLAIN
         if tile is not None:
             backend = Backend(partial(_products, block=tile.of_rows), partial(_of_weight, block=tile.of_weight))

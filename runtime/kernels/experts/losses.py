@@ -8,8 +8,6 @@ A program adds up some tokens of one sequence, and torch the sums of programs: n
 """
 # pyright: basic, reportGeneralTypeIssues=false
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -21,7 +19,7 @@ from ...comm.mesh import Axis
 from ...ops import routing
 from ...ops.routing import PLAIN_LOSSES, Losses, Score
 from .. import launching
-from ..launching import Tile, blocks, matrix, padded, tile_for
+from ..launching import Tile, Tiled, blocks, matrix
 from .top_k import log_sigmoid, softmax
 
 
@@ -97,40 +95,30 @@ def router_z_backward(
     tl.store(of_logits + row[:, None] * WIDTH + column, result.to(of_logits.dtype.element_ty), mask=inside)
 
 
-@dataclass(frozen=True, eq=False)
-class Balance:
+class Balance(Tiled[Tile]):
     """`scalec.runtime.balance`; tiles by the number of experts.  Saves logits, and the shares of choices."""
-
-    tiles: Mapping[int, Tile]
 
     def __call__(
         self, logits: Tensor, ids: Tensor, by: float, score: Score = "softmax", seq: int = 1, over: Axis | None = None
     ) -> Tensor:
         """As `scalec.runtime.balance`."""
-        return routing.balance(logits, ids, by, score, seq, over, _backend(self, self.tiles, logits))
+        return routing.balance(logits, ids, by, score, seq, over, _backend(self, logits))
 
 
-@dataclass(frozen=True, eq=False)
-class RouterZ:
+class RouterZ(Tiled[Tile]):
     """`scalec.runtime.router_z`; tiles by the number of experts.  Saves logits, and a number for each token."""
-
-    tiles: Mapping[int, Tile]
 
     def __call__(self, logits: Tensor, by: float) -> Tensor:
         """As `scalec.runtime.router_z`."""
-        return routing.router_z(logits, by, _backend(self, self.tiles, logits))
+        return routing.router_z(logits, by, _backend(self, logits))
 
 
-def _backend(op: object, tiles: Mapping[int, Tile], logits: Tensor) -> Losses:
-    tile = tile_for(op, tiles, logits.shape[-1], logits)
+def _backend(op: Tiled[Tile], logits: Tensor) -> Losses:
+    tile = op.tile_for(logits.shape[-1], logits)
     if tile is None:
         return PLAIN_LOSSES
-    return Losses(
-        partial(_sums, tile=tile),
-        partial(_of_sums, tile=tile),
-        partial(_log_sums, tile=tile),
-        partial(_of_log_sums, tile=tile),
-    )
+    sums, of_sums = partial(_sums, tile=tile), partial(_of_sums, tile=tile)
+    return Losses(sums, of_sums, partial(_log_sums, tile=tile), partial(_of_log_sums, tile=tile))
 
 
 def _sums(logits: Tensor, ids: Tensor, score: Score, seq: int, tile: Tile) -> tuple[Tensor, Tensor]:
@@ -145,7 +133,7 @@ def _sums(logits: Tensor, ids: Tensor, score: Score, seq: int, tile: Tile) -> tu
         *(logits, ids, shares, counts, *logits.stride()[:2], *ids.stride()[:2], length),
         SIGMOID=score == "sigmoid",
         K=ids.shape[-1],
-        **_constants(experts, tile),
+        **tile.options(experts),
     )
     return shares.sum(1), counts.sum(1)
 
@@ -159,7 +147,7 @@ def _of_sums(gradient: Tensor, logits: Tensor, score: Score, seq: int, tile: Til
         (batch, blocks(length, tile.rows)),
         *(gradient.contiguous(), logits, into, *logits.stride()[:2], *into.stride()[:2], length),
         SIGMOID=score == "sigmoid",
-        **_constants(experts, tile),
+        **tile.options(experts),
     )
     return of_logits
 
@@ -174,7 +162,7 @@ def _log_sums(logits: Tensor, tile: Tile) -> Tensor:
     logs = torch.empty(logits.shape[:-1], dtype=torch.float32, device=logits.device)
     x = matrix(logits, logits.shape[-1])
     grid = (blocks(len(x), tile.rows),)
-    launching.launch(router_z_forward, grid, x, logs, x.stride(0), len(x), **_constants(x.shape[-1], tile))
+    launching.launch(router_z_forward, grid, x, logs, x.stride(0), len(x), **tile.options(x.shape[-1]))
     return logs
 
 
@@ -185,10 +173,6 @@ def _of_log_sums(by: Tensor, logits: Tensor, logs: Tensor, tile: Tile) -> Tensor
         router_z_backward,
         (blocks(len(x), tile.rows),),
         *(by, x, logs, of_logits, x.stride(0), len(x)),
-        **_constants(x.shape[-1], tile),
+        **tile.options(x.shape[-1]),
     )
     return of_logits
-
-
-def _constants(experts: int, tile: Tile) -> dict[str, int]:
-    return {"WIDTH": experts, "COLUMNS": padded(experts), "ROWS": tile.rows, "warps": tile.warps}

@@ -7,8 +7,6 @@ A program has some tokens with all their choices, so that nothing is added by tw
 """
 # pyright: basic, reportGeneralTypeIssues=false
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -22,7 +20,7 @@ from ...comm.experts import Order
 from ...ops import routed_rows
 from ...ops.routed_rows import PLAIN, Backend
 from .. import launching
-from ..launching import Tile, blocks, matrix, padded, tile_for
+from ..launching import Tile, Tiled, blocks, matrix, padded
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -77,26 +75,20 @@ def spread_kernel(
     tl.store(of_gates + token * K + choice, tl.sum(dots, 1).to(of_gates.dtype.element_ty), mask=choice < K)
 
 
-@dataclass(frozen=True, eq=False)
-class Dispatch:
+class Dispatch(Tiled[Tile]):
     """`scalec.runtime.dispatch`; tiles by the width of rows.  Saves indices alone."""
-
-    tiles: Mapping[int, Tile]
 
     def __call__(self, x: Tensor, order: Order) -> Tensor:
         """[tokens…, h] → [rows, h]."""
-        return routed_rows.dispatch(x, order, _backend(tile_for(self, self.tiles, x.shape[-1], x)))
+        return routed_rows.dispatch(x, order, _backend(self.tile_for(x.shape[-1], x)))
 
 
-@dataclass(frozen=True, eq=False)
-class Combine:
+class Combine(Tiled[Tile]):
     """`scalec.runtime.combine`; tiles by the width of rows.  Saves rows and gates."""
-
-    tiles: Mapping[int, Tile]
 
     def __call__(self, rows: Tensor, gates: Tensor, order: Order) -> Tensor:
         """[rows, h], [tokens…, k] → [tokens…, h]."""
-        tile = tile_for(self, self.tiles, rows.shape[-1], rows, gates)
+        tile = self.tile_for(rows.shape[-1], rows, gates)
         return routed_rows.combine(rows, gates, order, _backend(tile))
 
 
@@ -128,10 +120,9 @@ def _summed(rows: Tensor, gates: Tensor | None, order: Order, tile: Tile) -> Ten
 
 
 def _by_tokens(kernel: Any, order: Order, width: int, tile: Tile, *args: Any) -> None:
-    (tokens, k), columns = order.rows.shape, tile.columns or padded(width)
-    grid = blocks(tokens, tile.rows), blocks(width, columns)
-    constants = {"K": k, "WIDTH": width, "COLUMNS": columns, "ROWS": tile.rows}
-    launching.launch(kernel, grid, *args, tokens, warps=tile.warps, **constants)
+    tokens, k = order.rows.shape
+    grid = blocks(tokens, tile.rows), blocks(width, tile.across(width))
+    launching.launch(kernel, grid, *args, tokens, K=k, **tile.options(width))
 
 
 def _spread(gradient: Tensor, rows: Tensor, gates: Tensor, order: Order, tile: Tile) -> tuple[Tensor, Tensor]:
@@ -146,6 +137,6 @@ def _spread(gradient: Tensor, rows: Tensor, gates: Tensor, order: Order, tile: T
         K=k,
         KP=padded(k),
         WIDTH=width,
-        COLUMNS=min(tile.columns or padded(width), padded(width), max(16, 4096 // padded(k))),
+        COLUMNS=min(tile.across(width), padded(width), max(16, 4096 // padded(k))),
     )
     return of_rows, of_gates

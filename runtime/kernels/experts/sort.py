@@ -6,8 +6,6 @@ atomically, and choices of one group keep their order.
 """
 # pyright: basic, reportGeneralTypeIssues=false
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -18,7 +16,7 @@ from torch import Tensor
 from ...comm import experts
 from ...comm.experts import Experts, Order, Sorted
 from .. import launching
-from ..launching import Tile, blocks, tile_for
+from ..launching import Tile, Tiled, blocks
 
 PART = tl.constexpr(32)
 """The number of choices that are compared at a time."""
@@ -65,15 +63,12 @@ def sort_place_kernel(
     tl.store(rows + choice, tl.where(own < GROUPS, place, -1), mask=choice < size)
 
 
-@dataclass(frozen=True, eq=False)
-class SortByExpert:
+class SortByExpert(Tiled[Tile]):
     """`scalec.runtime.sort_by_expert`; tiles by the number of experts: choices of a chunk, and groups as columns."""
-
-    tiles: Mapping[int, Tile]
 
     def __call__(self, ids: Tensor, experts_: Experts, padded: int = 0) -> Order:
         """ids int64 [..., k]."""
-        tile = tile_for(self, self.tiles, experts_.count, ids, dtypes=(torch.int64,))
+        tile = self.tile_for(experts_.count, ids, dtypes=(torch.int64,))
         backend = experts.sorted_choices if tile is None else partial(_sorted, tile=tile)
         return experts.sort_by_expert(ids, experts_, padded, backend)
 

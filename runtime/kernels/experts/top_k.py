@@ -9,8 +9,6 @@ dl = v · slope, − softmax(l) · Σ u                v = u, or u − gate / sc
 """
 # pyright: basic, reportGeneralTypeIssues=false
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -21,7 +19,7 @@ from torch import Tensor
 from ...ops import routing
 from ...ops.routing import PLAIN, Backend, Choice, Score
 from .. import launching
-from ..launching import Tile, blocks, matrix, padded, tile_for
+from ..launching import Tile, Tiled, blocks, matrix, padded
 
 LEAST = tl.constexpr(-3.4e38)
 """Below it are what is chosen already and what cannot be."""
@@ -134,11 +132,8 @@ def top_k_backward(
     tl.store(of_logits + row[:, None] * WIDTH + column, result.to(of_logits.dtype.element_ty), mask=inside)
 
 
-@dataclass(frozen=True, eq=False)
-class TopK:
+class TopK(Tiled[Tile]):
     """`scalec.runtime.top_k`; tiles by the number of experts.  Saves logits, gates and ids."""
-
-    tiles: Mapping[int, Tile]
 
     def __call__(
         self,
@@ -152,7 +147,7 @@ class TopK:
         from_groups: int = 1,
     ) -> tuple[Tensor, Tensor]:
         """As `scalec.runtime.top_k`."""
-        tile = tile_for(self, self.tiles, logits.shape[-1], logits, bias)
+        tile = self.tile_for(logits.shape[-1], logits, bias)
         backend = PLAIN if tile is None else Backend(partial(_chosen, tile=tile), partial(_gradient, tile=tile))
         return routing.top_k(logits, k, score, normalise, scale, bias, groups, from_groups, backend)
 
@@ -187,6 +182,4 @@ def _gradient(of_gates: Tensor, logits: Tensor, gates: Tensor, ids: Tensor, how:
 
 
 def _constants(x: Tensor, how: Choice, tile: Tile) -> dict[str, int]:
-    sizes = {"K": how.k, "WIDTH": x.shape[-1], "COLUMNS": padded(x.shape[-1]), "ROWS": tile.rows}
-    flags = {"SIGMOID": how.score == "sigmoid", "NORMALISE": how.normalise}
-    return sizes | flags | {"warps": tile.warps}
+    return tile.options(x.shape[-1]) | {"K": how.k, "SIGMOID": how.score == "sigmoid", "NORMALISE": how.normalise}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from helpers.kernels.cases import PRECISIONS, Precision, check_against, check_equal, moved, randn
-from scalec.runtime.kernels.attention import Attention, Block, Blocks, RingAttention
+from scalec.runtime.kernels import Attention, Block, Blocks, RingAttention
 from scalec.runtime.ops.plain_attention import Setting
 from scalec.runtime.ops.ring_attention import PLAIN
 

@@ -19,9 +19,8 @@ from helpers.small_state import made
 from scalec.runtime import TrainState
 from scalec.runtime.checkpoint import background, host_copy, saver, tensor_file
 from scalec.runtime.checkpoint.background import Saver
-from scalec.runtime.checkpoint.fallback import newest_whole
 from scalec.runtime.checkpoint.files import Disk
-from scalec.runtime.checkpoint.saver import Keep
+from scalec.runtime.checkpoint.saver import Keep, newest_whole
 from scalec.runtime.checkpoint.tensor_file import Stamp
 from scalec.runtime.errors import RunError
 from scalec.runtime.state.shards import Box

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.forked_ranks import run_ranks
 from scalec.runtime import Axis, Mesh, all_gather, all_reduce, all_reduce_, reduce_scatter, regather, replicate, shard
 from scalec.runtime.comm import collectives
-from scalec.runtime.comm import regather as regathering
 from scalec.runtime.debug.compare import BLOCK, Comparison, Difference
 from scalec.runtime.debug.sanitize import Sanitizer
 from scalec.runtime.errors import RunError
@@ -200,7 +199,7 @@ def _wrong_gather(x: Tensor, axis: Axis, dim: int, zigzag: bool) -> Tensor:
 def _again(tp: Axis, x: Tensor) -> None:
     with regather(x[:2], tp, dim=0) as a:  # model.scale:7
         y = (a * a).sum()
-    regathering.gather = _wrong_gather
+    collectives.gather = _wrong_gather
     y.backward()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from helpers.kernels.cases_attention import SMALL
 from scalec.runtime import attention
 from scalec.runtime.kernels import Attention
-from scalec.runtime.kernels.attention import backend
+from scalec.runtime.kernels.attention.op import backend
 
 OPTIONS: list[dict[str, Any]] = [
     {"layout": "sbhd"},
@@ -133,14 +133,14 @@ def test_which_backend_a_call_takes_on_a_gpu(
 ) -> None:
     q = _on_gpu(dim, dtype)
     blocks = {20: SMALL, 128: SMALL}
-    assert backend(Attention(blocks), blocks, q, q, q, special=special, drops=drops) == expected
+    assert backend(Attention(blocks), q, q, q, special=special, drops=drops) == expected
 
 
 @pytest.mark.parametrize(("dim", "expected"), [(128, "triton"), (64, "torch")])
 def test_float32_with_fewer_heads_of_keys_takes_our_kernel_where_it_has_blocks(dim: int, expected: str) -> None:
     """torch would hold all scores."""
     q, k, blocks = _on_gpu(dim, FULL, heads=4), _on_gpu(dim, FULL), {128: SMALL}
-    assert backend(Attention(blocks), blocks, q, k, k, special=False, drops=False) == expected
+    assert backend(Attention(blocks), q, k, k, special=False, drops=False) == expected
 
 
 @pytest.mark.parametrize(
@@ -149,4 +149,4 @@ def test_float32_with_fewer_heads_of_keys_takes_our_kernel_where_it_has_blocks(d
 def test_which_backend_a_call_takes_on_a_cpu(special: bool, drops: bool, expected: str) -> None:
     q = torch.empty(4, 1, 2, 128)
     blocks = {128: SMALL}
-    assert backend(Attention(blocks), blocks, q, q, q, special=special, drops=drops) == expected
+    assert backend(Attention(blocks), q, q, q, special=special, drops=drops) == expected

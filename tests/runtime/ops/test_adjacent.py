@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scalec.runtime.ops.adjacent import beside, joint
+from scalec.runtime.ops.fused_linear import beside, joint
 
 WHOLE = torch.arange(60.0).view(2, 3, 10)
 APART = {

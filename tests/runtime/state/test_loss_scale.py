@@ -14,8 +14,10 @@ from helpers.small_state import made, update
 from scalec.runtime import RunError, TrainState
 from scalec.runtime.checkpoint import saver
 from scalec.runtime.config.plan import Metrics
-from scalec.runtime.state.loss_scale import FIRST, INTERVAL, MOST, STEPS, VALUE, LossScale
+from scalec.runtime.state.skips import LossScale
 from scalec.runtime.train.finite import Finite
+
+FIRST, INTERVAL, MOST, (VALUE, STEPS) = LossScale.FIRST, LossScale.INTERVAL, LossScale.MOST, LossScale.KEYS
 
 update_scale = cast(Any, torch)._amp_update_scale_  # what GradScaler calls
 NO, YES = torch.tensor(False), torch.tensor(True)

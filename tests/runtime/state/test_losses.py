@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from helpers.small_state import made
 from scalec.runtime.checkpoint.saver import load, save
 from scalec.runtime.state.engine import TrainState
-from scalec.runtime.state.losses import LEAST, WINDOW, Losses
+from scalec.runtime.state.skips import Losses
+
+LEAST, WINDOW = Losses.LEAST, Losses.WINDOW
 
 VALUES = st.floats(0.5, 4.0, width=32)
 YES = torch.tensor(True)

@@ -15,7 +15,7 @@ from scalec.runtime.checkpoint.saver import load, save
 from scalec.runtime.config.plan import Metrics
 from scalec.runtime.errors import RunError
 from scalec.runtime.state.engine import TrainState
-from scalec.runtime.state.held import Held
+from scalec.runtime.state.skips import Held
 from scalec.runtime.train.finite import Finite
 
 NO = torch.tensor(False)
