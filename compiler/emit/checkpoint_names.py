@@ -64,7 +64,7 @@ def unnamed(program: Program, of: Table) -> list[str]:
 
 def checkpoint_names(program: Program, of: Table | None) -> str:
     """The description of a plan's checkpoints in a folder whose names are of a table, or the plan's own."""
-    patterns = model_classes(program, program.microbatches).patterns
+    patterns = model_classes(program).patterns
     shapes = {param.name: stored_shape(program, param) for param in program.stored}
     weights = {
         param.name: {"tensor": _own_name(patterns[param.name]), "shape": shapes[param.name]}

@@ -76,7 +76,7 @@ class Body:
     def write(self) -> None:
         """Writes every statement, and returns."""
         self._statements(self._body)
-        self._finish()
+        self._lines.finish(self._ends)
 
     def _statements(self, body: Iterable[Stmt]) -> None:
         for stmt in body:
@@ -86,9 +86,6 @@ class Body:
                 self._repeat(stmt)
             else:
                 self._op(stmt)
-
-    def _finish(self) -> None:
-        self._lines.finish(", ".join(self._lines.operand(name).text for name in self._ends))
 
     def _op(self, op: Op) -> None:
         expr = self._express(op)
@@ -156,7 +153,7 @@ class Body:
         """
         exprs, inside = self._lines.exprs, before.inputs if isinstance(before, Op) else ()
         waiting = [name for name, expr in exprs.items() if expr.ops and name not in inside]
-        is_end = isinstance(before, Op) and _is_of_overlap(before)
+        is_end = isinstance(before, Op) and (begins(before) or OPS[before.kind].awaits)
         for name in waiting:
             if is_end or (before and exprs[name].reads) or any(OPS[op.kind].sends for op in exprs[name].ops):
                 self._lines.assign([name], exprs.pop(name))
@@ -185,7 +182,7 @@ class Body:
         lines, leaves = self._lines, self._frame.leaves
         given = sorted(captured(region), key=lambda name: name in leaves)  # values first, then parameters
         rotations = (op for op in walk(region.body) if roles(op, self._frame.types).rotated)
-        tables = list(dict.fromkeys(map(self._table_of, rotations)))
+        tables = list(dict.fromkeys(table_of(op, self._frame.types, self._frame.program) for op in rotations))
         moved = self._buckets_per_layer(region) if self._frame.target.local else []
         own = [bucket for bucket in moved if len(bucket.layers) == self._depth + 1]
         attribute, inner = self._child(region, given, tables)
@@ -297,11 +294,3 @@ class Body:
         name = self._lines.hold(arg.value.name)
         self._lines.append(f"{name} = {source.text}", self._lines.comment(source) if source.ops else "")
         return name
-
-    def _table_of(self, op: Op) -> Table:
-        return table_of(op, self._frame.types, self._frame.program)
-
-
-def _is_of_overlap(op: Op) -> bool:
-    """Whether an exchange begins there, or is awaited: lines between are what runs beside it."""
-    return begins(op) or OPS[op.kind].awaits

@@ -38,13 +38,9 @@ _RUNTIME = """
 """The runtime's names besides ops and coercions."""
 
 
-def _order(name: str) -> tuple[bool, bool, str]:
-    """Constants, classes, functions, as formatters order imports."""
-    return not name.isupper(), name.islower(), name.lower()
-
-
 def _sorted(*names: str) -> tuple[str, ...]:
-    return tuple(sorted({*names}, key=_order))
+    """Constants, classes, functions, as formatters order imports."""
+    return tuple(sorted({*names}, key=lambda name: (not name.isupper(), name.islower(), name.lower())))
 
 
 IMPORTS: dict[str, tuple[str, ...]] = {

@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import NamedTuple
 
 from ..analysis.bucket_layout import stored_as_matrix
-from ..ir import Kind, Op, Region, Stmt
+from ..ir import Kind, Op, Region, Stmt, uses, values
 from ..ir.placements import coercion, conjugate, ends
 from ..ops import OPS, messages
 from ..ops.call import Layout
@@ -47,8 +47,8 @@ class Lines:
             frame.types.__getitem__,
             self.axis,
             self._layout,
-            self._rotary,
-            self._is_matrix,
+            lambda op: self.table(table_of(op, frame.types, frame.program)),
+            lambda name: name in frame.leaves and stored_as_matrix(frame.param(name)),
             frame.sizes,
             frame.target,
         )
@@ -99,8 +99,9 @@ class Lines:
         while self._blocks and not any(self.left[value] for value in self._blocks[-1]):
             self._blocks.pop()
 
-    def finish(self, result: str) -> None:
-        """Ends the body, which returns `result`, or what the last line would only give its name to."""
+    def finish(self, ends: Sequence[str]) -> None:
+        """Ends the body, which returns some values, or what the last line would only give a name to."""
+        result = ", ".join(self.operand(name).text for name in ends)
         self._blocks.clear()
         self._module.result = result
         if (last := self._last) and last.targets == result:
@@ -187,12 +188,6 @@ class Lines:
         differs = not self._frame.target.local and dtype != self._frame.param(name).type.dtype
         return f".{CASTS[dtype]}()" if differs else ""
 
-    def _rotary(self, op: Op) -> str:
-        return self.table(table_of(op, self._frame.types, self._frame.program))
-
-    def _is_matrix(self, name: str) -> bool:
-        return name in self._frame.leaves and stored_as_matrix(self._frame.param(name))
-
     # ---- comments
 
     def comment(self, expr: Expr) -> str:
@@ -238,10 +233,5 @@ def reads(body: tuple[Stmt, ...]) -> Iterator[str]:
 
 def captured(region: Region) -> list[str]:
     """Values from outside that a repeat's body reads, other than by its arguments."""
-    inside = {arg.value.name for arg in region.args}
-    found: dict[str, None] = {}
-    for stmt in region.body:
-        names = stmt.inputs if isinstance(stmt, Op) else [*(a.source for a in stmt.args), *captured(stmt)]
-        found |= dict.fromkeys(name for name in names if name not in inside)
-        inside |= {v.name for v in (stmt.outputs if isinstance(stmt, Op) else stmt.results)}
-    return list(found)
+    inside = {value.name for value in values(region)}
+    return [name for name in uses(*region.body) if name not in inside]

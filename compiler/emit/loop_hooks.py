@@ -86,20 +86,20 @@ def around(program: Program, own: Sequence[Bucket], params: str, x: str) -> Arou
 
 def _reductions(program: Program, own: Sequence[Bucket]) -> list[str]:
     """The reductions of a layer's gradients, with the elements of this rank's part."""
+    when = {True: "", False: ", in the last microbatch"}
     sums = [
-        ((f"{what} over {axes_word(axes, program)}", program.reduce_dtype(bucket), _when(bucket)), bucket)
+        (
+            (f"{what} over {axes_word(axes, program)}", program.reduce_dtype(bucket), bucket.shard_gradients),
+            bucket,
+        )
         for bucket in own
         for what, axes in (("reduce_scatter", bucket.shard_axes), ("all_reduce", bucket.reduce_axes))
         if axes
     ]
     return [
-        f"{what}  {_sum(_elements(program, each) for each in of)} × {dtype}{when}"
-        for (what, dtype, when), of in _each(sums).items()
+        f"{what}  {_sum(_elements(program, each) for each in of)} × {dtype}{when[each_time]}"
+        for (what, dtype, each_time), of in _each(sums).items()
     ]
-
-
-def _when(bucket: Bucket) -> str:
-    return "" if bucket.shard_gradients else ", in the last microbatch"
 
 
 def _each(pairs: Iterable[tuple[_K, Bucket]]) -> dict[_K, list[Bucket]]:

@@ -30,10 +30,9 @@ class Model:
     sizes: dict[str, str]
 
 
-def model_classes(program: Program, microbatches: Region, target: Target = RUNTIME_TARGET) -> Model:
+def model_classes(program: Program, target: Target = RUNTIME_TARGET) -> Model:
     """The classes of a program's forward block, which returns the losses and loads that its microbatches yield."""
-    forward = microbatches.body[0]
-    assert isinstance(forward, Region), "emit: no forward block"
+    forward, microbatches = program.forward, program.microbatches
     frame = Frame(program, recomputed_values(program, forward), target)
     inputs = [arg.value for arg in microbatches.args]
     given = ", ".join(f"{base(value.name)}: {shape(value.type, program)}" for value in inputs)

@@ -3,18 +3,21 @@
 Non-goals: their `forward` (`forward`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from textwrap import wrap
 
 from attrs import Factory, define, field, frozen
 
 from ..analysis.bucket_layout import stored_as_matrix, stored_dims
 from ..analysis.param_uses import leaves
-from ..ir import Attr, Bucket, Buffer, Op, Param, Program, Type
+from ..ir import SEQUENCE, Attr, Bucket, Buffer, Op, Param, Program, Type
 from ..ops import roles
-from ..ops.call import Layout
+from ..ops.call import Layout, Positions
+from .build import compute
 from .constants import product, size_names
-from .naming import WIDTH, call, identifier, literal, matrix_shape
+from .naming import DTYPES, WIDTH, call, fitted, identifier, layers_word, literal, matrix_shape, stage_word
+from .naming import layout as layout_text
 from .target import RUNTIME_TARGET, Target
 
 
@@ -74,9 +77,11 @@ class Module:
         return {name: it for name, it in self.declared.items() if isinstance(it, Child)}
 
     @property
-    def returns(self) -> str:
-        """The Python type of what `forward` gives."""
-        return tensors(*self.crossing, self.result.count(",") + 1)
+    def header(self) -> str:
+        """The line that begins `forward`."""
+        returns = f" -> {tensors(*self.crossing, self.result.count(',') + 1)}:"
+        arguments = ["self", *(f"{name}: {type}" for name, type in self.arguments.items())]
+        return call("def forward", arguments, 4, len(returns)) + returns
 
 
 def in_lines(doc: str) -> str:
@@ -162,3 +167,66 @@ def parameter_sizes(param: Param) -> tuple[list[tuple[str, ...]], Type, int]:
     for dim in type.dims[: param.stacked]:
         type = type.inside(dim)
     return stored_dims(param), type, param.inner if stored_as_matrix(param) else 0
+
+
+# ---- the attributes that `__init__` sets
+
+Field = tuple[str, str]
+"""An attribute, and the line that sets it."""
+
+
+def fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[str]:
+    """The lines of `__init__` after `super().__init__()`; `sizes` are names of dims' sizes."""
+    yield from (f"self.{name} = mesh.axis({', '.join(map(literal, axes))})" for axes, name in module.axes.items())
+    yield from (f"self.{name} = {layout_text(of, program, sizes)}" for of, name in module.layouts.items())
+    cut = program.pipeline.dims if module.crossing and program.pipeline else ()
+    lines = {
+        name: _modules(name, it, cut, sizes) if isinstance(it, Child) else weight_lines(name, it, program, sizes, 12)
+        for name, it in module.declared.items()
+    }
+    declared = ((name, line) for name, each in lines.items() for line in each)
+    yield from _branched(module, declared, len(program.pipeline.stage_to_rank) if program.pipeline else 0)
+    for table, name in module.tables.items():
+        yield from _table(name, table, program, sizes)
+
+
+def _branched(module: Module, declared: Iterable[Field], stages: int) -> Iterator[str]:
+    """Each line, in a branch where not all stages need what it sets."""
+    for held, together in groupby(declared, key=lambda field: module.held.get(field[0], ())):
+        if held:
+            words = [stage_word(stage, stages) for stage in held]
+            yield f"if {words[0]} in stages:" if len(held) == 1 else f"if {{{', '.join(words)}}} & {{*stages}}:"
+        yield from (f"{'    ' if held else ''}{line}" for _, line in together)
+
+
+def _modules(name: str, child: Child, cut: Sequence[str], sizes: Mapping[str, str]) -> list[str]:
+    of_all = f"nn.ModuleList({child.module.name}(mesh) for _ in range({sizes.get(child.dim, child.count)}))"
+    line = f"self.{name} = {_of_stages(child) if child.dim in cut else of_all}"
+    return fitted(line, 8).replace("\n        ", "\n").split("\n")
+
+
+def _of_stages(child: Child) -> str:
+    """The modules of this rank's stages, by the number of their layer."""
+    mine = f"for stage in stages for i in {layers_word(child.dim)}[stage]"
+    return f"nn.ModuleDict({{str(i): {child.module.name}(mesh) {mine}}})"
+
+
+def _table(name: str, table: Table, program: Program, names: Mapping[str, str]) -> Iterator[str]:
+    arguments = [*ropes(table, program, names), "mesh=mesh"]
+    if table.axes:
+        yield f"positions = {layout_text(Positions(SEQUENCE, table.axes), program, names)}"
+        arguments.append("positions=positions")
+    line = f"{name} = rope_frequencies({', '.join(arguments)})"
+    yield from fitted(line, 8).replace("\n        ", "\n").split("\n")
+    yield f"self.register_buffer({literal(name)}, {name}, persistent=False)"
+
+
+def ropes(table: Table, program: Program, names: Mapping[str, str]) -> Iterator[str]:
+    """The arguments that say which rotary positions a table has."""
+    yield names.get(SEQUENCE, str(table.seq))
+    yield str((names.get(table.of) if table.dim == program.size(table.of) else None) or table.dim)
+    yield f"theta={literal(table.theta).removesuffix('.0')}"
+    if table.seq_dim != -3:  # with heads between sequence and head dim, the function's default
+        yield f"seq_dim={table.seq_dim}"
+    yield f"dtype={DTYPES[compute(program)]}"
+    yield from (f"{key}={literal(value)}" for key, value in table.scaling)

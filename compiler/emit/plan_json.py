@@ -58,7 +58,7 @@ def plan_json(
         "parameters": {
             "count": parameter_count(program),
             **({"active": active_count(program)} if program.choices else {}),
-            "shapes": {p.name: _shape(p.type.dims, program) for p in program.params},
+            "shapes": {p.name: {dim: program.size(dim) for dim in p.type.dims} for p in program.params},
         },
         "settings": {
             "train": _plain(program.train),
@@ -69,8 +69,11 @@ def plan_json(
         **_accounts(program),
         **({"smaller": [_sized(it) | _accounts(it) for it in smaller]} if (smaller := every_size(program)[1:]) else {}),
         "certificate": certificate(proof, matched, program, bool(torch_alone)),
-        **({"files": _digests(torch_alone)} if torch_alone else {}),
-        **({"modules": _digests(modules)} if modules else {}),
+        **{
+            key: {name: digest(text) for name, text in files.items()}
+            for key, files in (("files", torch_alone), ("modules", modules))
+            if files
+        },
         "model": print_ir(_beside(model)).splitlines(),
     }
     entries = (f"  {json.dumps(key)}: {_written(value)}" for key, value in content.items())
@@ -185,17 +188,9 @@ def _load(program: Program, load: Load, of_ranks: Sequence[Account]) -> dict[str
     return {"load": load.name, "rows": dict(load.rows), "bytes": it.total, "fits": fits(program, it)}
 
 
-def _digests(files: Mapping[str, str]) -> dict[str, str]:
-    return {name: digest(text) for name, text in files.items()}
-
-
 def digest(text: str) -> str:
     """The hash of a file beside a program: SHA-256 of its bytes."""
     return sha256(text.encode()).hexdigest()
-
-
-def _shape(dims: tuple[str, ...], program: Program) -> dict[str, int]:
-    return {dim: program.size(dim) for dim in dims}
 
 
 DERIVED = ("master", "reduce", "room", "save_every", "keep", "keep_every")

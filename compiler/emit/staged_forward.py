@@ -53,7 +53,7 @@ class StagedBody(Body):
         last = self._groups[-1]
         self._statements(stmt for stmt in last if not is_free(stmt))
         self._hold(last, len(self._groups) - 1)
-        self._finish()
+        self._lines.finish(self._ends)
         self._module.held |= self._needed()
 
     # ---- what crosses
@@ -68,7 +68,8 @@ class StagedBody(Body):
         self._stage = self._lines.argument("stage", "int") if local else "self.stage"
         carried = [[arg.value.name for arg in repeat.args if arg.enter is Enter.CARRY] for repeat in self._cut]
         self._module.crossing = tuple(dict.fromkeys(len(carried[stage.begins]) for stage in self._stages[1:]))
-        runs = [(run, self._begin_in(run)) for run in _runs([*map(len, carried)])]
+        later = [*enumerate(self._stages)][1:]
+        runs = [(run, tuple(k for k, stage in later if stage.begins in run)) for run in _runs([*map(len, carried)])]
         is_one = local and self._module.crossing == (1,) and sum(map(bool, (begin for _, begin in runs))) == 1
         if not local:
             self._given = self._lines.argument("received", "Tensor")
@@ -81,10 +82,6 @@ class StagedBody(Body):
             self._module.arguments[self._given] = "Tensor | None"
         self._module.arguments |= inputs
         return sections
-
-    def _begin_in(self, repeats: range) -> tuple[int, ...]:
-        """The stages but the first that begin in some of these repeats."""
-        return tuple(k for k, stage in enumerate(self._stages) if k and stage.begins in repeats)
 
     def _free_names(self, values: Sequence[str]) -> tuple[str, ...]:
         names: list[str] = []

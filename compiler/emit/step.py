@@ -4,34 +4,24 @@ Purpose: one line per reduction, in the order of the IR.  Non-goals: the model (
 move inside it layer by layer (`loop_hooks`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
-from ..analysis.stage_buckets import chunk_moves
+from ..analysis.stage_buckets import chunk_moves, chunks
 from ..analysis.stage_program import rank_programs
 from ..ir import Bucket, Kind, Op, Program, Region, Value, base
 from ..ir.placements import ends
 from ..ops.dropout import are_draws
-from .naming import DTYPES, WIDTH, axes_word, call, identifier, literal, place
-from .step_parts import Function, Ranks, Squares, runs, stage_reductions, unshard_ahead
+from .loop_hooks import gathered, repeat_of, working
+from .naming import DTYPES, WIDTH, axes_word, call, exploded, identifier, literal, place
 
-LOCALS = {
-    *("num_tokens", "inv_num_tokens", "loss", "loss_sum", "tokens", "labels", "documents", "draws", "gradients"),
-    *(
-        "grad_norm",
-        "finite",
-        "usual",
-        "limit",
-        "weights",
-        "flat_params",
-        "scale",
-        "router_loss",
-        "router_loss_sum",
-        "load",
-        "load_sum",
-    ),
-}
+LOCALS = set(
+    """
+    documents draws finite flat_params grad_norm gradients inv_num_tokens labels limit load load_sum loss loss_sum
+    num_tokens router_loss router_loss_sum scale tokens usual weights
+    """.split()
+)
 """The names that the lines below give their values."""
 
 _FINITE = "finite="
@@ -51,16 +41,71 @@ def load_names(program: Program) -> tuple[str, ...]:
     return ("load",) if program.routes == 1 else tuple(f"load_{i}" for i in range(program.routes))
 
 
+# ---- groups of ranks, functions under construction, sums of squares
+
+
 @frozen
-class StepLines:
-    """The bodies of the two functions, without indentation."""
+class Ranks:
+    """A group of ranks: over some axes, or some of the ranks of one."""
 
-    train: tuple[str, ...]
-    evaluate: tuple[str, ...]
+    axes: tuple[str, ...]
+    among: tuple[str, ...] = ()
+
+    def asked(self) -> str:
+        """How the mesh is asked for it."""
+        if self.among:
+            return f"mesh.among({', '.join([*map(literal, self.axes), *self.among])})"
+        return f"mesh.axis({', '.join(map(literal, self.axes))})"
 
 
-def step_lines(program: Program, patterns: Mapping[str, str], sizes: Mapping[str, str]) -> StepLines:
-    """The bodies for the program's step.
+@define
+class Function:
+    """The lines of one function, and the groups over axes that it asks the mesh for."""
+
+    groups: dict[Ranks, str] = field(factory=dict[Ranks, str])  # the names
+    lines: list[str] = field(factory=list[str])
+
+    def add(self, code: str, comment: str) -> None:
+        """A line with its comment, if any."""
+        self.lines += lined(code, comment) if comment else [code]
+
+    def all(self) -> list[str]:
+        """The groups first."""
+        groups = [f"{name} = {ranks.asked()}" for ranks, name in self.groups.items()]
+        return [*(["mesh = state.mesh"] if groups else []), *groups, *self.lines]
+
+
+def lined(code: str, comment: str) -> list[str]:
+    """A line with its comment, which precedes it where both are too long for one line."""
+    indent = " " * (len(code) - len(code.lstrip()))
+    fits = "\n" not in code and len(f"    {code}  # {comment}") <= WIDTH
+    return [f"{code}  # {comment}"] if fits else [f"{indent}# {comment}", code]
+
+
+@frozen
+class Squares:
+    """A sum of squares of gradients, and the group over whose ranks it is summed, if any."""
+
+    operands: tuple[str, ...]
+    group: str = ""
+    once: str = ""
+
+    def text(self, indent: int, others: int = 1) -> str:
+        """The expression, with an argument a line where it is too long for one line with `others` more characters."""
+        arguments = [*self.operands, *([f"once={self.once}"] if self.once else [])]
+        if not self.group:
+            return call("sum_squares", arguments, indent, others)
+        line = f"all_reduce_(sum_squares({', '.join(arguments)}), {self.group})"
+        if indent + len(line) + others <= WIDTH:
+            return line
+        return exploded("all_reduce_", [call("sum_squares", arguments, indent + 4), self.group], indent)
+
+
+# ---- the step
+
+
+def step_lines(program: Program, patterns: Mapping[str, str], sizes: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """The bodies of the two functions for the program's step, without indentation.
 
     `patterns` are the parameters' names in the model's state, `sizes` those of dims' sizes.
     """
@@ -77,7 +122,7 @@ def step_lines(program: Program, patterns: Mapping[str, str], sizes: Mapping[str
     loads = f", loads=({', '.join(load_names(program))},)" if program.routes else ""
     step.train.lines.append(f"return Metrics(loss={loss}, norm={norm}, tokens={count}{routers}{loads}{scale}{limit})")
     step.evaluate.lines.append(f"return Metrics(loss={loss}, tokens={count})")
-    return StepLines(tuple(step.train.all()), tuple(step.evaluate.all()))
+    return step.train.all(), step.evaluate.all()
 
 
 class _Step:
@@ -275,14 +320,11 @@ class _Step:
         each = "*" if self._program.pipeline and not held else ""  # of chunks, as many as a rank has
         self._squares[op.outputs[0].name] = Squares(tuple(each + self.text[name] for name in op.inputs), once=once)
 
-    def _grad_norm(self, op: Op) -> None:
-        self._norm(op, op.inputs, "")
-
     def _unscaled_norm(self, op: Op) -> None:
-        self._norm(op, op.inputs[1:], " / scale")
+        self._grad_norm(evolve(op, inputs=op.inputs[1:]), " / scale")
 
-    def _norm(self, op: Op, squares: Sequence[str], unscaled: str) -> None:
-        terms = [self._squares[each] for each in squares]
+    def _grad_norm(self, op: Op, unscaled: str = "") -> None:
+        terms = [self._squares[each] for each in op.inputs]
         others = len(f"grad_norm = .sqrt(){unscaled}")
         total = terms[0].text(4, others) if len(terms) == 1 else f"({' + '.join(each.text(0) for each in terms)})"
         if len(terms) > 1 and len(total) + others > WIDTH - 4:
@@ -318,21 +360,67 @@ class _Step:
     def _balanced(self, op: Op) -> None:
         """All biases of a route's routers, by its load."""
         bias, load, count = op.inputs
-        given = [literal(self._patterns[bias]), self.text[load], f"rate={literal(op.get('rate'))}", self._skip(count)]
-        self.train.lines.append(f"state.balance({', '.join(given)})")
-
-    def _skip(self, count: str) -> str:
-        """When a step changes nothing."""
-        return f"skip={self.text[count]}"
+        given = f"{literal(self._patterns[bias])}, {self.text[load]}, rate={literal(op.get('rate'))}"
+        self.train.lines.append(f"state.balance({given}, skip={self.text[count]})")
 
     def _update(self, op: Op) -> None:
         """All buckets' updates are one call, which scales too."""
         scale = self.text[op.inputs[1]]
         scale = f"scale={scale}, " if scale else ""
-        line = f"state.update(lr, {scale}{self._skip(op.inputs[2])})"
+        line = f"state.update(lr, {scale}skip={self.text[op.inputs[2]]})"
         if self.train.lines[-1] != line:
             self.train.lines.append(line)
 
     def _both(self, code: str, comment: str = "") -> None:
         for function in (self.train, self.evaluate):
             function.add(code, comment)
+
+
+# ---- flat buffers that move in parts, of layers or of a pipeline's chunks
+
+
+def runs(program: Program) -> list[list[Bucket]]:
+    """The buckets whose layers or chunks the step gathers; neighbours of the same layers go together."""
+    moved = {bucket.dim: bucket for bucket in program.buckets if bucket.per_layer or program.pipeline}
+    runs: list[list[Bucket]] = []
+    for op in program.region.body:
+        if isinstance(op, Op) and op.kind == "coerce" and ends(op)[0].kind is Kind.SHARDED:
+            if not (bucket := moved.get("".join(op.outputs[0].type.dims[-1:]))):
+                continue
+            last = runs[-1][-1] if runs else None
+            if last and (last.layers, last.shard_axes) == (bucket.layers, bucket.shard_axes):
+                runs[-1].append(bucket)
+            else:
+                runs.append([bucket])
+    return runs
+
+
+def unshard_ahead(program: Program, run: Sequence[Bucket], axis: str, patterns: Mapping[str, str]) -> tuple[str, str]:
+    """The line that begins to gather buckets over an axis, and its comment."""
+    names = [bucket.name if program.pipeline else repeat_of(patterns[bucket.params[0]]) for bucket in run]
+    flat_params = (f"flat_params[{literal(name)}]" for name in dict.fromkeys(names))
+    line = call("unshard_ahead", [axis, *flat_params], 4, after=0)
+    if program.pipeline:
+        return (
+            line,
+            f"S→R  {_largest(program, *run)} × {working(program, *run)} a stage, awaited before its first forward",
+        )
+    layers = " × ".join(f"{program.size(dim)}" for dim in run[0].layers)
+    return line, f"S→R  {layers} × {gathered(program, *run)}, awaited before each layer"
+
+
+def stage_reductions(program: Program) -> Iterator[str]:
+    """Comments on how stages reduce the chunks of each bucket, in the order of the IR."""
+    for bucket in program.buckets:
+        over = [("P→S", bucket.shard_axes), ("P→I", bucket.reduce_axes)]
+        if changes := ", ".join(f"{change} over {axes_word(axes, program)}" for change, axes in over if axes):
+            sizes = f"{_largest(program, bucket)} × {program.reduce_dtype(bucket)}"
+            yield f"# {bucket.name}: {changes}  {sizes} a stage, after its last backward"
+
+
+def _largest(program: Program, *of: Bucket) -> str:
+    """The most elements that any rank has of one chunk of each of these buckets."""
+    own = [chunk for each in chunks(program) for chunk in each]
+    sizes = [max(chunk.size for chunk in own if chunk.bucket == bucket.name) for bucket in of]
+    text = " + ".join(f"{size:,}" for size in sizes)
+    return f"up to {f'({text})' if len(of) > 1 else text}"

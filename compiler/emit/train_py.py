@@ -29,9 +29,8 @@ from .build import bucket_entries, optimizer, state
 from .constants import kernel_lines, pipeline_line, schedule_files, size_lines, stage_lines
 from .hf_names import names_file
 from .imports import IMPORTS
-from .init import fields
 from .model_classes import compiled, model_classes
-from .module import Module
+from .module import fields
 from .naming import axes_word, call, class_name, exploded, file_word, letter, literal, read_beside, run_word
 from .step import step_lines
 from .user_ops import modules
@@ -62,7 +61,7 @@ def train_py(program: Program, source: Source, proof: Proof | None = None, known
 
 def program_files(program: Program, source: Source, proof: Proof | None = None, known: str = "") -> dict[str, str]:
     """That, and the files that it reads from where it lies, name → text."""
-    model = model_classes(program, program.microbatches)
+    model = model_classes(program)
     names = names_file(program, model.patterns)
     body = filled(
         "train.py.j2",
@@ -79,7 +78,7 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
         modules=modules(program),
         kernels=kernel_lines(program),
         sizes=[*size_lines(program, model.sizes)],
-        classes=[_Class(module, program, model.sizes) for module in model.classes],
+        classes=[(module, [*fields(module, program, model.sizes)]) for module in model.classes],
         model_class=model.classes[-1].name,
         layers=stage_lines(program),
         pipeline=pipeline_line(program, model.sizes) if program.pipeline else "",
@@ -133,20 +132,6 @@ def _part(program: Program) -> list[str]:
                     part = f"{letter(dim)}/{word}"
                     return [f"{part:<7} the part of {letter(dim)} that a rank of {word} holds"]
     return []
-
-
-class _Class:
-    """A class as the template takes it."""
-
-    def __init__(self, module: Module, program: Program, sizes: Mapping[str, str]) -> None:
-        self.name = module.name
-        self.doc = module.doc
-        self.init = "self, mesh: Mesh, stages: tuple[int, ...]" if module.crossing else "self, mesh: Mesh"
-        self.fields = [*fields(module, program, sizes)]
-        returns = module.returns
-        arguments = ["self", *(f"{name}: {type}" for name, type in module.arguments.items())]
-        self.header = f"{call('def forward', arguments, 4, len(f' -> {returns}:'))} -> {returns}:"
-        self.lines = module.lines
 
 
 def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -> list[str]:
@@ -270,7 +255,8 @@ def _with_imports(body: str, made: Sequence[Used]) -> str:
 
     A name that both kernels and the runtime have is imported from the kernels in a program with any.
     """
-    used = _names(re.sub(r'(?m)#.*$|"[^"\n]*"', "", body.split('"""', 2)[2]))
+    code = re.sub(r'(?m)#.*$|"[^"\n]*"', "", body.split('"""', 2)[2])
+    used = set(re.findall(r"(?<![\w.])[A-Za-z_]\w*\b(?!\s*=[^=])", code))  # but not as the keyword of an argument
     own = [name for name in IMPORTS[KERNELS] if made and name in used]
     rest = used - {*own} - {each.function for each in made}
     functional = [name for name in IMPORTS[FUNCTIONAL] if name in used]
@@ -282,8 +268,3 @@ def _with_imports(body: str, made: Sequence[Used]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return "".join(f"    {name},\n" for name in names)
-
-
-def _names(code: str) -> set[str]:
-    """The names that `code` uses, other than as the keyword of an argument."""
-    return set(re.findall(r"(?<![\w.])[A-Za-z_]\w*\b(?!\s*=[^=])", code))

@@ -13,13 +13,13 @@ from ..ops.builder import retyped
 
 def choose_layout(program: Program) -> Program:
     """The program with its inputs' dims reordered, and all types that follow from them."""
-    moved = _moved(program)
-    args = tuple(
-        evolve(arg, value=evolve(arg.value, type=_moved_first(arg.value.type, moved))) for arg in program.region.args
-    )
+    moved, args = _moved(program), list[Arg]()
+    for arg in program.region.args:
+        dims = sorted(arg.value.type.dims, key=lambda dim: dim not in moved)
+        args.append(evolve(arg, value=evolve(arg.value, type=evolve(arg.value.type, dims=tuple(dims)))))
     given = {p.name: p.type for p in program.stored} | {arg.value.name: arg.value.type for arg in args}
     try:
-        region = _retype(program, evolve(program.region, args=args), given)
+        region = _retype(program, evolve(program.region, args=tuple(args)), given)
     except TypingError:  # an op has that dim among its last: better copies than another order
         return program
     relaid = evolve(program, region=region)
@@ -52,10 +52,6 @@ def _needed_whole(program: Program) -> set[str]:
         whole = OPS[op.kind].whole_operands(program.operands(op), op)
         found |= {item.partition(":")[2] for item in op.names("work")} & frozenset().union(*whole.values())
     return found
-
-
-def _moved_first(type: Type, moved: set[str]) -> Type:
-    return evolve(type, dims=tuple(sorted(type.dims, key=lambda dim: dim not in moved)))
 
 
 def _retype(program: Program, region: Region, found: dict[str, Type]) -> Region:

@@ -49,17 +49,16 @@ def insert_collectives(program: Program) -> Program:
     or copies would drift apart."""
     wants = _Wants(program)
     leaves = {p.name: wants.leaf(p) for p in program.params}
-    params = tuple(evolve(p, type=_stored(p.type, leaves[p.name])) for p in program.params)
+    split = {  # the state of record is sharded where the leaf is, else invariant
+        name: tuple((axis, place) for axis, place in leaf.places if place.kind is Kind.SHARDED)
+        for name, leaf in leaves.items()
+    }
+    params = tuple(evolve(p, type=evolve(p.type, places=split[p.name])) for p in program.params)
     args = tuple(evolve(arg, value=wants.input(arg.value)) for arg in program.region.args)
     program = evolve(program, params=params)
     inserter = _Inserter(program, leaves, (arg.value for arg in args))
     placed = with_padding(evolve(program, region=inserter.region(evolve(program.region, args=args))))
     return choose_deterministic(placed)
-
-
-def _stored(type: Type, leaf: Type) -> Type:
-    """The state of record: sharded where the leaf is, else invariant."""
-    return evolve(type, places=tuple((axis, place) for axis, place in leaf.places if place.kind is Kind.SHARDED))
 
 
 def _wanted(program: Program, type: Type, work: Sequence[str], whole: Collection[str] = ()) -> Places:
@@ -99,14 +98,11 @@ class _Wants:
                 if places is not None:
                     self._of.setdefault(leaves.get(source, source), []).append(places)
 
-    def _places(self, name: str) -> list[dict[str, Placement]]:
-        return [dict(places) for places in self._of.get(name, [])]
-
     def leaf(self, param: Param) -> Type:
         """Sharded if a use works on one of its dims, else replicated if any use is; data dims never shard storage."""
         at: dict[str, Placement] = {}
-        for use in self._places(param.name):
-            for axis, place in use.items():
+        for use in self._of.get(param.name, []):
+            for axis, place in use:
                 stored = REPLICATED if place.dim in DATA_DIMS else place
                 if axis not in at or stored.kind is Kind.SHARDED:
                     at[axis] = stored
@@ -114,7 +110,7 @@ class _Wants:
 
     def input(self, value: Value) -> Value:
         """Sharded where all uses want it so: inputs load at any placement for free."""
-        uses = self._places(value.name)
+        uses = [dict(places) for places in self._of.get(value.name, [])]
         at = {axis: place for use in uses[:1] for axis, place in use.items() if all(u.get(axis) == place for u in uses)}
         return evolve(value, type=evolve(value.type, places=self._program.places(at)))
 

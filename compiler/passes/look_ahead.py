@@ -68,7 +68,8 @@ def _staged(program: Program, found: Diagnostics) -> Program:
 def _placed(program: Program, found: Diagnostics, is_whole: bool) -> None:
     """Adds what is wrong with the work of single ops, and of a whole program with its collectives too."""
     count = found.count
-    worked = propagate(flatten_sums(_factored(program, found)), found)
+    factored = program if found.codes & {"E0311", "E0510"} else factor_axes(program)  # heads that cannot be divided
+    worked = propagate(flatten_sums(factored), found)
     if is_whole and found.count == count and not any(claim.via == AUTO for claim in program.claims):
         with found.catch():
             insert_collectives(choose_layout(worked))
@@ -79,8 +80,3 @@ def _recomputed(program: Program, found: Diagnostics) -> None:
     if program.train.recompute.word == AUTO and not any(code.startswith("E04") for code in found.codes):
         bound(program)
     check_recomputed(program)
-
-
-def _factored(program: Program, found: Diagnostics) -> Program:
-    """The program with axes factored, unless heads cannot be divided at all."""
-    return program if found.codes & {"E0311", "E0510"} else factor_axes(program)

@@ -10,7 +10,7 @@ Non-goals: what backward recomputes by itself (`selective(dispatch)`); ops of an
 
 from collections.abc import Collection, Iterator, Sequence
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ..analysis.flops import cost
 from ..analysis.recompute import is_recomputed
@@ -29,7 +29,8 @@ def weights_beside(body: Sequence[Stmt]) -> list[Stmt]:
 
     That needs none of them, and nothing else does before it.
     """
-    begun = {op.inputs[1]: i for i, op in enumerate(body) if isinstance(op, Op) and _brings_gradients(op)}
+    backs = ((i, op) for i, op in enumerate(body) if isinstance(op, Op) and op.kind == EXCHANGE_BACK.name)
+    begun = {op.inputs[1]: i for i, op in backs if begins(op)}
     late: dict[int, list[Stmt]] = {}
     for i, op in enumerate(body):
         if isinstance(op, Op) and is_of_weights(op):
@@ -40,35 +41,23 @@ def weights_beside(body: Sequence[Stmt]) -> list[Stmt]:
     return [each for i, stmt in enumerate(body) if stmt not in moved for each in (stmt, *late.get(i, ()))]
 
 
-def _brings_gradients(op: Op) -> bool:
-    return op.kind == EXCHANGE_BACK.name and begins(op)
-
-
 def _overlapped(region: Region, b: OpBuilder) -> Region:
     body = tuple(_overlapped(stmt, b) if isinstance(stmt, Region) else stmt for stmt in region.body)
     back = {op.inputs[1]: op for op in ops_in(body) if op.kind == EXCHANGE_BACK.name}
     for there in [op for op in ops_in(body) if op.kind == EXCHANGE.name]:
-        body = tuple(_beside(_Route(there, back[there.inputs[1]]), body, b))
+        body = tuple(_beside(there, back[there.inputs[1]], body, b))
     return evolve(region, body=body)
 
 
-@frozen
-class _Route:
-    """The exchanges of a route, which share `held`: to its experts, and back."""
-
-    there: Op
-    back: Op
-
-
-def _beside(route: _Route, body: Sequence[Stmt], b: OpBuilder) -> Iterator[Stmt]:
-    """The body with all that may run beside the route's exchanges there."""
-    free = _free(route, body)
-    first, second = _halves(b.program, free, ancestors(body[: body.index(route.back)], route.back.inputs))
-    beside = {route.there: first, route.back: second}
-    if is_recomputed(b.program, route.there):
-        beside = {route.back: free}
+def _beside(there: Op, back: Op, body: Sequence[Stmt], b: OpBuilder) -> Iterator[Stmt]:
+    """The body with all that may run beside a route's exchanges to its experts and back."""
+    free = _free(there, body)
+    first, second = _halves(b.program, free, ancestors(body[: body.index(back)], back.inputs))
+    beside = {there: first, back: second}
+    if is_recomputed(b.program, there):
+        beside = {back: free}
     for stmt in body:
-        if stmt in beside and (beside[stmt] or stmt is route.there):
+        if stmt in beside and (beside[stmt] or stmt is there):
             yield from _awaited(stmt, beside[stmt], b)
         elif stmt not in free:
             yield stmt
@@ -83,11 +72,11 @@ def _awaited(op: Op, beside: Sequence[Op], b: OpBuilder) -> Iterator[Op]:
     yield Op(WAIT.name, (under_way.name,), (came,), span=op.span)
 
 
-def _free(route: _Route, body: Sequence[Stmt]) -> list[Op]:
-    """The ops, in their order, that can be done while the route's rows are under way to its experts."""
-    at = body.index(route.there)
+def _free(there: Op, body: Sequence[Stmt]) -> list[Op]:
+    """The ops, in their order, that can be done while a route's rows are under way to its experts."""
+    at = body.index(there)
     staying = (value.name for stmt in body[:at] if _stays(stmt) for value in results(stmt))
-    needed = ancestors(body[:at], [*route.there.inputs, *staying])
+    needed = ancestors(body[:at], [*there.inputs, *staying])
     late = set[str]()
     found = list[Op]()
     for i, stmt in enumerate(body):

@@ -99,7 +99,7 @@ def _own(module: ModuleType) -> list[tuple[str, tuple[tuple[int, int], ...]]]:
 
 def _named(program: Program) -> Parts:
     """The parts by the names of the program's state."""
-    patterns = model_classes(program, program.microbatches).patterns
+    patterns = model_classes(program).patterns
     named: Parts = set()
     for (name, layer), parts in written(program).items():
         assert patterns[name].count("*") <= 1

@@ -21,9 +21,8 @@ from ...syntax.package_data import filled
 from ...syntax.source import Source
 from ..constants import product, size_lines
 from ..hf_names import plain_names
-from ..init import ropes
 from ..model_classes import Model, model_classes
-from ..module import Child, Module, parameter_sizes
+from ..module import Child, Module, parameter_sizes, ropes
 from ..naming import DTYPES, call, class_name, file_word, fitted, literal, matrix_shape
 from ..plan_json import plan_json
 from ..target import DTENSOR, mesh_axes, placements, whole_mesh, zigzag_ranks
@@ -62,7 +61,7 @@ def emit(
 
 def train_py(program: Program, source: Source, proof: Proof | None = None) -> str:
     """The text of a program that torch can express."""
-    model = model_classes(program, program.microbatches, DTENSOR)
+    model = model_classes(program, DTENSOR)
     inputs = [base(arg.value.name) for arg in program.microbatches.args]
     start = f"{launch(program).command(PurePath('train.py'))} FILE [STEPS]"
     windows = inputs == ["tokens", "labels"] and program.train.data.masked is None
@@ -84,7 +83,7 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         steps=program.train.steps,
         seed=program.train.seed,
         global_batch=program.train.global_batch,
-        classes=[_Class(module, program, model.sizes) for module in model.classes],
+        classes=[(module, [*_fields(module, program, model.sizes)]) for module in model.classes],
         build=[*_build(program, model)],
         call=", ".join(["mesh: DeviceMesh", *(f"{name}: Tensor" for name in inputs)]),
         inputs=[_input(arg, program) for arg in program.microbatches.args],
@@ -118,18 +117,6 @@ def _names(of: Mapping[str, str]) -> Iterator[str]:
         yield "}"
 
 
-class _Class:
-    """A class as the template takes it."""
-
-    def __init__(self, module: Module, program: Program, sizes: Mapping[str, str]) -> None:
-        self.name, self.doc, self.lines = module.name, module.doc, module.lines
-        self.fields = [*_fields(module, program, sizes)]
-        self.given = "mesh: DeviceMesh, stage: int" if module.crossing else "mesh: DeviceMesh"
-        self.fields += ["self.stage = stage"] * bool(module.crossing)
-        arguments = ["self", *(f"{name}: {type}" for name, type in module.arguments.items())]
-        self.header = f"{call('def forward', arguments, 4, len(f' -> {module.returns}:'))} -> {module.returns}:"
-
-
 def _fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Iterator[str]:
     cut = program.pipeline.dims if module.crossing and program.pipeline else ()
     for name, declared in module.declared.items():
@@ -149,6 +136,7 @@ def _fields(module: Module, program: Program, sizes: Mapping[str, str]) -> Itera
         )
         yield from fitted(line, 8).replace("\n        ", "\n").split("\n")
         yield f"self.register_buffer({literal(name)}, {name}, persistent=False)"
+    yield from ["self.stage = stage"] * bool(module.crossing)
 
 
 def _weight(name: str, param: Param, program: Program, sizes: Mapping[str, str]) -> list[str]:

@@ -12,7 +12,7 @@ from attrs import frozen
 from ...analysis.elastic import elastic_axis
 from ...config.fields import fields_of
 from ...config.settings import Watch
-from ...ir import SEQUENCE, Op, Program, Region, walk
+from ...ir import SEQUENCE, Program, walk
 from ...ops.dropout import are_draws
 from ...syntax.diagnostics import Diagnostic, Diagnostics, Note
 from ...syntax.source import Span
@@ -53,24 +53,18 @@ def without_effect(program: Program) -> Iterator[Diagnostic]:
         yield Diagnostic("W0912", message, span, help="compile without `--target dtensor`, or do this in your own loop")
 
 
-def _forward(program: Program) -> Iterator[Op]:
-    forward = program.microbatches.body[0]
-    assert isinstance(forward, Region), "emit: no forward block"
-    yield from walk(forward.body)
-
-
 def _elastic(program: Program) -> Iterator[Span]:
     if axis := elastic_axis(program):
         yield axis.span
 
 
-def _experts(program: Program) -> Iterator[Span]:
-    yield from (op.span for op in _forward(program) if op.kind in ("top", "sort_by_expert", "dispatch"))
+CHOOSING = ("top", "sort_by_expert", "dispatch")
+"""The ops by which tokens choose experts."""
 
 
 def _draws(program: Program) -> Iterator[Span]:
     if any(are_draws(arg.value.type) for arg in program.microbatches.args):
-        yield next(op.span for op in _forward(program) if "dropout" in op.kind or "dropout" in dict(op.attrs))
+        yield next(op.span for op in walk(program.forward.body) if "dropout" in op.kind or "dropout" in dict(op.attrs))
 
 
 def _limit(program: Program) -> Iterator[Span]:
@@ -88,7 +82,7 @@ def _zigzag(program: Program) -> Iterator[Span]:
 def _order(program: Program) -> Iterator[Span]:
     """Dims over axes in another order than the mesh's."""
     order = [axis.name for axis in program.axes]
-    for op in _forward(program):
+    for op in walk(program.forward.body):
         for type in (value.type for value in op.outputs):
             if any([*axes] != sorted(axes, key=order.index) for axes in map(type.axes_of, type.dims)):
                 yield op.span
@@ -124,7 +118,7 @@ REFUSALS = (
     ),
     Refusal(
         "experts that tokens choose",
-        _experts,
+        lambda program: (op.span for op in walk(program.forward.body) if op.kind in CHOOSING),
         "`DTensor.redistribute` sends equal parts; `torch.bincount`, which counts rows, has no rule for DTensors",
     ),
     Refusal(

@@ -127,7 +127,8 @@ def pipeline_made(program: Program, patterns: Mapping[str, str]) -> Iterator[str
     """The lines of `build` that make the pipeline of the stages."""
     ranks = {patterns[name]: of(program).ranks_of(name) for name, _ in of(program).param_stages}
     shared = (f"{literal(name)}: {literal(held)}" for name, held in ranks.items() if len(held) > 1)
-    batch = (f"{literal(name)}: {dim}" for name, dim in _batch_dims(program).items())
+    inputs = (arg.value for arg in program.microbatches.args)
+    batch = (f"{literal(base(it.name))}: {it.type.dims.index(BATCH)}" for it in inputs)
     axis = literal(of(program).axis)
     made = f"pipeline_stage(module, stage, len(STAGE_TO_RANK), mesh, {axis}, partial(crossing, inner))"
     yield "parts = ["
@@ -137,11 +138,6 @@ def pipeline_made(program: Program, patterns: Mapping[str, str]) -> Iterator[str
     arguments = ["mesh", axis, "parts", f"Path(__file__).with_name({literal(ROWS)})", "MICROBATCHES"]
     arguments += [f"split={{{', '.join(batch)}}}", f"shared={{{', '.join(shared)}}}"]
     yield from call("model = Pipeline", arguments, 0, after=4).split("\n")
-
-
-def _batch_dims(program: Program) -> dict[str, int]:
-    """Which dim of each input of a microbatch is the batch."""
-    return {base(arg.value.name): arg.value.type.dims.index(BATCH) for arg in program.microbatches.args}
 
 
 def whole_batch(arg: Arg, each: str) -> str:

@@ -13,7 +13,7 @@ from math import prod
 from attrs import evolve, frozen
 
 from ...analysis.param_uses import products
-from ...ir import ITEM_BYTES, Bucket, Kind, Program, StateAxes, Type
+from ...ir import ITEM_BYTES, Bucket, Kind, Program, Type
 from .param_loops import ParamLoops
 
 SMALL = 25 << 20
@@ -90,7 +90,7 @@ def grouped(program: Program, params: Iterable[Used]) -> list[BucketGroup]:
     alike: dict[tuple[Key, object, object], list[Used]] = {}
     for param in sorted(params, key=lambda param: order[param.name]):
         place = param.loops and param.loops.place
-        apart = _axes(program, param), sharing(program, param.name)
+        apart = evolve(program.state_of(param.name), of=()), sharing(program, param.name)  # by whatever pattern
         alike.setdefault((_key(param.gradient), apart, place), []).append(param)
     rest: dict[object, list[Used]] = {}
     buckets: list[BucketGroup] = []
@@ -127,11 +127,6 @@ def _order(program: Program) -> dict[str, tuple[int, int]]:
     for names in products(program):
         order |= {name: (order[names[0]][0], i) for i, name in enumerate(names)}
     return order
-
-
-def _axes(program: Program, param: Used) -> StateAxes:
-    """The axes over which a parameter's state is sharded, by whatever pattern."""
-    return evolve(program.state_of(param.name), of=())
 
 
 def sharing(program: Program, param: str) -> tuple[int, ...]:

@@ -113,12 +113,9 @@ class Backward(OpBuilder):
         if isinstance(stmt, Region):
             return self._repeat(stmt)
         if any(value.name in self._parts for value in stmt.outputs):
-            self._op(stmt, [self._of_result(value) for value in stmt.outputs])
+            grads = [self.total_or_zero(v.name) if v.type.differentiable else "" for v in stmt.outputs]
+            self._op(stmt, grads)
         return stmt
-
-    def _of_result(self, value: Value) -> str:
-        """The gradient of an op's result; "" for one that has none."""
-        return self.total_or_zero(value.name) if value.type.differentiable else ""
 
     def _op(self, op: Op, grads: list[str]) -> None:
         if op.kind == "coerce":

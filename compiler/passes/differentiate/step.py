@@ -93,7 +93,10 @@ class TrainingStep(OpBuilder):
     def _update(self, grads: list[str], count: str, loss: str, loads: list[str]) -> tuple[str, list[str]]:
         """Writes norm, clipping and update; returns the norm, and the new parameters and buffers."""
         params = self.program.params
-        final = [self._final(*each) for each in zip(self._leaves, grads, params, strict=True)]
+        final = [
+            self.append(Op("leaf_grad", (grad,), (self.value(grad, param.type),), span=leaf.span))
+            for leaf, grad, param in zip(self._leaves, grads, params, strict=True)
+        ]
         norm = self._norm(final)
         clip = float(self.program.train.optimizer.clip)
         scale = self.write("clip_scale", [norm], "scale", max=clip)
@@ -113,10 +116,6 @@ class TrainingStep(OpBuilder):
     def _updated(self, param: Param, grad: str, scale: str, count: str) -> str:
         due = Value(param.name, param.type)
         return self.typed(Op("update", (grad, scale, count, param.name), (due,), span=param.span))[0]
-
-    def _final(self, leaf: Op, grad: str, param: Param) -> str:
-        """The gradient as the update takes it."""
-        return self.append(Op("leaf_grad", (grad,), (self.value(grad, param.type),), span=leaf.span))
 
     def _norm(self, grads: list[str]) -> str:
         """Squares are added over the axes on which a gradient is sharded, and not over those where it is invariant."""

@@ -14,10 +14,8 @@ from attrs import evolve
 from ...config.settings import TRITON
 from ...ir import Program, Region, Stmt
 from .context import Known
-from .elementwise import gates, norms, ropes
-from .fused_linear import products
-from .joint_coercions import joint_coercions
 from .loss import heads
+from .patterns import gates, joint_coercions, norms, products, ropes
 
 Pattern = Callable[[tuple[Stmt, ...], Known], tuple[Stmt, ...]]
 
