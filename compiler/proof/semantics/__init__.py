@@ -4,42 +4,27 @@ Purpose: the only thing the evaluator knows of ops; shared with nothing that com
 formula and each gradient against autograd.
 """
 
-from . import (
-    algebra,
-    attention,
-    dropout,
-    embedding,
-    experts,
-    fused,
-    join,
-    loss,
-    norm,
-    parts,
-    pointwise,
-    reduce,
-    step,
-    user,
-)
+from ...ops import VJPS
+from ..tensors import Tensor
+from . import algebra, attention, experts, fused, join, loss, norm, step, user
 from .call import Call, Semantics
-from .vjp import vjp
 
-_OPS: dict[str, Semantics] = {
-    **algebra.MEANINGS,
-    **attention.MEANINGS,
-    **dropout.MEANINGS,
-    **embedding.MEANINGS,
-    **experts.MEANINGS,
-    **fused.MEANINGS,
-    **join.MEANINGS,
-    **loss.MEANINGS,
-    **norm.MEANINGS,
-    **parts.MEANINGS,
-    **pointwise.MEANINGS,
-    **reduce.MEANINGS,
-    **step.MEANINGS,
-    **user.MEANINGS,
-}
-MEANINGS = {**_OPS, "vjp": Semantics(lambda c: vjp(c, _OPS))}
+
+def _vjp(c: Call) -> list[Tensor]:
+    """The gradients that the op which it is of states; operands and gradients that it is not given count zero."""
+    it = VJPS.pulled(c.op, c.types)
+    given = dict(zip(it.read, c.args[it.grads :], strict=False))
+    args = [given[i] if i in given else c.zero(type) for i, type in enumerate(it.types)]
+    results = c.args[it.grads + len(it.read) :]
+    gradients = MEANINGS[it.op.kind].gradients
+    assert gradients, f"verify: {it.op.kind} has no gradients"
+    call = Call(c.program, c.world, c.numbers, it.op, args, it.types, results, it.wrt)
+    found = gradients(call, [*c.args[: it.grads]])
+    return [grad for i in it.wrt if (grad := found[i])]
+
+
+_FAMILIES = algebra, attention, experts, fused, join, loss, norm, step, user
+MEANINGS = {kind: entry for family in _FAMILIES for kind, entry in family.MEANINGS.items()} | {"vjp": Semantics(_vjp)}
 """By the op's kind."""
 
 __all__ = ["MEANINGS", "Call", "Semantics"]

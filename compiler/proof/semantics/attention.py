@@ -8,8 +8,9 @@ from ...ir.placements import Step
 from ...ops.attention import attention_roles, documents_and_draws
 from ...ops.rope import rope_roles
 from ..tensors import Array, Dims, Tensor
+from .algebra import kept
 from .call import Call, Semantics
-from .dropout import kept
+from .join import joined
 
 KEY, GROUP = "key", "group"
 """The dims of keys beside queries, and of key/value heads beside query heads."""
@@ -19,7 +20,7 @@ def _rotated(c: Call, x: Tensor, sign: int) -> Tensor:
     """Pairs (x[i], x[i + d/2]) of the last dim, or of its first few, turned by angles that positions give."""
     if few := int(c.number("dims")):
         turned, rest = (Tensor(x.dims, part, x.degree) for part in np.split(x.array, [few], axis=-1))
-        return joined(_turned_all(c, turned, sign), rest)
+        return joined([_turned_all(c, turned, sign), rest], x.dims)
     return _turned_all(c, x, sign)
 
 
@@ -34,14 +35,7 @@ def _turned_all(c: Call, x: Tensor, sign: int) -> Tensor:
     first, second = Tensor(x.dims, x.array[..., :half], x.degree), Tensor(x.dims, x.array[..., half:], x.degree)
     low = n.total(x.dims, n.product(x.dims, first, cos), n.product(x.dims, second, opposite))
     high = n.total(x.dims, n.product(x.dims, second, cos), n.product(x.dims, first, ahead))
-    return joined(low, high)
-
-
-def joined(low: Tensor, high: Tensor) -> Tensor:
-    """Two parts of the last dim, one of which may be the same on all ranks."""
-    lead = np.broadcast_shapes(low.array.shape[:-1], high.array.shape[:-1])
-    parts = [np.broadcast_to(part.array, (*lead, part.array.shape[-1])) for part in (low, high)]
-    return Tensor(low.dims, np.concatenate(parts, axis=-1), low.degree | high.degree)
+    return joined([low, high], x.dims)
 
 
 class _Softmax:
@@ -72,8 +66,8 @@ class _Softmax:
         return self.n.constant(picked.astype(int), (self.heads, GROUP))
 
     def _scale(self, q: Tensor) -> Tensor:
-        if scale := self.c.number("scale"):
-            return self.n.ratio(*scale.as_integer_ratio())
+        if self.c.number("scale"):
+            return self.c.ratio("scale")
         return self.n.function("reciprocal", self.n.function("root", self.n.ratio(q.array.shape[-1], 1)))
 
     def spread(self, x: Tensor) -> Tensor:

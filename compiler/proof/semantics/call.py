@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from attrs import frozen
 
 from ...ir import Attr, Op, Program, Type
@@ -41,6 +42,15 @@ class Call:
         value = self.get(key)
         assert isinstance(value, int | float), f"verify: {self.op.kind}: {key} is no number"
         return float(value)
+
+    def ratio(self, key: str) -> Tensor:
+        """The attribute `key`, exactly."""
+        return self.numbers.ratio(*self.number(key).as_integer_ratio())
+
+    def zero(self, type: Type) -> Tensor:
+        """Zeros, alike on all ranks."""
+        shape = (1, *(1 for _ in self.world.axes), *self.world.shape(type))
+        return self.numbers.constant(np.zeros(shape, int), type.dims)
 
     def wants(self, operand: int) -> bool:
         """Whether the gradient of an operand is wanted."""

@@ -11,7 +11,6 @@ from ...ir import BATCH, INVARIANT, PARTIAL, REPLICATED, SEQUENCE, Placement, Ty
 from ...ops.experts import moves
 from ..tensors import Array, Dims, Tensor
 from .call import Call, Semantics
-from .vjp import zero
 
 
 class _Choice:
@@ -54,7 +53,7 @@ class _Choice:
         return np.repeat(chosen, size // groups, axis=-1)
 
     def gates(self) -> Tensor:
-        n, scale = self.n, number(self.c, "scale")
+        n, scale = self.n, self.c.ratio("scale")
         if self.c.get("normalise") == "off":
             return n.product(self.dims, self.picked, scale)
         return n.product(self.dims, self.picked, self._over(), scale)
@@ -65,7 +64,7 @@ class _Choice:
 
     def gradient(self, grad: Tensor) -> Tensor:
         """The gradient of the logits."""
-        n, scale = self.n, number(self.c, "scale")
+        n, scale = self.n, self.c.ratio("scale")
         grad = n.product(self.dims, grad, scale)
         if self.c.get("normalise") == "on":
             over = self._over()
@@ -123,7 +122,7 @@ class _Balance:
         counts = Tensor(self.per, hot)
         counts = c.world.coerced(counts, axes, PARTIAL, INVARIANT, self.n) if axes else counts
         share = self.n.ratio(experts, k * length * length)
-        self.f = self.n.product(self.per, self.n.constant(counts.array, self.per), share, number(c, "by"))
+        self.f = self.n.product(self.per, self.n.constant(counts.array, self.per), share, c.ratio("by"))
 
     def _scores(self) -> Tensor:
         """Scores of each token; their sum is 1."""
@@ -147,11 +146,6 @@ class _Balance:
         return n.product(self.dims, grad, slope, n.total(self.dims, self.f, mean))
 
 
-def number(c: Call, name: str) -> Tensor:
-    """An attribute, exactly."""
-    return c.numbers.ratio(*c.number(name).as_integer_ratio())
-
-
 def _logsumexp(c: Call) -> Tensor:
     total = c.numbers.product(c.args[0].dims[:-1], c.numbers.exponential(c.args[0]))
     return c.numbers.function("log", total)
@@ -159,13 +153,13 @@ def _logsumexp(c: Call) -> Tensor:
 
 def _router_z(c: Call) -> list[Tensor]:
     each = _logsumexp(c)
-    return [c.numbers.product((), each, each, number(c, "by"))]
+    return [c.numbers.product((), each, each, c.ratio("by"))]
 
 
 def _router_z_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     n, x = c.numbers, c.args[0]
     total = n.function("reciprocal", n.product(x.dims[:-1], n.exponential(x)))
-    return [n.product(x.dims, grads[0], n.ratio(2, 1), number(c, "by"), _logsumexp(c), n.exponential(x), total)]
+    return [n.product(x.dims, grads[0], n.ratio(2, 1), c.ratio("by"), _logsumexp(c), n.exponential(x), total)]
 
 
 def _order(c: Call) -> list[Tensor]:
@@ -195,10 +189,6 @@ def _innermost_first(type: Type, dims: set[str]) -> list[tuple[str, Placement]]:
     return [(axis, sharded(dim)) for dim in sorted(dims) for axis in reversed(type.axes_of(dim))]
 
 
-def _counts(c: Call) -> list[Tensor]:
-    return [_moved(c, c.args[0], c.types[0], c.op.outputs[0].type)]
-
-
 def _exchanged(c: Call) -> list[Tensor]:
     """Rows that are not as `held` says are other tokens'; padded ones are zero."""
     (rows, *orders), result = c.args, c.op.outputs[0].type
@@ -217,7 +207,12 @@ def _exchanged_back(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 def _only(c: Call, rows: Tensor, held: Tensor) -> Tensor:
     """The rows that there are by `held`."""
-    return c.numbers.product(rows.dims, rows, c.numbers.constant(held.array.sum(axis=-1), held.dims[:-1]))
+    return c.numbers.product(rows.dims, rows, _are_held(c, held))
+
+
+def _are_held(c: Call, order: Tensor) -> Tensor:
+    """One for each row that there is by an order, else zero."""
+    return c.numbers.constant(order.array.sum(axis=-1), order.dims[:-1])
 
 
 def _hot(c: Call, order: Tensor) -> Tensor:
@@ -237,15 +232,14 @@ def _rows_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 def _products(c: Call) -> list[Tensor]:
     """Products of the rows that there are; of padded ones, also of those that there are not."""
     x, w, *orders = c.args
-    rows = (_hot(c, Tensor(order.dims[:-1], order.array.sum(axis=-1))) for order in orders)
-    return [c.numbers.product(c.dims, *rows, x, w)]
+    return [c.numbers.product(c.dims, *(_are_held(c, order) for order in orders), x, w)]
 
 
 def _biased(c: Call) -> list[Tensor]:
     """Sums with biases of the rows that there are, as in products."""
     x, bias, *orders = c.args
     for order in orders:
-        bias = c.numbers.product(c.dims, _hot(c, Tensor(order.dims[:-1], order.array.sum(axis=-1))), bias)
+        bias = c.numbers.product(c.dims, _are_held(c, order), bias)
     return [c.numbers.total(c.dims, x, bias)]
 
 
@@ -255,8 +249,8 @@ def _biased_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def _products_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    (x, w, *orders), n = c.args, c.numbers
-    return [n.product(x.dims, grads[0], w), n.product(w.dims, grads[0], x), *(None for _ in orders)]
+    x, w, *orders = c.args
+    return [c.numbers.product(x.dims, grads[0], w), c.numbers.product(w.dims, grads[0], x), *(None for _ in orders)]
 
 
 def _sum(c: Call) -> list[Tensor]:
@@ -274,14 +268,14 @@ def _sum_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 MEANINGS = {
     "top": Semantics(_top, lambda c, grads: [_Choice(c).gradient(grads[0]), *(None for _ in c.args[1:])]),
-    "no_loss": Semantics(lambda c: [zero(c, c.op.outputs[0].type)], lambda c, grads: [None]),
-    "no_load": Semantics(lambda c: [zero(c, c.op.outputs[0].type)], lambda c, grads: [None]),
+    "no_loss": Semantics(lambda c: [c.zero(c.op.outputs[0].type)], lambda c, grads: [None]),
+    "no_load": Semantics(lambda c: [c.zero(c.op.outputs[0].type)], lambda c, grads: [None]),
     "add_load": Semantics(_add_load, lambda c, grads: [None, None]),
     "balance": Semantics(lambda c: [_Balance(c).value()], lambda c, grads: [_Balance(c).gradient(grads[0]), None]),
     "router_z": Semantics(_router_z, _router_z_gradients),
     "limit_capacity": Semantics(_capacity, lambda c, grads: [None]),
     "sort_by_expert": Semantics(_order, lambda c, grads: [None]),
-    "exchange_counts": Semantics(_counts, lambda c, grads: [None]),
+    "exchange_counts": Semantics(_exchanged, lambda c, grads: [None]),
     "dispatch": Semantics(_rows, _rows_gradients),
     "exchange": Semantics(_exchanged, _exchanged_back),
     "exchange_back": Semantics(_exchanged, _exchanged_back),

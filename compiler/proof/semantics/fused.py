@@ -9,17 +9,10 @@ from ...ir import Attr, Op, Type, Value
 from ...ops import OPS
 from ...ops.fused import GATES, NORMS
 from ..tensors import Tensor
-from . import algebra, attention, loss, norm, parts, pointwise
+from . import algebra, attention, loss, norm
 from .call import Call, Semantics
 
-_PARTS = {
-    **algebra.MEANINGS,
-    **attention.MEANINGS,
-    **loss.MEANINGS,
-    **norm.MEANINGS,
-    **parts.MEANINGS,
-    **pointwise.MEANINGS,
-}
+_PARTS = algebra.MEANINGS | attention.MEANINGS | loss.MEANINGS | norm.MEANINGS
 
 
 @frozen(eq=False)
@@ -78,10 +71,6 @@ def _norm(run: _Run, x: _Node, y: _Node, *weights: _Node, norm: str) -> Sequence
     return total, *run.do(norm, total, *weights)
 
 
-def _gate(run: _Run, x: _Node, y: _Node, function: str) -> Sequence[_Node]:
-    return run.do("mul", *run.do(function, x), y)
-
-
 def _products(run: _Run, x: _Node, *weights: _Node) -> Sequence[_Node]:
     return [result for weight in weights for result in run.do("contract", x, weight)]
 
@@ -89,6 +78,10 @@ def _products(run: _Run, x: _Node, *weights: _Node) -> Sequence[_Node]:
 def _loss(run: _Run, x: _Node, weight: _Node, labels: _Node, *bias: _Node, loss: str) -> Sequence[_Node]:
     logits = run.do("contract", x, weight, over=run.fused.op.names("inner"))
     return run.do(loss, *(run.do("add", *logits, *bias) if bias else logits), labels)
+
+
+def _gate(run: _Run, x: _Node, y: _Node, function: str) -> Sequence[_Node]:
+    return run.do("mul", *run.do(function, x), y)
 
 
 def _ropes(run: _Run, q: _Node, k: _Node) -> Sequence[_Node]:

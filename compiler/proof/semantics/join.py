@@ -9,23 +9,12 @@ from ..tensors import Dims, Tensor, degree_of
 from .call import Call, Semantics
 
 
-def _concat(c: Call) -> list[Tensor]:
-    return [_joined(c.args, c.dims)]
-
-
-def _joined(args: Sequence[Tensor], dims: Dims) -> Tensor:
+def joined(args: Sequence[Tensor], dims: Dims) -> Tensor:
+    """Parts of the last dim, some of which may be the same on all ranks."""
     arrays = [x.onto((*dims[:-1], x.dims[-1])) for x in args]
     before = np.broadcast_shapes(*(array.shape[:-1] for array in arrays))
     parts = [np.broadcast_to(array, (*before, array.shape[-1])) for array in arrays]
     return Tensor(dims, np.concatenate(parts, axis=-1), degree_of(args))
-
-
-def _split(c: Call) -> list[Tensor]:
-    return _parted(c, c.args[0], c.op.names("parts"))
-
-
-def _rescaled(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    return [_joined(grads, c.args[0].dims)]
 
 
 def _parted(c: Call, x: Tensor, parts: Dims) -> list[Tensor]:
@@ -35,7 +24,7 @@ def _parted(c: Call, x: Tensor, parts: Dims) -> list[Tensor]:
     return [Tensor((*x.dims[:-1], part), array, x.degree) for part, array in zip(parts, arrays, strict=True)]
 
 
-def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+def _concat_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     parts = _parted(c, grads[0], tuple(x.dims[-1] for x in c.args))
     return [c.numbers.product(x.dims, part) for x, part in zip(c.args, parts, strict=True)]
 
@@ -52,7 +41,10 @@ def _taken(c: Call, x: Tensor, back: bool = False) -> Tensor:
 _PERMUTED = Semantics(lambda c: [_taken(c, c.args[0])], lambda c, grads: [_taken(c, grads[0], back=True)])
 
 MEANINGS = {
-    "concat": Semantics(_concat, _gradients),
-    "split": Semantics(_split, _rescaled),
+    "concat": Semantics(lambda c: [joined(c.args, c.dims)], _concat_gradients),
+    "split": Semantics(
+        lambda c: _parted(c, c.args[0], c.op.names("parts")),
+        lambda c, grads: [joined(grads, c.args[0].dims)],
+    ),
     **{kind: _PERMUTED for kind, entry in OPS.items() if entry.permutes},
 }

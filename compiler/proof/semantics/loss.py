@@ -8,7 +8,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from ..tensors import Dims, Numbers, Tensor
+from ...ir import Kind, Type, sharded
+from ..tensors import Dims, Tensor
 from .call import Call, Semantics
 
 
@@ -41,10 +42,9 @@ class Labelled(Logits):
     def __init__(self, c: Call, x: Tensor, labels: int) -> None:
         super().__init__(c, x)
         classes = self.dims[-1]
-        share, n = Fraction(c.number("smoothing")), c.numbers
-        hot = n.product(self.dims, c.hot(labels, 0, classes), number(n, 1 - share))
-        each = n.product((classes,), self.classes, number(n, share / c.program.valid(classes)))
-        self.target = n.total(self.dims, hot, each)
+        own, every = _shares(c, classes)
+        hot = c.numbers.product(self.dims, c.hot(labels, 0, classes), own)
+        self.target = c.numbers.total(self.dims, hot, c.numbers.product((classes,), self.classes, every))
 
     def parts(self, peak: Tensor) -> tuple[Tensor, Tensor]:
         """z and t; a label among classes elsewhere adds zero to t."""
@@ -74,8 +74,11 @@ class Capped(Labelled):
         return self.n.product(self.dims, super().gradient(dz, dt, peak), *self._slope)
 
 
-def number(n: Numbers, value: Fraction) -> Tensor:
-    return n.ratio(value.numerator, value.denominator)
+def _shares(c: Call, classes: str) -> tuple[Tensor, Tensor]:
+    """How much of a token's target is the class of its label, and how much every class."""
+    share = Fraction(c.number("smoothing"))
+    own, every = 1 - share, share / c.program.valid(classes)
+    return c.numbers.ratio(*own.as_integer_ratio()), c.numbers.ratio(*every.as_integer_ratio())
 
 
 def _valid(c: Call, labels: Tensor, dims: Dims) -> Tensor:
@@ -91,61 +94,105 @@ def _normaliser(c: Call, z: Tensor, *peak: Tensor) -> Tensor:
     return c.numbers.total(z.dims, c.numbers.function("log", z), *peak)
 
 
-def token_loss(c: Call, z_loss: float, z: Tensor, t: Tensor, labels: Tensor, *peak: Tensor) -> Tensor:
+def _token_loss(c: Call, z_loss: str, z: Tensor, t: Tensor, labels: Tensor, *peak: Tensor) -> Tensor:
+    """The loss; `z_loss` is the attribute that says how much of it a z-loss is."""
     n = c.numbers
     terms = [_normaliser(c, z), n.negative(t)]
     if peak:
         log = _normaliser(c, z, *peak)
-        terms.append(n.product(z.dims, log, log, number(n, Fraction(z_loss))))
+        terms.append(n.product(z.dims, log, log, c.ratio(z_loss)))
     return n.product((), n.total(z.dims, *terms), _valid(c, labels, z.dims))
 
 
-def token_loss_dx(
-    c: Call, z_loss: float, dy: Tensor, z: Tensor, labels: Tensor, *peak: Tensor
-) -> tuple[Tensor, Tensor]:
+def _token_loss_dx(c: Call, z_loss: str, dy: Tensor, z: Tensor, labels: Tensor, *peak: Tensor) -> tuple[Tensor, Tensor]:
     n = c.numbers
     each = n.product(z.dims, dy, _valid(c, labels, z.dims))
     through = each
     if peak:
-        twice = number(n, 2 * Fraction(z_loss))
-        through = n.total(z.dims, each, n.product(z.dims, each, _normaliser(c, z, *peak), twice))
+        log = _normaliser(c, z, *peak)
+        through = n.total(z.dims, each, n.product(z.dims, each, log, c.ratio(z_loss), n.ratio(2, 1)))
     return n.product(z.dims, through, n.inverse(z)), n.negative(each)
 
 
 # ---- whole
 
 
-def _whole(c: Call) -> Tensor:
-    logits, z_loss = Capped(c), c.number("z")
+def _whole(c: Call) -> list[Tensor]:
+    logits = Capped(c)
     peak = logits.peak()
-    return token_loss(c, z_loss, *logits.parts(peak), c.args[1], *([peak] if z_loss else []))
+    return [_token_loss(c, "z", *logits.parts(peak), c.args[1], *([peak] if c.number("z") else []))]
 
 
-def _whole_dx(c: Call, dy: Tensor) -> Tensor:
-    logits, z_loss = Capped(c), c.number("z")
+def _whole_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    logits = Capped(c)
     peak = logits.peak()
     z, _ = logits.parts(peak)
-    return logits.gradient(*token_loss_dx(c, z_loss, dy, z, c.args[1], *([peak] if z_loss else [])), peak)
+    through = _token_loss_dx(c, "z", grads[0], z, c.args[1], *([peak] if c.number("z") else []))
+    return [logits.gradient(*through, peak), None]
 
 
 # ---- in parts
 
 
-def _local_softmax_stats_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    dz, dt = grads
-    return [Labelled(c, c.args[0], 2).gradient(dz, dt, c.args[1]), None, None]
-
-
 def _token_loss_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     z, _, *rest = c.args
-    return [*token_loss_dx(c, c.number("z_loss"), grads[0], z, *rest), *(None for _ in rest)]
+    return [*_token_loss_dx(c, "z_loss", grads[0], z, *rest), *(None for _ in rest)]
+
+
+# ---- in parts, each relative to its rank's own largest logit; and what they are relative to that of all
+
+
+def _shared(x: Tensor, dims: Dims) -> Tensor:
+    """A value that each rank has one of, with a dim for the ranks appended."""
+    return Tensor(dims, x.array[..., None], x.degree)
+
+
+def _own_parts(c: Call) -> list[Tensor]:
+    """m, z relative to it in a dim of its own, and t, which is relative to nothing."""
+    logits = Capped(c)
+    m = logits.peak()
+    z = logits.n.product(logits.tokens, logits.exponential(m))
+    return [m, _shared(z, c.op.outputs[1].type.dims), logits.n.product(logits.tokens, logits.target, logits.x)]
+
+
+def _logit_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    """The gradient of z has the dim of shares, and each rank one of them."""
+    logits, (dz, dt) = Capped(c), grads[-2:]
+    return [logits.gradient(logits.n.product(logits.tokens, dz), dt, c.results[0]), None]
+
+
+def _rescaled(c: Call) -> list[Tensor]:
+    n, (m, z, t, peak, _) = c.numbers, c.args
+    lost = n.negative(n.product(t.dims, _share_of_labels(c), peak))
+    return [n.product(m.dims, z, c.numbers.exponential(m, peak)), n.total(t.dims, t, lost)]
+
+
+def _share_of_labels(c: Call) -> Tensor:
+    """The part of each label that this rank's classes have."""
+    n, labels, classes = c.numbers, c.args[4], str(c.op.get("classes"))
+    m = c.types[0]
+    type = Type(m.dtype, (classes,), tuple((axis, sharded(classes)) for axis in m.axes_in(Kind.MAXIMUM)))
+    index, dims, (own, every) = c.world.indices(type, classes), (*labels.dims, classes), _shares(c, classes)
+    is_label = (labels.onto(dims) == Tensor((classes,), index).onto(dims)).astype(int)
+    real = n.constant((index < c.program.valid(classes)).astype(int), (classes,))
+    hot = n.product(labels.dims, n.constant(is_label, dims), own)
+    return n.total(labels.dims, hot, n.product((), real, every))
+
+
+def _rescaled_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    m, z, _, peak, _ = c.args
+    dz = c.numbers.product(m.dims, grads[0], c.numbers.exponential(m, peak))
+    return [None, _shared(dz, z.dims), grads[1], None, None]
 
 
 MEANINGS = {
-    "cross_entropy": Semantics(lambda c: [_whole(c)], lambda c, grads: [_whole_dx(c, grads[0]), None]),
+    "cross_entropy": Semantics(_whole, _whole_gradients),
     "max_logit": Semantics(lambda c: [Logits(c, c.args[0]).peak()], lambda c, grads: [None]),
     "local_softmax_stats": Semantics(
-        lambda c: [*Labelled(c, c.args[0], 2).parts(c.args[1])], _local_softmax_stats_gradients
+        lambda c: [*Labelled(c, c.args[0], 2).parts(c.args[1])],
+        lambda c, grads: [Labelled(c, c.args[0], 2).gradient(grads[0], grads[1], c.args[1]), None, None],
     ),
-    "token_loss": Semantics(lambda c: [token_loss(c, c.number("z_loss"), *c.args)], _token_loss_gradients),
+    "token_loss": Semantics(lambda c: [_token_loss(c, "z_loss", *c.args)], _token_loss_gradients),
+    "logit_softmax_stats": Semantics(_own_parts, _logit_gradients),
+    "rescale_to_global_max": Semantics(_rescaled, _rescaled_gradients),
 }

@@ -6,8 +6,8 @@ In layernorm x is first centred, and the variance is the mean of squares of that
 from attrs import evolve
 
 from ..tensors import Dims, Tensor
+from .algebra import sizes
 from .call import Call, Semantics
-from .reduce import sizes
 
 
 def _without(x: Tensor, over: Dims) -> Dims:
@@ -22,10 +22,6 @@ def _mean(c: Call, over: Dims, x: Tensor, *factors: Tensor) -> Tensor:
 def _centred(c: Call, x: Tensor, over: Dims) -> Tensor:
     """x less its mean, which is also the gradient of that."""
     return c.numbers.total(x.dims, x, c.numbers.negative(_mean(c, over, x)))
-
-
-def _twice(c: Call) -> Tensor:
-    return c.numbers.ratio(2, 1)
 
 
 # ---- in parts
@@ -59,7 +55,7 @@ def _scaled_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
 
 
 def _mean_square_dx(c: Call, dy: Tensor, x: Tensor) -> Tensor:
-    return c.numbers.product(x.dims, x, dy, sizes(c, _without(x, dy.dims)), _twice(c))
+    return c.numbers.product(x.dims, x, dy, sizes(c, _without(x, dy.dims)), c.numbers.ratio(2, 1))
 
 
 # ---- whole
