@@ -11,7 +11,8 @@ from ..analysis.communication import collectives, places
 from ..analysis.context_parallel import costs, sequence_axes, strategy
 from ..analysis.expert_loads import loads
 from ..analysis.link_traffic import crosses, sent, volumes, whole
-from ..analysis.memory import SAID, Account, Kept, PeakSnapshot, account, capacity, fits, looks, place, why_unknown
+from ..analysis.memory import SAID, Account, Kept, PeakSnapshot, account, capacity, fits, place, why_unknown
+from ..analysis.memory.reserve import looks_in_update
 from ..analysis.overlap import beside
 from ..analysis.stage_program import rank_programs
 from ..config.units import amount, counted
@@ -91,7 +92,7 @@ def _padding(it: Account) -> Iterator[str]:
 
 def _watched(program: Program) -> Iterator[str]:
     """The memory of looks, if there are any."""
-    if size := looks.kept(program):
+    if size := looks_in_update(program):
         pieces = ", and for pieces of the state that `replay` updates twice" if program.watch.replay else ""
         yield f"watch: {amount(size)} during the update, for hashes, whose keys are among the tables{pieces}"
 

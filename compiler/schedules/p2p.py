@@ -78,8 +78,7 @@ def _in_order(ends: "CellTable", found: Timed) -> Schedule:
     """
     import numpy as np
 
-    from .cell_table import cell_table
-    from .message_groups import message_groups
+    from .cell_table import cell_table, message_groups
 
     place = np.full(len(found.start), inf)
     place[found.order] = np.arange(len(found.order))

@@ -5,10 +5,18 @@ from collections.abc import Callable
 from attrs import frozen
 
 from .actions import Row, Schedule, ScheduleError, stages_of_rank
-from .breadth_first import breadth_first, gpipe
-from .one_f_one_b import interleaved, interleaved_zero_bubble, one_forward_one_backward, zero_bubble_h1, zero_bubble_h2
-from .steps import RankContext
-from .v_shaped import dualpipe_v, zero_bubble_v
+from .orders import (
+    RankContext,
+    breadth_first,
+    dualpipe_v,
+    gpipe,
+    interleaved,
+    interleaved_zero_bubble,
+    one_forward_one_backward,
+    zero_bubble_h1,
+    zero_bubble_h2,
+    zero_bubble_v,
+)
 
 
 def looped(ranks: int, chunks: int) -> tuple[int, ...]:

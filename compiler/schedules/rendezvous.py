@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from .actions import Action, Row, Schedule
 from .cell_table import CellTable, Numbers, cell_table
+from .check import Problem, circular, lacking, misplaced
 from .dependencies import Cell, carried
 from .p2p import message_of
-from .violations import Problem, circular, lacking, misplaced
 
 
 def rendezvous(schedule: Schedule) -> list[Problem]:

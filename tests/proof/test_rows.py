@@ -29,10 +29,9 @@ from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.small_sizes import meshes
 from scalec.compiler.proof.tensors import Tensor
 from scalec.compiler.schedules.actions import Action, Schedule
-from scalec.compiler.schedules.cell_table import cell_table
+from scalec.compiler.schedules.cell_table import cell_table, message_groups
 from scalec.compiler.schedules.check import problems
 from scalec.compiler.schedules.dependencies import carried
-from scalec.compiler.schedules.message_groups import message_groups
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.testing.audit import Bench, Fate, audit
 from scalec.testing.audit.mutants import Mutant, row_mutants

@@ -14,8 +14,8 @@ from attrs import evolve
 from scalec.compiler.analysis.hardware import Hardware
 from scalec.compiler.analysis.time.clocks import nothing
 from scalec.compiler.analysis.time.op_rows import OpRow
+from scalec.compiler.analysis.time.pipeline import StepTime
 from scalec.compiler.analysis.time.report import Neighbour, Report, Room
-from scalec.compiler.analysis.time.step import StepTime
 from scalec.compiler.cli import main
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.time import time

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from helpers.schedules.samples import durations, one_f_one_b, orders, parsed
 from helpers.staged_model import schedules
 from scalec.compiler.schedules.actions import Action, Row, Schedule
-from scalec.compiler.schedules.cell_table import cell_table
+from scalec.compiler.schedules.cell_table import cell_table, message_groups
 from scalec.compiler.schedules.check import problems
 from scalec.compiler.schedules.dependencies import carried
-from scalec.compiler.schedules.message_groups import message_groups
 from scalec.compiler.schedules.p2p import message_of, with_messages
 from scalec.compiler.schedules.rendezvous import rendezvous
 from scalec.compiler.schedules.timeline import Times

@@ -19,8 +19,7 @@ from ...syntax.diagnostics import Diagnostics, PlanError, did_you_mean, listing,
 from ...syntax.limits import MAX_WRITTEN_BYTES
 from ...syntax.limits import load as load_text
 from ...syntax.source import Source, Span
-from .description import Hardware
-from .measured import Attention, Collective, Measured, Moved, Product
+from .description import Attention, Collective, Hardware, Measured, Moved, Product
 
 FOLDER = Path(__file__).parent
 

@@ -7,7 +7,6 @@ Non-goals: tables for people (`explain`); what the allocator loses.
 # pyright: reportUnusedImport=false
 
 from .account import Account, Bucket, account, accounts, at_loads
-from .budget import memory_budget
-from .capacity import SAID, capacity, fits, place, too_large, unknown, why_unknown
+from .capacity import SAID, capacity, fits, memory_budget, place, too_large, unknown, why_unknown
 from .peak import PeakSnapshot
 from .saved_activations import Kept

@@ -10,11 +10,10 @@ from ...ops import roles
 from ...ops.saved_tensors import Device
 from ..expert_loads import Load, loads, with_room
 from ..stage_program import rank_programs
-from . import looks
 from .aliasing import Storages
 from .peak import PeakSnapshot, Walk, update
 from .pipeline_peak import Stage, device_of, keeps, peaks, stages_of
-from .reserve import reserve
+from .reserve import hash_keys, loss_window, reserve
 from .saved_activations import Keeper, Kept
 
 STEP_COUNT, HELD, LOSS_SCALE = 4, 8, 8
@@ -168,7 +167,7 @@ def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak:
         device_of(program),
         tuple(_bucket(bucket, storages) for bucket in program.buckets if bucket.params),
         _scalars(program),
-        _tables(storages.program) + looks.keys(program),
+        _tables(storages.program) + hash_keys(program),
         sum(storages.bytes(name) for name in storages.inputs),
         kept,
         peak,
@@ -179,7 +178,7 @@ def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak:
 
 def _scalars(program: Program) -> int:
     scale = LOSS_SCALE * (program.train.precision == "fp16")
-    return STEP_COUNT + HELD + scale + _biases(program) + looks.window(program)
+    return STEP_COUNT + HELD + scale + _biases(program) + loss_window(program)
 
 
 def _biases(program: Program) -> int:

@@ -1,4 +1,4 @@
-"""The capacity of GPUs, and the warning that a plan does not fit.
+"""The capacity of GPUs, the warning that a plan does not fit, and what of a budget is left for microbatches.
 
 A warning and no error: the account does not know what a user means to change in the program, and CUDA is not measured.
 Non-goals: what would make it fit (`remedies`).
@@ -7,10 +7,15 @@ Non-goals: what would make it fit (`remedies`).
 from collections.abc import Iterator
 
 from ...config.gpus import GIB, GPUS, gpu
+from ...config.units import amount
 from ...ir import Program
+from ...schedules.actions import ScheduleError, Work
+from ...schedules.activation_memory import MemoryBudget, least
 from ...syntax.diagnostics import Diagnostic, Note, listing
 from ..elastic import elastic_axis
-from .account import Account, at_loads
+from ..expert_loads import with_room
+from .account import Account, at_loads, idle
+from .pipeline_peak import Chunks, Stage, keeps, stages_of
 
 
 def capacity(program: Program) -> int | None:
@@ -74,4 +79,51 @@ def too_large(program: Program, account: Account, help: str) -> Diagnostic:
         f"has {room / GIB:,.0f} GiB",
         (Note(None, f"{sizes} (GiB); `scalec explain memory` shows all"), *_of_loads(program)),
         help,
+    )
+
+
+def memory_budget(program: Program, most: int) -> MemoryBudget:
+    """Memory that microbatches may take where a rank holds no more than `most` bytes in all.
+
+    An action may take as much besides as that of its rank which takes most: which runs when is not known.
+    Raises ScheduleError where a single microbatch is too much.
+    """
+    program = with_room(program)
+    assert program.pipeline, "memory: no pipeline"
+    of = stages_of(program)
+    sizes = keeps(program, of)
+    left: list[float] = []
+    for rank, it in enumerate(idle(program, of)):
+        own = program.pipeline.stages_of(rank)
+        passing = max(_passing(of[stage]) for stage in own) + Chunks(program, program.pipeline, rank).most
+        _demand(it, passing, int(least(program.pipeline.stage_to_rank, rank, sizes)), most)
+        left.append(most - it.always - passing)
+    return MemoryBudget(tuple(left), sizes)
+
+
+def _passing(stage: Stage) -> int:
+    """Memory that actions of a stage take for themselves, beyond what is held before or after them."""
+    held = {
+        Work.FORWARD: stage.held,
+        Work.BACKWARD: stage.held,
+        Work.INPUT: max(stage.held, stage.later),
+        Work.WEIGHT: stage.later,
+    }
+    return max(0, *(stage.during(work).bytes - size for work, size in held.items()))
+
+
+def _demand(it: Account, passing: int, least: int, most: int) -> None:
+    """State and a microbatch, or the update, must fit."""
+    update = it.always + it.peak.bytes
+    if (needs := max(it.always + passing + least, update)) <= most:
+        return
+    sizes = {"of state and inputs": it.always}
+    if needs > update:
+        sizes |= {"of one microbatch": least, "while it is done": passing}
+    else:
+        sizes |= {"of the update": it.peak.bytes}
+    said = " + ".join(f"{amount(size)} {what}" for what, size in sizes.items() if size)
+    raise ScheduleError(
+        f"rank {it.rank} needs {said} = {amount(needs)}, but its memory budget is {amount(most)}",
+        "raise the memory budget, use smaller microbatches, or shard its state",
     )

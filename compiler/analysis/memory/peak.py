@@ -15,7 +15,6 @@ from ...ops import OPS
 from ...ops.experts import EXCHANGE, WAIT, begins, regroups
 from ...ops.saved_tensors import Device, Local
 from ..kernel_tiles import serves
-from . import looks
 from .aliasing import Storages, carried
 from .in_flight import Passing
 from .liveness import (
@@ -30,6 +29,7 @@ from .liveness import (
     unkept,
     weights_beside,
 )
+from .reserve import looks_in_update
 from .saved_activations import Keeper, Kept, SavedByLayer, bound
 
 
@@ -277,7 +277,7 @@ def _others(region: Region) -> str:
 
 def update(storages: Storages) -> PeakSnapshot:
     """The update, and the reduction of gradients before it, with what a run looks at then."""
-    return PeakSnapshot(None, "update", (), "", 0, 0, 0, _sent(storages) + looks.kept(storages.program))
+    return PeakSnapshot(None, "update", (), "", 0, 0, 0, _sent(storages) + looks_in_update(storages.program))
 
 
 def _sent(storages: Storages) -> int:

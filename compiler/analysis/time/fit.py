@@ -8,8 +8,8 @@ from attrs import evolve, frozen
 
 from ...ir import Program
 from ..hardware import Hardware
+from .pipeline import step_time
 from .profile import KINDS, Line, Profile, beside
-from .step import step_time
 
 RATES = {"held", "attention", "streamed", "link", "network"}
 """The figures that are larger where things take less time."""

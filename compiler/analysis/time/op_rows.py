@@ -1,10 +1,11 @@
-"""The ops of a step on one rank, each with its seconds, operations and bytes over the whole step.
+"""The ops of a step on one rank: seconds, operations and bytes over the whole step; and seconds where each op runs.
 
-Non-goals: when they run, and which of them the GPU waits for (`timeline`).
+The latter are the walk of a step without a pipeline, written down, with what the GPU waits for.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
+from statistics import median
 
 from attrs import evolve, frozen
 
@@ -14,9 +15,9 @@ from ...ops.saved_tensors import Local
 from ..communication import ChunkMoves
 from ..hardware import Hardware
 from ..stage_program import rank_programs, stage_programs
-from .prices import prices
+from .prices import Prices, prices
 from .seconds import of_message
-from .timeline import UPDATE
+from .timeline import UPDATE, Walk
 
 
 @frozen
@@ -158,3 +159,53 @@ def pace(program: Program, rows: Sequence[OpRow], rank: int | None = None) -> Pa
     own = program if rank is None else rank_programs(program)[rank]
     times = program.size(MICROBATCHES) * (own.size(most) if most else 1)
     return Pace(most, *(seconds / times for seconds in spent[most]))
+
+
+@frozen
+class OpSeconds:
+    """Seconds of a microbatch, of all that is done once a step, and of each op by the name of its first result.
+
+    The ops of a microbatch are those of one iteration of their repeats.
+    """
+
+    microbatch: float
+    once: float
+    ops: Mapping[str, float]
+
+
+def op_seconds(program: Program, on: Hardware) -> OpSeconds:
+    """The seconds of the ops of a program after the last pass that has no pipeline."""
+    watch = _Stopwatch(program, on, prices(program, on))
+    watch.step()
+    took = {name: median(each) for name, each in watch.took.items()}
+    once = sum(took[_name(stmt)] for stmt in program.region.body if isinstance(stmt, Op) and _name(stmt) in took)
+    return OpSeconds((watch.clocks.gpu - once) / program.size(MICROBATCHES), once, took)
+
+
+class _Stopwatch(Walk):
+    """A walk that notes by how much each op moves the GPU's clock on."""
+
+    def __init__(self, program: Program, on: Hardware, prices: Prices) -> None:
+        super().__init__(program, on, prices)
+        self.took: dict[str, list[float]] = {}
+        self._runs = False
+
+    def _op(self, op: Op, kind: str = "") -> None:
+        before, self._runs = self.clocks.gpu, True
+        super()._op(op, kind)
+        self._runs = False
+        self._note(op, before)
+
+    def _await(self, op: Op, end: float) -> None:
+        """A wait of an op that runs is a part of it; one for a layer's parameters is noted as the gather's."""
+        before = self.clocks.gpu
+        super()._await(op, end)
+        if not self._runs:
+            self._note(op, before)
+
+    def _note(self, op: Op, before: float) -> None:
+        self.took.setdefault(_name(op), []).append(self.clocks.gpu - before)
+
+
+def _name(op: Op) -> str:
+    return op.outputs[0].name if op.outputs else ""

@@ -14,9 +14,8 @@ from ...ops.routers import with_padding
 from ..determinism import drifting
 from .base import STEP_PASSES
 from .buckets import Buckets
-from .declarations import Declarations
+from .declarations import Declarations, Stages
 from .regions import Regions
-from .stages import Stages
 
 PLACED = ("insert_collectives", "fuse_ops", "overlap_exchanges", "choose_recomputed", *STEP_PASSES)
 """After these passes values have their placements."""

@@ -15,7 +15,7 @@ from ...analysis.elastic import smallest
 from ...analysis.hardware import hardware
 from ...analysis.memory import Account, account, fits, too_large
 from ...analysis.time.op_rows import OpRow, op_rows
-from ...analysis.time.step import StepTime, step_time
+from ...analysis.time.pipeline import StepTime, step_time
 from ...frontend import resolve
 from ...frontend.load_plan import opened
 from ...frontend.validate import validate

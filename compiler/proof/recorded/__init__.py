@@ -15,9 +15,8 @@ from pathlib import Path
 from attrs import fields, frozen
 
 from .files import Call, Record, Stretch, ranks, read_plan, read_records
-from .order import disorder
+from .order import as_planned, disorder, lost
 from .plan import Calls, Expected, expected
-from .rows import as_planned, lost
 
 
 @frozen

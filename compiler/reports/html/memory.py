@@ -12,7 +12,7 @@ from ...analysis.expert_loads import with_room
 from ...analysis.memory import Account, PeakSnapshot, account, capacity, fits, place
 from ...analysis.memory.over_step import over_microbatch
 from ...analysis.memory.pipeline_peak import over_row
-from ...analysis.time.op_seconds import op_seconds
+from ...analysis.time.op_rows import op_seconds
 from ...config.units import amount
 from ...ir import MICROBATCHES, Program
 from ...schedules.actions import Work

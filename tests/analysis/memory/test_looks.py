@@ -6,7 +6,7 @@ import pytest
 
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
-from scalec.compiler.analysis.memory import account, looks
+from scalec.compiler.analysis.memory import account, reserve
 from scalec.compiler.cli import main
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
@@ -31,8 +31,8 @@ def test_replay_keeps_what_is_counted(case: Case, tmp_path: Path) -> None:
     _, state = module.build(Mesh(module.PLAN.mesh))
     pieces = [piece for part in state._parts for piece in part.pieces(twice._PIECE)]
     kept = max(sum(each.nbytes for each in piece.tensors().values()) for piece in pieces)
-    assert looks.kept(program) - looks.PRODUCTS == pytest.approx(kept, rel=0.01)
-    assert looks.PIECE == twice._PIECE
+    assert reserve.looks_in_update(program) - reserve.PRODUCTS == pytest.approx(kept, rel=0.01)
+    assert reserve.PIECE == twice._PIECE
 
 
 def test_pieces_are_all_of_a_part(tmp_path: Path) -> None:
@@ -50,8 +50,8 @@ def test_the_update_is_the_peak_where_little_is_kept_for_backward() -> None:
     plain, watched = (account(compile_plan(Source("tiny.scale", plan_text(CASES[0]) + more))) for more in ("", WATCH))
     assert watched.peak.where == "update"
     assert watched.state == plain.state
-    assert watched.total >= plain.always + looks.KEYS + looks.PRODUCTS
-    assert watched.tables == plain.tables + looks.KEYS
+    assert watched.total >= plain.always + reserve.KEYS + reserve.PRODUCTS
+    assert watched.tables == plain.tables + reserve.KEYS
 
 
 def test_both_reports_tell_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
