@@ -67,7 +67,7 @@ class Plan:
     @property
     def time(self) -> Report | None:
         """The predicted time of a step; None where the plan's cluster names no GPU that is known."""
-        from scalec.compiler.analysis.time.expected import expected
+        from scalec.compiler.analysis.time import expected
 
         return expected(self.program)
 

@@ -18,8 +18,8 @@ from scalec.compiler.analysis.time.pipeline import of_stages
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.schedules.actions import Schedule, Work
 from scalec.compiler.schedules.activation_memory import Keeps, MemoryBudget
+from scalec.compiler.schedules.feasibility import Task
 from scalec.compiler.schedules.list_scheduling import Rule, followed
-from scalec.compiler.schedules.partial_schedule import Task
 from scalec.compiler.schedules.registry import SCHEDULES
 from scalec.compiler.schedules.timeline import Times, simulate
 from scalec.compiler.syntax.source import Source

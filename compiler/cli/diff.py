@@ -14,7 +14,7 @@ def diff(options: Namespace) -> int:
     """`scalec diff`; returns the exit status."""
     import json
 
-    from ..analysis.time.expected import expected
+    from ..analysis.time import expected
     from ..reports.diff import as_json, figures, rows, text
     from .recheck import compiled
 

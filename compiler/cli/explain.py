@@ -157,7 +157,7 @@ def _shown(found: "Report", plan: Plan, options: Namespace) -> str:
 def _against(plan: Plan, folder: Path) -> str:
     """Steps that a run has profiled, by plan line; beside the prediction if they ran on the device of the plan."""
     from ..analysis.memory import account
-    from ..analysis.time.expected import expected
+    from ..analysis.time import expected
     from ..analysis.time.profile import beside, ranks_at
     from ..reports.profile import table
 

@@ -19,7 +19,7 @@ from ..analysis.communication import active_count, collectives, evaluation, para
 from ..analysis.elastic import every_size
 from ..analysis.expert_loads import Load
 from ..analysis.memory import Account, account, at_loads, capacity, fits
-from ..analysis.time.expected import expected
+from ..analysis.time import expected
 from ..config.settings import AUTO, Watch
 from ..ir import Pipeline, Program
 from ..ir.printer import how_claimed, print_ir

@@ -15,7 +15,7 @@ from ..analysis.certificate import Proof, header, trust_words, trusted
 from ..analysis.elastic import alternatives, elastic_axis, every_size, sizes
 from ..analysis.kernel_tiles import Used, kernels_of, tiles_file
 from ..analysis.memory import Account, account, accounts, at_loads
-from ..analysis.time.expected import expected
+from ..analysis.time import expected
 from ..analysis.vocabulary import vocabulary
 from ..config.settings import ON, Data, Watch
 from ..config.units import counted

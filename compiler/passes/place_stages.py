@@ -15,8 +15,8 @@ from ..config.settings import AUTO, ON, Size
 from ..ir import MICROBATCHES, Pipeline, Program
 from ..schedules.actions import ScheduleError
 from ..schedules.activation_memory import MemoryBudget
+from ..schedules.feasibility import Task
 from ..schedules.list_scheduling import demand_memory, fastest
-from ..schedules.partial_schedule import Task
 from ..schedules.timeline import Times
 from ..syntax.diagnostics import PlanError
 from .bucket_params import fuse_buckets

@@ -106,7 +106,8 @@ def _diagnostic(a: Program, b: Program, forward: tuple[str, Where] | None, wrong
     count = Note(None, f"{len(wrong)} of the step's {3 + 2 * len(a.params)} results differ, first {wrong[0]}")
     if forward:
         name, where = forward
-        spans = [_span_of(program, name) for program in (a, b)]
+        lines = ({value.name: op.span for op in program.ops for value in op.outputs} for program in (a, b))
+        spans = [of.get(name, program.region.span) for of, program in zip(lines, (a, b), strict=True)]
         message = f"the plans first differ at `{name}`{iterations(where)}"
         return Diagnostic("E0702", message, spans[0], "here", (Note(spans[1], "and here in the second"), count))
     if a.watch.limited != b.watch.limited:
@@ -117,11 +118,6 @@ def _diagnostic(a: Program, b: Program, forward: tuple[str, Where] | None, wrong
     spans = [program.train.spans.get("optimizer", program.region.span) for program in (a, b)]
     notes = (Note(spans[1], "and of the second"), Note(None, "forward and loss are the same"), count)
     return Diagnostic("E0702", "the plans first differ at the update", spans[0], "the optimizer of the first", notes)
-
-
-def _span_of(program: Program, name: str) -> Span:
-    found = (op.span for op in program.ops for value in op.outputs if value.name == name)
-    return next(found, program.region.span)
 
 
 def _error(message: str, span: Span, label: str = "", notes: list[Note] | None = None) -> Diagnostic:

@@ -10,23 +10,10 @@ from itertools import combinations, product
 from attrs import evolve, frozen
 
 from ..analysis.certificate import mesh_words
-from ..ir import (
-    INVARIANT,
-    MAXIMUM,
-    PARTIAL,
-    REPLICATED,
-    Op,
-    Placement,
-    Program,
-    Region,
-    Type,
-    base,
-    sharded,
-)
+from ..ir import INVARIANT, MAXIMUM, PARTIAL, REPLICATED, Op, Placement, Program, Region, Type, base, sharded
 from ..ir.placements import COERCIONS
 from ..ops import OPS, TypingError
 from ..syntax.diagnostics import Diagnostic, Note
-from ..syntax.source import Span
 from .interpreter import Interpreter, ShapeError, Where, differing
 from .pipeline.rows import RowsError, run_rows
 from .prime_field import Field
@@ -48,12 +35,6 @@ class Found:
     where: Where
     declared: tuple[tuple[str, Placement], ...]
     actual: tuple[tuple[str, Placement], ...]
-
-
-class _Stop(Exception):
-    def __init__(self, found: Found) -> None:
-        super().__init__(found)
-        self.found = found
 
 
 def locate(error: UnequalError, program: Program, model: Program) -> Diagnostic:
@@ -128,19 +109,18 @@ def _first_wrong(case: Case, alone: Program, numbers: Field) -> Found | None:
     stale = {name for name in updated if base(name) in partly}  # but for what the rank holds
 
     def look(name: str, where: Where, value: Tensor) -> None:
-        whole, type = right[name, where], type_of[name]
-        if not where and _stages(case):
+        if found or (not where and _stages(case)):
             return  # ranks hold other things of their own
+        whole, type = right[name, where], type_of[name]
         if not flat & {*type.dims} and name not in stale and not _is(value, whole, type, ranks, numbers):
-            raise _Stop(_found(case.program, name, where, value, whole, type, ranks, numbers))
+            found.append(_found(case.program, name, where, value, whole, type, ranks, numbers))
 
+    found: list[Found] = []
     try:
         Interpreter(case.program, ranks, numbers, look, rows=run_rows).run(start.on(case.program, ranks, numbers))
-    except _Stop as stop:
-        return stop.found
     except ShapeError as error:
-        return Found(error.value, (), (), ())
-    return None
+        found.append(Found(error.value, (), (), ()))
+    return found[0] if found else None
 
 
 def _is(value: Tensor, whole: Tensor, type: Type, world: SimulatedMesh, numbers: Field) -> bool:
@@ -318,13 +298,9 @@ def _not_the_model(case: Case, alone: Program, numbers: Field, wrong: Sequence[s
     where = f"on {mesh_words({axis: case.mesh[axis] for axis in stages})} alone" if stages else "even on one rank"
     apart = forwards_apart(alone, case.single, case.scene(numbers), TRIALS)
     spans = {value.name: op.span for op in case.program.ops for value in op.outputs}
-    span = spans.get(apart[0], case.program.region.span) if apart else _gradient_span(case.program, wrong)
+    named = {f"gradient of {param.name}": param.span for param in case.program.params}
+    span = spans.get(apart[0]) if apart else next((named[result] for result in wrong if result in named), None)
     what = f"the first wrong value is `{apart[0]}`{iterations(apart[1])}" if apart else "wrong only after the forward"
     notes = (Note(None, what), _differing(case, wrong))
-    return Diagnostic("E0701", f"{where} the step is not that of the model", span, notes=notes)
-
-
-def _gradient_span(program: Program, wrong: Sequence[str]) -> Span:
-    """Where the first parameter is declared whose gradient is wrong."""
-    named = {f"gradient of {param.name}": param.span for param in program.params}
-    return next((named[result] for result in wrong if result in named), program.region.span)
+    message = f"{where} the step is not that of the model"
+    return Diagnostic("E0701", message, span or case.program.region.span, notes=notes)

@@ -73,13 +73,10 @@ def case_of(program: Program, model: Program, axes: Sizes) -> Case:
     whole = {a.parent: prod(axes[b.name] for b in program.axes if b.parent == a.parent) for a in program.axes}
     own, single = resized(program, axes, dims), resized(model, whole | axes, dims)
     single = evolve(single, pipeline=_as_far(single.pipeline, own.pipeline), claims=_as_claimed(single, own))
-    return Case(own, _as_chosen(single, own.recomputed) if single.train.recompute.word == AUTO else single)
-
-
-def _as_chosen(model: Program, recomputed: tuple[str, ...]) -> Program:
-    """A small model that recomputes what the plan's sizes have led to."""
-    train = model.train if recomputed else evolve(model.train, recompute=Selection("none"))
-    return evolve(model, train=train, recomputed=recomputed)
+    if single.train.recompute.word == AUTO:  # it recomputes what the plan's sizes have led to
+        train = single.train if own.recomputed else evolve(single.train, recompute=Selection("none"))
+        single = evolve(single, train=train, recomputed=own.recomputed)
+    return Case(own, single)
 
 
 def _as_claimed(model: Program, own: Program) -> tuple[Claim, ...]:
@@ -109,18 +106,14 @@ def keeps_sizes(program: Program, model: Program) -> bool:
     """Whether the program's own sizes, at which nothing is evaluated, and its settings are the model's."""
     dims = {dim.name: (dim.size, dim.valid) for dim in program.dims}
     are_equal = all(dims.get(dim.name) == (dim.size, dim.valid) for dim in model.dims)
-    return (
-        are_equal
-        and _ranks(program) == _ranks(model)
-        and program.train == model.train
-        and _settings(program) == _settings(model)
-    )
+    return are_equal and _settings(program) == _settings(model)
 
 
 def _settings(program: Program) -> tuple[object, ...]:
-    """The stages of a plan."""
+    """The sizes of the plan's axes, which the program may have split into factors, and its settings."""
+    ranks = {a.parent: prod(b.size for b in program.axes if b.parent == a.parent) for a in program.axes}
     pipeline = program.pipeline
-    return (pipeline.axis, pipeline.dims, pipeline.settings) if pipeline else ()
+    return ranks, program.train, (pipeline.axis, pipeline.dims, pipeline.settings) if pipeline else ()
 
 
 def has_its_stages(program: Program) -> bool:
@@ -136,11 +129,6 @@ def has_its_stages(program: Program) -> bool:
     )
     has_params = pipeline.param_stages == stages_of_params(program, pipeline)
     return are_placed and has_params and not problems(pipeline.schedule)
-
-
-def _ranks(program: Program) -> Sizes:
-    """The sizes of the plan's axes, which the program may have split into factors."""
-    return {a.parent: prod(b.size for b in program.axes if b.parent == a.parent) for a in program.axes}
 
 
 def compiles_alike(case: Case) -> bool:

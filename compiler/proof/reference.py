@@ -10,9 +10,9 @@ from typing import TypeAlias
 import numpy as np
 from attrs import Factory, evolve, field, frozen
 
-from ..ir import BATCH, MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Stmt
+from ..ir import BATCH, MICROBATCHES, Arg, Enter, Leave, Op, Program, Region, Stmt, base
 from .inputs import Inputs, everywhere
-from .interpreter import Outcome, Watch, Where, differing, metrics
+from .interpreter import Outcome, Watch, Where, differing, metrics, nothing
 from .prime_field import Field
 from .semantics import MEANINGS, Call
 from .semantics import step as meaning
@@ -55,10 +55,6 @@ class _Taped:
     back: Back
 
 
-def _unwatched(name: str, where: Where, value: Tensor) -> None:
-    pass
-
-
 def _one_rank(reference: "Reference") -> SimulatedMesh:
     """All microbatches are one batch."""
     sizes = {dim.name: dim.size for dim in reference.program.dims}
@@ -72,7 +68,7 @@ class Reference:
 
     program: Program
     numbers: Numbers
-    watch: Watch = _unwatched
+    watch: Watch = nothing
     world: SimulatedMesh = field(default=Factory(_one_rank, takes_self=True), init=False)
     _tape: list[_Taped] = field(factory=list[_Taped], init=False)
 
@@ -82,11 +78,10 @@ class Reference:
         params = {name: everywhere(value, self.world) for name, value in scene.params.items()}
         state = {p.name: Tensor(p.type.dims, params[p.name].onto(p.type.dims), RANDOM) for p in self.program.stored}
         params = {p.name: state[p.name] for p in self.program.params}
-        inputs = {name: everywhere(_batched(value), self.world) for name, value in scene.inputs.items()}
-        given = {a.value.name: inputs[a.value.name.split(".")[0]] for a in model.inputs}
+        given = {a.value.name: everywhere(_batched(scene.inputs[base(a.value.name)]), self.world) for a in model.inputs}
         env = self._body(model.setup, state, (), only=RENAMES)
         env = self._body(model.body, env | given, ())
-        count = meaning.count_valid(inputs["labels"])
+        count = meaning.count_valid(everywhere(_batched(scene.inputs["labels"]), self.world))
         share = meaning.reciprocal(n, count)
         loss, *others = (env[name] for name in model.results)
         losses = loss, *others[: self.program.losses - 1]

@@ -6,8 +6,8 @@ from math import prod
 import numpy as np
 from attrs import evolve
 
-from ..analysis.bucket_layout import Layout, layout_of
-from ..ir import INVARIANT, PARTIAL, Bucket, Param, Pipeline, Program, Type, sharded
+from ..analysis.bucket_layout import layout_of
+from ..ir import INVARIANT, PARTIAL, Bucket, Param, Pipeline, Program, sharded
 from ..ir.stages import layers_of_rank
 from .simulated_mesh import SimulatedMesh
 from .tensors import RANDOM, Array, Numbers, Tensor, degree_of
@@ -55,46 +55,39 @@ def settled(program: Program, world: SimulatedMesh, name: str, x: Tensor) -> Ten
     return Tensor(x.dims, np.where(mask, array, first), x.degree)
 
 
-def packed(program: Program, bucket: Bucket, tensors: Sequence[Tensor]) -> Tensor:
-    """The flat buffer of a layer's tensors, or the stack of all layers' of stacks; zero where no tensor lies."""
+def packed(program: Program, bucket: Bucket, tensors: Sequence[Tensor], *, ends: bool = False) -> Tensor:
+    """The flat buffer of a layer's tensors, or the stack of all layers' of stacks; zero where no tensor lies.
+
+    Where it `ends` with the last tensor, it lacks the padding.
+    """
     layout = layout_of(program, bucket)
-    return _laid_out(bucket, tensors, layout, layout.size)
-
-
-def _laid_out(bucket: Bucket, tensors: Sequence[Tensor], layout: Layout, size: int) -> Tensor:
-    """The first elements of the flat buffer, as many as `size`; `packed` has them all."""
     count = len(bucket.layers)
     layers = bucket.layers if tensors[0].dims[:count] == bucket.layers else ()
     lead = np.broadcast_shapes(*(x.array.shape[: x.lead + len(layers)] for x in tensors))
-    flat = np.zeros((*lead, size), tensors[0].array.dtype)
+    flat = np.zeros((*lead, layout.end if ends else layout.size), tensors[0].array.dtype)
     for x, start in zip(tensors, layout.starts, strict=True):
         own = x.array.reshape(*x.array.shape[: x.lead + len(layers)], -1)
         flat[..., start : start + own.shape[-1]] = own
     return Tensor((*layers, bucket.dim), flat, degree_of(tensors))
 
 
-def parts(program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor) -> list[Tensor]:
-    """The parameters' parts of a layer's buffer, or of the stack of all.  Raises ValueError at other sizes."""
-    if flat.array.shape[-1] != (layout := layout_of(program, bucket)).size:
+def parts(program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor, *, ends: bool = False) -> list[Tensor]:
+    """The parameters' parts of a layer's buffer, or of the stack of all; it may lack padding, as in `packed`.
+
+    Raises ValueError at other sizes.
+    """
+    layout = layout_of(program, bucket)
+    if flat.array.shape[-1] != (layout.end if ends else layout.size):
         raise ValueError(f"{flat.array.shape[-1]} elements are not a whole bucket")
-    return _taken_out(program, world, bucket, flat, layout)
-
-
-def _taken_out(program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor, layout: Layout) -> list[Tensor]:
-    """The parameters' parts of a buffer, which may lack the padding at its end."""
     layers = flat.dims[:-1]
-    of = {param.name: _within(param.type, bucket, layers) for param in program.params}
+    skipped = len(bucket.layers) - len(layers)
+    of = {param.name: evolve(param.type, dims=param.type.dims[skipped:]) for param in program.params}
     found: list[Tensor] = []
     for name, start in zip(bucket.params, layout.starts, strict=True):
         shape = world.shape(of[name])
         part = flat.array[..., start : start + prod(shape[len(layers) :])]
         found.append(Tensor(of[name].dims, part.reshape(*part.shape[: flat.lead], *shape), flat.degree))
     return found
-
-
-def _within(type: Type, bucket: Bucket, layers: Sequence[str]) -> Type:
-    """A parameter's type in buffers that are stacked along `layers`."""
-    return evolve(type, dims=type.dims[len(bucket.layers) - len(layers) :])
 
 
 def padded(program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor, n: Numbers) -> Tensor:
@@ -109,12 +102,12 @@ def own(program: Program, world: SimulatedMesh, bucket: Bucket, tensors: Sequenc
     if not axes:
         return list(tensors)
     layout = layout_of(program, bucket)
-    whole = _laid_out(bucket, tensors, layout, layout.end)
+    whole = packed(program, bucket, tensors, ends=True)
     shape = (1,) * whole.lead + whole.array.shape[whole.lead : -1]
     ones = Tensor(whole.dims, np.ones((*shape, layout.size), whole.array.dtype))  # alike in all trials
     mask = padded(program, world, bucket, _part(world, bucket, axes, ones, n), n)
     here = Tensor(mask.dims, mask.array[..., : layout.end])
-    return _taken_out(program, world, bucket, stale(whole, here), layout)
+    return parts(program, world, bucket, stale(whole, here), ends=True)
 
 
 def counted(program: Program, world: SimulatedMesh, bucket: Bucket, once: Sequence[int], n: Numbers) -> Tensor:

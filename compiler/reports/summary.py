@@ -12,7 +12,7 @@ from ..analysis.elastic import elastic_axis, elastic_words, every_size, left_out
 from ..analysis.kernel_tiles import chip
 from ..analysis.memory import account, at_loads, fits
 from ..analysis.recompute_cut import added, again
-from ..analysis.time.expected import expected
+from ..analysis.time import expected
 from ..config.settings import AUTO, TRITON
 from ..config.units import amount, counted
 from ..ir import MICROBATCHES, Program, walk

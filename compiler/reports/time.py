@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from ..analysis.hardware import DATA_SHEETS, Hardware
 from ..analysis.link_traffic import crosses
 from ..analysis.time.clocks import BUBBLE, HOST, StepTime
-from ..analysis.time.looks import looks
 from ..analysis.time.prices import EXPOSED
-from ..analysis.time.report import Neighbour, Report, Room
+from ..analysis.time.report import Neighbour, Report, Room, looks
 from ..config.units import amount, counted
 from ..ir import MICROBATCHES
 from ..ops.protocol import DETERMINISTIC

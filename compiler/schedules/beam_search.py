@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from attrs import frozen
 
-from .partial_schedule import Move, Progress, Task
+from .feasibility import Task
+from .partial_schedule import Move, Progress
 
 
 def searched(task: Task, below: float, width: int, fits: Callable[[Progress], bool]) -> Progress | None:
@@ -81,7 +82,7 @@ class Bound:
         there = [0.0]
         for stage in range(1, task.stages):
             there.append(there[-1] + times.forward[stage - 1] + task.delay(stage - 1, stage))
-        begins = (min((there[stage] for stage in own), default=0.0) for own in task.places.stages_of)
+        begins = (min((there[stage] for stage in own), default=0.0) for own in task.stages_of)
         back = [times.weight[0]]
         for stage in range(1, task.stages):
             onward = task.delay(stage, stage - 1) + times.input[stage - 1] + back[-1]
@@ -95,7 +96,7 @@ class Bound:
         """For one order."""
         least = 0.0
         times, count, filling = self.task.times, self.task.microbatches, progress.filling
-        for rank, stages in enumerate(self.task.places.stages_of):
+        for rank, stages in enumerate(self.task.stages_of):
             rest = free = max(progress.free[rank], self.begins[rank])
             for stage in stages:
                 forwards, backwards = count - filling.forwards[stage], count - filling.backwards[stage]

@@ -9,8 +9,9 @@ from attrs import evolve, frozen
 from .actions import Action, Row, Schedule, ScheduleError, Work
 from .activation_memory import MemoryBudget, least
 from .beam_search import Bound, searched
+from .feasibility import Task
 from .p2p import with_messages
-from .partial_schedule import Move, Progress, Task
+from .partial_schedule import Move, Progress
 from .registry import SCHEDULES
 from .timeline import Times, simulate
 

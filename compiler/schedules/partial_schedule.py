@@ -5,67 +5,11 @@ they can be exchanged.
 """
 
 from collections.abc import Iterator
-from functools import cached_property
-from itertools import pairwise
 
 from attrs import define, frozen
 
 from .actions import Action, Schedule, Work
-from .activation_memory import MemoryBudget
-from .feasibility import Filling, Places
-from .timeline import Times
-
-
-@frozen(slots=False)
-class Task:
-    """The requirements of a schedule."""
-
-    stage_to_rank: tuple[int, ...]
-    microbatches: int
-    times: Times
-    budget: MemoryBudget
-
-    @property
-    def stages(self) -> int:
-        """The number of stages."""
-        return len(self.stage_to_rank)
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks."""
-        return len(self.budget.most)
-
-    @property
-    def cells(self) -> int:
-        """How many cells rows have in which each backward is in two parts."""
-        return 3 * self.stages * self.microbatches
-
-    @cached_property
-    def places(self) -> Places:
-        """Where stages are."""
-        return Places(self.stage_to_rank, self.budget)
-
-    def touched(self, stage: int, work: Work) -> set[int]:
-        """The ranks that have other moves after this one: its own, that which is given something, and, where a rank's
-        budget counts what others give it too, those that give it something."""
-        stage_to_rank = self.stage_to_rank
-        if self.budget.keeps.handed:
-            return self._near[stage_to_rank[stage]]
-        to = stage + (work is Work.FORWARD) - (work in (Work.INPUT, Work.BACKWARD))
-        return {stage_to_rank[stage], stage_to_rank[min(max(to, 0), self.stages - 1)]}
-
-    @cached_property
-    def _near(self) -> tuple[set[int], ...]:
-        """For each rank those, it too, to which its stages hand something, and from which they are handed it."""
-        near = tuple({rank} for rank in range(self.ranks))
-        for one, other in pairwise(self.stage_to_rank):
-            near[one].add(other)
-            near[other].add(one)
-        return near
-
-    def delay(self, stage: int, other: int) -> float:
-        """How long a message takes from one stage to another."""
-        return 0 if self.stage_to_rank[stage] == self.stage_to_rank[other] else self.times.send
+from .feasibility import Filling, Task
 
 
 @frozen
@@ -101,7 +45,7 @@ class Progress:
         return cls(
             task,
             rows=[[] for _ in ranks],
-            filling=Filling.begin(task.places),
+            filling=Filling.begin(task),
             free=[0.0] * task.ranks,
             arrived=[[] if stage else [0.0] * task.microbatches for stage in stages],
             returned=[[] for _ in stages],
@@ -146,7 +90,7 @@ class Progress:
         """Possible next actions of a rank, whether or not there is memory for them (`fits`)."""
         task, filling, free = self.task, self.filling, self.free[rank]
         times, keeps = task.times, task.budget.keeps
-        for stage in task.places.stages_of[rank]:
+        for stage in task.stages_of[rank]:
             f, b = filling.forwards[stage], filling.backwards[stage]
             if f < len(self.arrived[stage]):
                 start = max(free, self.arrived[stage][f])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scalec.compiler import cli
-from scalec.compiler.analysis.time.expected import expected
+from scalec.compiler.analysis.time import expected
 from scalec.compiler.analysis.time.profile import ELSEWHERE, KINDS, beside, ranks_at, read_profile
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source

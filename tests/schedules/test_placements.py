@@ -9,8 +9,8 @@ from attrs import frozen
 from scalec.compiler.schedules.actions import Schedule, ScheduleError
 from scalec.compiler.schedules.activation_memory import MemoryBudget, high_water
 from scalec.compiler.schedules.check import problems
+from scalec.compiler.schedules.feasibility import Task
 from scalec.compiler.schedules.list_scheduling import fastest
-from scalec.compiler.schedules.partial_schedule import Task
 from scalec.compiler.schedules.registry import SCHEDULES, folded, looped
 from scalec.compiler.schedules.timeline import Times, simulate
 

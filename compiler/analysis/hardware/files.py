@@ -23,8 +23,13 @@ from .description import Attention, Collective, Hardware, Measured, Moved, Produ
 
 FOLDER = Path(__file__).parent
 
-TABLES = {"product": Product, "attention": Attention, "moved": Moved, "collective": Collective}
-"""The tables of measured seconds."""
+TABLES: dict[str, tuple[Any, str]] = {
+    "product": (Product, "products"),
+    "attention": (Attention, "attention"),
+    "moved": (Moved, "moved"),
+    "collective": (Collective, "collectives"),
+}
+"""The tables of measured seconds: their rows, and the field of `Measured`."""
 
 LINKS = {"node": ("link", "link_latency"), "adapters": ("network", "network_latency")}
 """The links of a file: the fields of `Hardware` with their bandwidth and latency."""
@@ -39,8 +44,6 @@ RATES = (*NEEDED, "streamed", "ranks_per_node")
 
 MEASURED_ERROR = 0.05
 """The error to be expected of a step that is priced by a file of measured figures, where that says no other."""
-
-LISTS = {"product": "products", "attention": "attention", "moved": "moved", "collective": "collectives"}
 
 
 def hardware(program: Program) -> Hardware | None:
@@ -122,7 +125,7 @@ class _Reader:
         figures |= self._figures("host", given.get("host", {}), HOST)
         for link in self._list("link", given):
             figures |= self._link(link)
-        own = {LISTS[it]: self._rows(it, self._list(it, given)) for it in TABLES if it in given}
+        own = {name: self._rows(it, self._list(it, given)) for it, (_, name) in TABLES.items() if it in given}
         figures["measured"] = evolve(base.measured if base else Measured(), **own)
         if base:
             return evolve(base, **figures)
@@ -171,7 +174,7 @@ class _Reader:
         return {own: self._figure(f"link.{key}", own, given[key]) for key, own in names.items() if key in given}
 
     def _rows(self, table: str, given: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
-        row: Any = TABLES[table]
+        row, _ = TABLES[table]
         for it in given:
             self._known(table, it, (*row._fields, "source"))
             if missing := [key for key in row._fields if key not in it]:

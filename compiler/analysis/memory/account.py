@@ -163,10 +163,11 @@ def idle(program: Program, of: Sequence[Stage]) -> list[Account]:
 
 def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak: PeakSnapshot) -> Account:
     """The account of a program with a rank's parameters; `storages` know all, at the rank's sizes."""
+    biases = sum(ITEM_BYTES[it.type.dtype] * program.elements(it.type) for it in program.buffers)  # of its own layers
     return Account(
         device_of(program),
         tuple(_bucket(bucket, storages) for bucket in program.buckets if bucket.params),
-        _scalars(program),
+        STEP_COUNT + HELD + LOSS_SCALE * (program.train.precision == "fp16") + biases + loss_window(program),
         _tables(storages.program) + hash_keys(program),
         sum(storages.bytes(name) for name in storages.inputs),
         kept,
@@ -176,21 +177,12 @@ def _account(program: Program, storages: Storages, kept: tuple[Kept, ...], peak:
     )
 
 
-def _scalars(program: Program) -> int:
-    scale = LOSS_SCALE * (program.train.precision == "fp16")
-    return STEP_COUNT + HELD + scale + _biases(program) + loss_window(program)
-
-
-def _biases(program: Program) -> int:
-    """Bytes of the biases of a rank's layers."""
-    return sum(ITEM_BYTES[it.type.dtype] * program.elements(it.type) for it in program.buffers)
-
-
 def _bucket(bucket: Shared, storages: Storages) -> Bucket:
     """Masters and the optimizer's own are this rank's part of the bucket."""
     program, wide = storages.program, ITEM_BYTES[bucket.type.dtype]
     part, item = program.elements(bucket.type), ITEM_BYTES[_used(bucket, storages)]
     whole = part * program.degree(bucket.shard_axes)
+    elements = sum(program.elements(param.type) for param in program.params if param.name in bucket.params)
     return Bucket(
         bucket.name,
         (part if bucket.reshard_after_forward else whole) * item,
@@ -198,13 +190,8 @@ def _bucket(bucket: Shared, storages: Storages) -> Bucket:
         part * wide if item < wide else 0,
         tuple((slot, part * wide) for slot in program.train.optimizer.slots),
         part * wide * (1 + len(program.train.optimizer.slots)),
-        1 - _elements(program, bucket) / whole,
+        1 - elements / whole,
     )
-
-
-def _elements(program: Program, bucket: Shared) -> int:
-    """Elements of a bucket's parameters on a rank that has them whole."""
-    return sum(program.elements(param.type) for param in program.params if param.name in bucket.params)
 
 
 def _used(bucket: Shared, storages: Storages) -> str:

@@ -42,7 +42,7 @@ class Storages:
             self._bind(stmt)
             if isinstance(stmt, Op) and any(self.root(name) in self.state for name in stmt.inputs):
                 self.state |= {self.root(value.name) for value in stmt.outputs}  # on a parameter's way to the model
-        inner = [*walk(self.microbatches.body)]
+        inner = [*walk(self.program.microbatches.body)]
         unpacks = [op for op in inner if op.kind == "unpack"]
         self.gathered = {self.root(op.inputs[0]) for op in unpacks} | {v.name for op in unpacks for v in op.outputs}
         self.packs = [op for op in inner if op.kind == "pack"]
@@ -53,21 +53,6 @@ class Storages:
         self.sometimes: set[str] = set()
         self._find_recomputed()
         self._find_given()
-
-    @property
-    def microbatches(self) -> Region:
-        """The region of all microbatches."""
-        return self.program.microbatches
-
-    @property
-    def forward(self) -> Region:
-        """The forward of a microbatch."""
-        return self.program.forward
-
-    @property
-    def backward(self) -> Region:
-        """The backward of a microbatch."""
-        return self.program.backward
 
     def root(self, name: str) -> str:
         """The storage that a value lies in."""
@@ -104,7 +89,8 @@ class Storages:
         }
         for arg, end, result in carried(stmt):
             if self.root(end) == arg:
-                self._root[result] = self.root(_source(stmt, arg))  # it goes through unchanged
+                source = next(it.source for it in stmt.args if it.value.name == arg)
+                self._root[result] = self.root(source)  # it goes through unchanged
 
     def origin(self, name: str) -> str:
         """The storage of forward that a value of backward reads or recomputes."""
@@ -113,8 +99,8 @@ class Storages:
 
     def _find_recomputed(self) -> None:
         """Backward's ops that do what one of forward's did, to the same operands."""
-        done = {self._does(op): op for op in walk(self.forward.body)}
-        for op in walk(self.backward.body):
+        done = {self._does(op): op for op in walk(self.program.forward.body)}
+        for op in walk(self.program.backward.body):
             if first := done.get(self._does(op)):
                 pairs = [(second.name, value.name) for second, value in zip(op.outputs, first.outputs, strict=True)]
                 self._first |= dict(pairs)
@@ -127,10 +113,10 @@ class Storages:
         """Gradients that a loss makes in forward, and backward scales where they lie."""
         losses = {
             tuple(map(self.root, op.inputs)): op.outputs[0].name
-            for op in walk(self.forward.body)
+            for op in walk(self.program.forward.body)
             if op.kind == LINEAR_CROSS_ENTROPY.name
         }
-        for op in walk(self.backward.body):
+        for op in walk(self.program.backward.body):
             if dict(op.attrs).get("of") == LINEAR_CROSS_ENTROPY.name:
                 loss = losses[tuple(map(self.origin, op.inputs[1:]))]
                 pairs = zip(op.outputs, op.names("wrt"), strict=True)
@@ -146,7 +132,3 @@ def carried(region: Region) -> list[tuple[str, str, str]]:
     args = [arg.value.name for arg in region.args if arg.enter is Enter.CARRY]
     lasts = [(e.name, r.name) for e, r in zip(region.yields, region.results, strict=True) if e.leave is Leave.LAST]
     return [(arg, end, result) for arg, (end, result) in zip(args, lasts, strict=True)]
-
-
-def _source(region: Region, name: str) -> str:
-    return next(arg.source for arg in region.args if arg.value.name == name)

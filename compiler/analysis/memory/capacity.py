@@ -4,8 +4,6 @@ A warning and no error: the account does not know what a user means to change in
 Non-goals: what would make it fit (`remedies`).
 """
 
-from collections.abc import Iterator
-
 from ...config.gpus import GIB, GPUS, gpu
 from ...config.units import amount
 from ...ir import Program
@@ -56,13 +54,6 @@ def unknown(program: Program) -> Diagnostic:
     return Diagnostic("W0915", message, program.cluster.spans.get("gpu", program.region.span), help=help)
 
 
-def _of_loads(program: Program) -> Iterator[Note]:
-    """Notes on needs with other loads of experts than that which is counted."""
-    if found := at_loads(program):
-        needs = [f"{load.name} {max(it.needs for it in each) / GIB:,.1f}" for load, each in found]
-        yield Note(None, f"by the rows that a rank's experts get: {', '.join(needs)} (GiB)")
-
-
 def too_large(program: Program, account: Account, help: str) -> Diagnostic:
     """The warning that a rank needs more than its GPU has, with what to do."""
     room, peak = capacity(program), account.peak
@@ -71,13 +62,15 @@ def too_large(program: Program, account: Account, help: str) -> Diagnostic:
     parts |= {"saved activations": peak.kept, "unsharded": peak.weights + peak.gradients, "temporaries": peak.other}
     parts |= {"reserve": account.reserve}
     sizes = " + ".join(f"{size / GIB:,.1f} {what}" for what, size in parts.items() if size >= GIB / 20)
+    needs = [f"{load.name} {max(it.needs for it in each) / GIB:,.1f}" for load, each in at_loads(program)]
+    loads = [Note(None, f"by the rows that a rank's experts get: {', '.join(needs)} (GiB)")] if needs else []
     return Diagnostic(
         "W0901",
         f"does not fit: needs {account.needs / GIB:,.1f} GiB on {place(program, account)}; "
         f"{program.cluster.gpu} has {room / GIB:,.1f} GiB",
         program.cluster.spans.get("gpu", program.region.span),
         f"has {room / GIB:,.0f} GiB",
-        (Note(None, f"{sizes} (GiB); `scalec explain memory` shows all"), *_of_loads(program)),
+        (Note(None, f"{sizes} (GiB); `scalec explain memory` shows all"), *loads),
         help,
     )
 

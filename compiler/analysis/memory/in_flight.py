@@ -42,8 +42,8 @@ class Passing:
         self._gathered: list[int] = []
         self._made: dict[str, int] = {}
         self._under_way: dict[str, int] = {}
-        if storages.program.size(storages.microbatches.dim) > 1:
-            self._under_way |= self._sums(storages.backward.body, ("pack",))
+        if storages.program.size(storages.program.microbatches.dim) > 1:
+            self._under_way |= self._sums(storages.program.backward.body, ("pack",))
 
     @property
     def weights(self) -> int:

@@ -103,8 +103,8 @@ def sums(body: Sequence[Stmt], storages: Storages, last: dict[str, int]) -> Sums
 
 def summed(storages: Storages) -> set[str]:
     """The gradients of parameters: these add up in memory of their bucket as soon as they are made."""
-    found = {end.name for end in storages.microbatches.yields if end.leave is Leave.SUM}
-    todo = list(storages.backward.body)
+    found = {end.name for end in storages.program.microbatches.yields if end.leave is Leave.SUM}
+    todo = list(storages.program.backward.body)
     while todo:
         stmt = todo.pop()
         if isinstance(stmt, Op):
@@ -140,15 +140,13 @@ class Releases:
 
     def _op(self, op: Op, backward: Sequence[Stmt]) -> tuple[int, Iterable[str]]:
         around = [*op.inputs, *(value.name for value in op.outputs)]
-        own = [name for name in around if not self._is_order(name)]  # which all ops of a route read
+        types, program = self._storages.types, self._storages.program
+        orders = [it for it in around if types[it].dtype not in FLOATS and program.experts_of(types[it])]
+        own = [name for name in around if name not in orders]  # which all ops of a route read
         mine = self._reading(own, op, backward) or self._reading(around, op, backward)
         second = self._storages.second
         recomputed = {second[name] for name in self._keeper.values(op) if name in second}
         return max(mine, default=len(backward) - 1), {*self._keeper.saved(op), *self._keeper.others(op), *recomputed}
-
-    def _is_order(self, name: str) -> bool:
-        type = self._storages.types[name]
-        return type.dtype not in FLOATS and bool(self._storages.program.experts_of(type))
 
     def _reading(self, names: Iterable[str], op: Op, backward: Sequence[Stmt]) -> list[int]:
         """The ops of an op's line of the plan that read any of these values in backward."""

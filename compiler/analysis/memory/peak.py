@@ -76,16 +76,16 @@ class Walk:
         self._live: dict[str, int] = {}
         self._kept: set[str] = set()
         self._into: dict[str, str] = {}
-        bodies = (*walk(storages.forward.body), *walk(storages.backward.body))
+        bodies = (*walk(storages.program.forward.body), *walk(storages.program.backward.body))
         self._begun = {op.outputs[0].name: op for op in bodies if begins(op)}
         self._where, self._layers = "forward", list[tuple[str, int, int]]()
         self.peaks = {"update": update(storages)}
         self._given = [*storages.received, *storages.received_gradients]  # there until backward is done
         self._live |= {self._root(name): storages.bytes(name) for name in storages.received}
-        self._forward(storages.forward.body, None, keeper.all)
+        self._forward(storages.program.forward.body, None, keeper.all)
         self._where = "backward"
         self._live |= {self._root(name): storages.bytes(name) for name in storages.received_gradients}
-        self._backward(storages.backward.body, storages.forward.body)
+        self._backward(storages.program.backward.body, storages.program.forward.body)
 
     @property
     def peak(self) -> PeakSnapshot:

@@ -92,7 +92,7 @@ def _stage(stage: StageProgram, device: Device, splits: bool) -> Stage:
     walked = Walk(storages, keeper, device).peaks
     entered = sum(storages.bytes(name) for name in storages.received if storages.root(name) not in keeper.all)
     kept = tuple(keeper.all.values())
-    body = storages.backward.body
+    body = storages.program.backward.body
     made = Counter[tuple[str, ...]]()  # what is made of the same is made together
     for op in filter(is_put_off, walk(body)):
         made[op.inputs] += storages.bytes(op.outputs[0].name)

@@ -82,7 +82,7 @@ class Keeper:
         self.layers: dict[str, SavedByLayer] = {}
         self._decisions: dict[str, Saved] = {}  # by first result, in layers that are recomputed
         self._by_layer = True  # whether what backward recomputes layer by layer is not kept
-        self.all = self._body(storages.forward.body)
+        self.all = self._body(storages.program.forward.body)
 
     def _body(self, body: tuple[Stmt, ...]) -> dict[str, Kept]:
         found: dict[str, Kept] = {}
@@ -90,17 +90,12 @@ class Keeper:
             if isinstance(stmt, Region):
                 self._repeat(stmt, found)
             else:
-                self._want(stmt)
+                wanted = any(name in self._wanted for name in stmt.inputs)
+                if wanted and (OPS[stmt.kind].differentiable or stmt.kind in ("coerce", "cast")):
+                    self._wanted |= {value.name for value in stmt.outputs if value.type.differentiable}
                 for key, kept in self.saved(stmt).items():
                     found.setdefault(key, kept)
         return found
-
-    def _want(self, op: Op) -> None:
-        """A result has a gradient if an operand has one, and it is a number that the op has a gradient of."""
-        if any(name in self._wanted for name in op.inputs) and (
-            OPS[op.kind].differentiable or op.kind in ("coerce", "cast")
-        ):
-            self._wanted |= {value.name for value in op.outputs if value.type.differentiable}
 
     def saved(self, op: Op) -> dict[str, Kept]:
         """The tensors that an op of forward saves, by storage; one that is no value of the IR has a name of its own."""
@@ -165,7 +160,11 @@ class Keeper:
         handed = {arg for arg, _, _ in carried(region)} | {*chains}
         own = {key: inner[key] for key in bound(inner, region) if key not in handed}
         every = max(recomputes_layers(storages.program, region.dim), 1)
-        whole = self._others(region) if every > 1 else inner
+        whole = inner
+        if every > 1:  # of layers that are not recomputed
+            self._by_layer = False
+            whole = self._body(region.body)
+            self._by_layer = True
         other = {key: whole[key] for key in bound(whole, region) if key not in handed}
         links = 1 if whole.keys() & handed else every
         start = storages.layers.get(region.dim, range(0)).start
@@ -180,13 +179,6 @@ class Keeper:
         found |= {key: evolve(kept, layers=kept.layers * counts[key]) for key, kept in (own | other).items()}
         kept_links = self.layers[region.results[0].name].handed(layers)
         found |= {key: evolve(kept, layers=kept_links) for key, kept in chains.items() if kept_links}
-
-    def _others(self, region: Region) -> dict[str, Kept]:
-        """Values that a layer keeps and that are not recomputed."""
-        self._by_layer = False
-        found = self._body(region.body)
-        self._by_layer = True
-        return found
 
 
 def _total(found: dict[str, Kept]) -> int:

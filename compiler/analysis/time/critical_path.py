@@ -16,7 +16,7 @@ from ...schedules.dependencies import Value, made_by, needs
 from ...schedules.timeline import Slot
 from ..hardware import Hardware
 from .clocks import GPU, HOST, Again, Event, Seconds, Stream, add, nothing
-from .events import count, expanded
+from .events import expanded, unrolled
 from .pipeline import Rows
 from .prices import EXPOSED, prices
 from .timeline import Walk
@@ -111,17 +111,13 @@ class Streams:
         self._last = dict[Stream, int]()
         self._sent = list[tuple[float, int]]()  # the ends of collectives, in order
 
-    def add(self, events: Sequence[Event | Again], shift: Mapping[Stream, float] | None = None) -> None:
+    def add(self, events: Sequence[Event | Again]) -> None:
         """Events in the order in which the program begins them."""
-        later = shift or {}
-        for it in events:
+        for it, later in unrolled(events, MOST, {}):
             if isinstance(it, Event):
-                self._event(*expanded([it], 0, later))
-            elif it.times * count(it.events) > MOST:
-                self._iterations(it, later)
+                self._event(it)
             else:
-                for nth in range(1, it.times + 1):
-                    self.add(it.events, {s: later.get(s, 0.0) + nth * by for s, by in it.shift.items()})
+                self._iterations(it, later)
 
     def _event(self, it: Event) -> None:
         last, own = self._last.get, _only(it.kind, it.line, it.end - it.begin)

@@ -39,16 +39,23 @@ def expanded(
     events: Sequence[Event | Again], most: float, shift: Mapping[Stream, float] | None = None
 ) -> Iterator[Event]:
     """Events with iterations that were counted, each stream's later; these are one event where they are over `most`."""
-    later = shift or {}
+    for it, later in unrolled(events, most, shift or {}):
+        yield from [it] if isinstance(it, Event) else _as_one(it, later)
+
+
+def unrolled(
+    events: Sequence[Event | Again], most: float, later: Mapping[Stream, float]
+) -> Iterator[tuple[Event | Again, Mapping[Stream, float]]]:
+    """Events, each stream's `later`, one by one but for iterations of more than `most`; these with how much later."""
     for it in events:
         if isinstance(it, Event):
-            begin, end = (time + later.get(it.stream, 0.0) for time in (it.begin, it.end))
-            yield Event(it.stream, it.kind, it.line, begin, end, it.due + later.get(it.stream, 0.0))
+            by = later.get(it.stream, 0.0)
+            yield Event(it.stream, it.kind, it.line, it.begin + by, it.end + by, it.due + by), later
         elif it.times * count(it.events) > most:
-            yield from _as_one(it, later)
+            yield it, later
         else:
             for nth in range(1, it.times + 1):
-                yield from expanded(it.events, most, {s: later.get(s, 0.0) + nth * by for s, by in it.shift.items()})
+                yield from unrolled(it.events, most, {s: later.get(s, 0.0) + nth * by for s, by in it.shift.items()})
 
 
 def count(events: Sequence[Event | Again]) -> int:

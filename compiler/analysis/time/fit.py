@@ -81,7 +81,8 @@ def fit(program: Program, on: Hardware, profile: Profile) -> Fit:
 
     def differs(logs: Any) -> Any:
         lines = sorted(beside(profile, step_time(program, _changed(on, logs))), key=lambda line: line.name)
-        return numpy.array([_excess(line, kind) for line in lines for kind in KINDS]) / step
+        excess = [line.measured.get(kind, 0.0) - line.predicted.get(kind, 0.0) for line in lines for kind in KINDS]
+        return numpy.array(excess) / step
 
     def slopes(logs: Any, at: Any) -> Any:
         return numpy.stack([(differs(logs + LEAST * unit) - at) / LEAST for unit in numpy.eye(len(FIGURES))], 1)
@@ -98,10 +99,6 @@ def fit(program: Program, on: Hardware, profile: Profile) -> Fit:
     fitted = _changed(on, named)
     changes = {it.of: exp(each) for it, each in zip(FIGURES, named, strict=True) if each}
     return Fit(fitted, changes, tuple(beside(profile, step_time(program, fitted))))
-
-
-def _excess(line: Line, kind: str) -> float:
-    return line.measured.get(kind, 0.0) - line.predicted.get(kind, 0.0)
 
 
 def _changed(on: Hardware, logs: Any) -> Hardware:

@@ -69,10 +69,9 @@ class _Around:
         self._prices, self._sends = dict[object, Prices](), dict[object, tuple[Sent, ...]]()
         body = program.region.body
         row = next(at for at, stmt in enumerate(body) if isinstance(stmt, Region))
-        self._before, self._after = (
-            [stmt for stmt in part if isinstance(stmt, Op)] for part in (body[:row], body[row:])
-        )
-        self._among = {op: [each.among for each in messages(program, op, program.types)] for op in self._after}
+        self._before = [stmt for stmt in body[:row] if isinstance(stmt, Op)]
+        after = [stmt for stmt in body[row:] if isinstance(stmt, Op)]
+        self._after = [(op, [each.among for each in messages(program, op, program.types)]) for op in after]
 
     def of(self, rank: int) -> Rank:
         """The work of a rank around its row."""
@@ -86,7 +85,7 @@ class _Around:
             end = max(before.send(each, move.kind, move.line) for each in move.sends)
             ready |= {stage: (end, move) for stage in move.stages if end >= ready.get(stage, (0.0,))[0]}
         sums = tuple(self._move(moves, *pair) for pair in moves.reductions())
-        after.update([op for op in self._after if op not in moves.ops and self._takes_part(rank, op)])
+        after.update([op for op, among in self._after if op not in moves.ops and all(rank in it for it in among if it)])
         return Rank(before.clocks, ready, sums, after.clocks)
 
     def _move(self, moves: ChunkMoves, chunk: Chunk, op: Op) -> Move:
@@ -96,9 +95,6 @@ class _Around:
             seconds = (of_message(self._program, it, self._on, prod(it.shape)) for it in sent)
             self._sends[key] = tuple(zip((it.axes for it in sent), seconds, strict=True))
         return Move(chunk.stages, self._sends[key], price.sending, price.waiting, price.line)
-
-    def _takes_part(self, rank: int, op: Op) -> bool:
-        return all(not among or rank in among for among in self._among[op])
 
 
 # ---- in the rows

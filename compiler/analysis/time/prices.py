@@ -107,17 +107,11 @@ def work_of(program: Program, op: Op, types: Sequence[Type]) -> Work | None:
     None of a cast of gradients to the type of their sums, too: these are added up as they are (`sums_of`).
     """
     entry = OPS[op.kind]
-    if _is_of_sums(program, op, types):
+    is_of_step = op.kind == "cast" and op.span == program.region.span and BATCH not in types[0].dims
+    if is_of_step and ITEM_BYTES[op.outputs[0].type.dtype] > ITEM_BYTES[types[0].dtype]:
         return None
     known = Local(program, op, tuple(types), (True,) * len(types), "cuda")
     return None if entry.views(program, op) else entry.work(known)
-
-
-def _is_of_sums(program: Program, op: Op, types: Sequence[Type]) -> bool:
-    """Whether it is a cast of the step's own, not of the model, that widens a gradient."""
-    if op.kind != "cast" or op.span != program.region.span or BATCH in types[0].dims:
-        return False
-    return ITEM_BYTES[op.outputs[0].type.dtype] > ITEM_BYTES[types[0].dtype]
 
 
 ACCUMULATE = "accumulate"

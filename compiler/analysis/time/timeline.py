@@ -102,7 +102,7 @@ class Walk:
     def _repeat(self, region: Region) -> None:
         """Layers: each gathers its parameters `prefetch` layers ahead, or waits for what the step has gathered."""
         count, prefetch = self._program.size(region.dim), self._program.flow.prefetch
-        gathers = [op for op in ops_in(region.body) if self._gathers_layer(op)]
+        gathers = [op for op in ops_in(region.body) if self._prices(op).bucket and self._prices(op).gathers]
         body, ready = [stmt for stmt in region.body if stmt not in gathers], deque[float]()
         outside, dims, line = (self._around, self._at), (*self._around, region.dim), str(region.span)
         gathered = self._gathered.get(dims, [])[self._at * count :] if self._first else []
@@ -207,7 +207,3 @@ class Walk:
     def _await(self, op: Op, end: float) -> None:
         price = self._prices(op)
         self.clocks.until(end, price.waiting, price.line)
-
-    def _gathers_layer(self, op: Op) -> bool:
-        price = self._prices(op)
-        return bool(price.bucket) and price.gathers

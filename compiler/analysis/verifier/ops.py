@@ -29,7 +29,9 @@ class Ops(Checker):
         operands = [here[name] for name in op.inputs]
         self._form(op, in_reverse)
         try:
-            self._attributes(*VJPS.forward(op, operands))
+            forward, around = VJPS.forward(op, operands)
+            for key, value in forward.attrs:
+                assert self._right(forward, key, value, around), f"{forward.kind}: {key} = {value}"
             types = OPS[op.kind].infer(self.program, operands, op)
         except (TypingError, LookupError, StopIteration) as error:  # the latter two: operands of too few dims
             raise AssertionError(f"{error} ({op.outputs[0].name if op.outputs else op.kind})") from None
@@ -49,22 +51,15 @@ class Ops(Checker):
             wanted["bucket"] = (str,)
         if in_reverse and "every" in dict(op.attrs):
             wanted["every"] = (int,)
-        given, optional = (
-            [key for key, _ in op.attrs],
-            {a.name: a.default for a in attributes if a.default is not None},
-        )
-        fits = len({*given}) == len(given) and {*wanted} - {*optional} <= {*given} <= {*wanted}
+        given, optional = dict(op.attrs), {a.name: a.default for a in attributes if a.default is not None}
+        fits = len(given) == len(op.attrs) and {*wanted} - {*optional} <= {*given} <= {*wanted}
         assert fits, f"{op.kind} has {', '.join(wanted)}"
         assert all(value != optional.get(key) for key, value in op.attrs), f"{op.kind}: a default is written"
         for key, value in op.attrs:
             assert isinstance(value, wanted[key]), f"{op.kind}: {key} is not {wanted[key][0].__name__}"
 
-    def _attributes(self, op: Op, operands: Sequence[Type]) -> None:
-        """The names in attributes exist."""
-        for key, value in op.attrs:
-            assert self._right(op, key, value, operands), f"{op.kind}: {key} = {value}"
-
     def _right(self, op: Op, key: str, value: Attr, operands: Sequence[Type]) -> bool:
+        """Whether the names in an attribute exist."""
         match key:
             case "work":
                 return self._works(op.names("work"), [*operands, *(v.type for v in op.outputs)])

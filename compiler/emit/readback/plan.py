@@ -11,7 +11,7 @@ from math import prod
 from ... import __version__
 from ...analysis.elastic import every_size, sizes
 from ...analysis.memory import accounts, at_loads
-from ...analysis.time.expected import expected
+from ...analysis.time import expected
 from ...analysis.vocabulary import tables, vocabulary
 from ...config.hf_names import HFWeight
 from ...config.settings import ON, Watch

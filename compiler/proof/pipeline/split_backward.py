@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import evolve, field, frozen
 
 from ...analysis.stage_program import StageBlock
-from ...ir import Arg, Enter, Leave, Op, Region, Stmt, Type, Value, Yield, ancestors, results, uses
+from ...ir import Arg, Enter, Leave, Region, Stmt, Type, Value, Yield, ancestors, results, uses
 from ...ops import VJPS
 from ...ops.experts import GROUPED
 
@@ -50,7 +50,9 @@ class _Split:
         for stmt in body:
             if isinstance(stmt, Region):
                 self._region(stmt, needed, found)
-            elif found.late & {*stmt.inputs} or (_is_put_off(stmt) and not needed & {*_made(stmt)}):
+            elif found.late & {*stmt.inputs} or (
+                (stmt.kind in ("contract", GROUPED.name) or VJPS.delayed(stmt)) and not needed & {*_made(stmt)}
+            ):
                 found.then.append(stmt)
                 found.late.update(_made(stmt))
             else:
@@ -103,10 +105,6 @@ class _Split:
 def _with(region: Region, args: Sequence[Arg], body: Sequence[Stmt], ends: Sequence[tuple[Yield, Value]]) -> Region:
     yields, results = tuple(end for end, _ in ends), tuple(value for _, value in ends)
     return evolve(region, args=tuple(args), body=tuple(body), yields=yields, results=results)
-
-
-def _is_put_off(op: Op) -> bool:
-    return op.kind in ("contract", GROUPED.name) or VJPS.delayed(op)
 
 
 def _made(stmt: Stmt) -> list[str]:

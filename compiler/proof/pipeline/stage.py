@@ -11,7 +11,7 @@ import numpy as np
 from attrs import evolve, field, frozen
 
 from ...analysis.stage_program import StageBlock, StageProgram
-from ...ir import Enter, Pipeline, Region, Stmt, Type, Yield, uses
+from ...ir import Enter, Pipeline, Region, Type, Yield, uses
 from ...ir.stages import is_free
 from ...schedules.actions import Work
 from ..interpreter import Env, Interpreter, Where
@@ -84,11 +84,6 @@ class Staged:
         """The rank's values of all that the microbatches read."""
         return {name: self._here(self.outer[name]) for name in uses(self.region) if name in self.outer}
 
-    @cached_property
-    def _free(self) -> list[Stmt]:
-        """Statements that every stage does for itself, before its own."""
-        return [*filter(is_free, self.own.forward.body)]
-
     def _here(self, x: Tensor) -> Tensor:
         at = 1 + list(self.machine.world.axes).index(self.pipeline.axis)
         if x.array.shape[at] == 1:
@@ -99,14 +94,12 @@ class Staged:
     def inputs(self, microbatch: int) -> Env:
         """The inputs of a microbatch."""
         if microbatch not in self._inputs:
-            self._inputs[microbatch] = self._inputs_of(microbatch)
+            inputs = (arg for arg in self.region.args if arg.enter is Enter.EACH)
+            env = self._held | {arg.value.name: self.machine.at(self._held[arg.source], microbatch) for arg in inputs}
+            free = [*filter(is_free, self.own.forward.body)]  # every stage does these for itself
+            env = self._alone.body(free, env, ((self.region.dim, microbatch),))
+            self._inputs[microbatch] = {name: self._layers(value) for name, value in env.items()}
         return self._inputs[microbatch]
-
-    def _inputs_of(self, microbatch: int) -> Env:
-        inputs = (arg for arg in self.region.args if arg.enter is Enter.EACH)
-        env = self._held | {arg.value.name: self.machine.at(self._held[arg.source], microbatch) for arg in inputs}
-        env = self._alone.body(self._free, env, ((self.region.dim, microbatch),))
-        return {name: self._layers(value) for name, value in env.items()}
 
     def _layers(self, x: Tensor) -> Tensor:
         """The stage's slices of the inputs of split repeats."""

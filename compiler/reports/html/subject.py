@@ -4,7 +4,7 @@ from attrs import frozen
 
 from ...analysis.certificate import Proof
 from ...analysis.hardware import Hardware, hardware
-from ...analysis.time.expected import expected
+from ...analysis.time import expected
 from ...analysis.time.report import Report
 from ...ir import Program
 from ...syntax.source import Source

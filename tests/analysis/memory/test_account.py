@@ -255,7 +255,10 @@ def test_a_turn_begins_with_sums_under_way_of_repeats_inside() -> None:
     outer = f"repeat blocks {{ x = x + tanh(x @ own[hidden -> vocab]) @ back[vocab -> hidden]  {inner} }}"
     text = PLAN.replace(inner, outer).replace("layers = 5", "layers = 5  blocks = 3").replace("= 12", "= 4")
     storages = Storages(shared("zero 2 over dp", text))
-    region, passing = next(stmt for stmt in storages.backward.body if isinstance(stmt, Region)), Passing(storages)
+    region, passing = (
+        next(stmt for stmt in storages.program.backward.body if isinstance(stmt, Region)),
+        Passing(storages),
+    )
     own, inside = 4 * 2 * 3 * 4, 4 * 64
     assert [(on, passing.gradients) for on in passing.backward(region)] == [(0, 0), (1, inside + own)]
     assert passing.gradients == inside + own  # of the first layer, until all are waited for
@@ -274,7 +277,10 @@ def test_what_is_sent(state: str, kind: str, reduce: str, meanwhile: list[int], 
     """A gradient itself, or a copy in another element type: then both are there for a moment, unless it is kept."""
     text = PLAN.replace("precision = bf16", f"precision = bf16  {reduce}").replace("= 12", "= 4")
     storages = Storages(shared(state, text))
-    region, passing = next(stmt for stmt in storages.backward.body if isinstance(stmt, Region)), Passing(storages)
+    region, passing = (
+        next(stmt for stmt in storages.program.backward.body if isinstance(stmt, Region)),
+        Passing(storages),
+    )
     op = next(stmt for stmt in region.body if isinstance(stmt, Op) and stmt.kind == kind)
     passing.makes(op.inputs)
     assert [passing.gradients for _ in passing.moves(op)] == meanwhile
@@ -286,7 +292,10 @@ def test_what_is_sent(state: str, kind: str, reduce: str, meanwhile: list[int], 
 def test_forward_gathers_ahead() -> None:
     """The last layer keeps most, the third last has two more gathered."""
     storages = Storages(shared("zero 3 over dp  prefetch = 2"))
-    region, passing = next(stmt for stmt in storages.forward.body if isinstance(stmt, Region)), Passing(storages)
+    region, passing = (
+        next(stmt for stmt in storages.program.forward.body if isinstance(stmt, Region)),
+        Passing(storages),
+    )
     assert [(back, passing.weights) for back in passing.forward(region)] == [(0, 2 * 64), (2, 3 * 2 * 64)]
     assert passing.weights == 0
 

@@ -14,7 +14,6 @@ from helpers.memory_plans import PLANS, compiled, texts
 from scalec.compiler.analysis.expert_loads import with_load
 from scalec.compiler.analysis.memory import Account
 from scalec.compiler.analysis.memory.account import accounts_of
-from scalec.compiler.analysis.memory.aliasing import Storages
 from scalec.compiler.ir import SEQUENCE, walk
 from scalec.compiler.ops import OPS
 from scalec.compiler.passes import compile_plan
@@ -51,5 +50,5 @@ def _by_kind(it: Account) -> dict[str, int]:
 def test_every_op_that_has_a_gradient_is_among_them() -> None:
     """But for a user's own: what it keeps is its author's, and the account counts its operands."""
     programs = (compile_plan(Source(str(PLANS / "tiny.scale"), text)) for text in TEXTS.values())
-    kinds = {op.kind for program in programs for op in walk(Storages(program).forward.body)}
+    kinds = {op.kind for program in programs for op in walk(program.forward.body)}
     assert {kind for kind, entry in OPS.items() if entry.differentiable} - kinds == {"call"}

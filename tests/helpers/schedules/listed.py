@@ -2,8 +2,8 @@
 
 from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.activation_memory import MemoryBudget
+from scalec.compiler.schedules.feasibility import Task
 from scalec.compiler.schedules.list_scheduling import fastest
-from scalec.compiler.schedules.partial_schedule import Task
 from scalec.compiler.schedules.timeline import Times
 
 
