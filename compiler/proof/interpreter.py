@@ -55,10 +55,6 @@ class Outcome:
         yield from ((f"updated {name}", name, self.parameters[name]) for name in sorted(self.parameters))
 
 
-def _no_rows(machine: "Interpreter", region: Region, outer: Env) -> Env:
-    raise AssertionError("verify: a pipeline without what runs its rows")
-
-
 @frozen
 class Interpreter:
     """One evaluation.  `watch` is told every value as it is made; `rows` does the microbatches of a pipeline."""
@@ -68,7 +64,7 @@ class Interpreter:
     numbers: Numbers
     watch: Watch = nothing
     meanings: Mapping[str, Semantics] = field(default=MEANINGS)
-    rows: Rows = _no_rows
+    rows: Rows | None = None
     _gradients: dict[str, Tensor] = field(factory=dict[str, Tensor], init=False)
     _shapes: dict[Type, tuple[int, ...]] = field(factory=dict[Type, tuple[int, ...]], init=False)
 
@@ -102,6 +98,7 @@ class Interpreter:
                 env = self.body(stmt.body, env, where)
                 continue
             elif stmt.kind == "microbatches" and self.program.pipeline:
+                assert self.rows, "verify: a pipeline without what runs its rows"
                 made = self.rows(self, stmt, env)
             else:
                 made = self._loop(stmt, env, where)

@@ -64,7 +64,12 @@ class SimulatedMesh:
             i, size, place = order.index(axis), self.axes[axis], type.at(axis)
             array = np.moveaxis(array, 1 + i, 0)[0]
             at = _from_end(type.dims, place)
-            shares = self._cut(array, place.dim, [axis], at) if place.kind is S else _shares(array, place, size)
+            if place.kind is S:
+                shares = self._cut(array, place.dim, [axis], at)
+            elif place.kind is P:
+                shares = np.stack([array, *[np.zeros_like(array)] * (size - 1)])
+            else:
+                shares = _everywhere(array, size)
             array = np.moveaxis(shares, 0, 1 + i)
         return Tensor(type.dims, array, value.degree)
 
@@ -179,13 +184,6 @@ class SimulatedMesh:
 
 def _from_end(dims: Dims, place: Placement) -> int:
     return dims.index(place.dim) - len(dims) if place.kind is S else 0
-
-
-def _shares(array: Array, place: Placement, ranks: int) -> Array:
-    """Each rank's share of a value that is not sharded."""
-    if place.kind is P:
-        return np.stack([array, *[np.zeros_like(array)] * (ranks - 1)])
-    return np.broadcast_to(array, (ranks, *array.shape))
 
 
 def _everywhere(array: Array, ranks: int) -> Array:

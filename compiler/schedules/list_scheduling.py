@@ -98,16 +98,10 @@ def fastest(tasks: Sequence[Task], splits: bool = True) -> Schedule:
     named = [it for task in tasks for it in _named(task) if splits or not it.schedule.splits]
     best = _first(named) or _one_by_one(tasks[0])
     if splits and best.total > min(Bound.of(task)(Progress.begin(task)) for task in tasks):
-        best = _improved(tasks, best)
+        best = _first([best, *(it for task in tasks for it in _ruled(task, len(tasks)))]) or best
+        for task in tasks:
+            best = _searched(task, best, len(tasks)) or best
     return _joined(best.schedule, best.task.times) if best.schedule.splits else best.schedule
-
-
-def _improved(tasks: Sequence[Task], best: _Found) -> _Found:
-    """The fastest of the best with a name and of what is made without one."""
-    best = _first([best, *(it for task in tasks for it in _ruled(task, len(tasks)))]) or best
-    for task in tasks:
-        best = _searched(task, best, len(tasks)) or best
-    return best
 
 
 def demand_memory(stage_to_rank: tuple[int, ...], budget: MemoryBudget) -> None:

@@ -16,19 +16,20 @@ def resized(schedule: Schedule, ranks: int, microbatches: int) -> Schedule:
     """The rows for these numbers of ranks and microbatches, without messages."""
     rows = tuple(tuple(action for action in row if not action.work.is_message) for row in schedule.rows)
     found = evolve(schedule, rows=rows)
-    found = _with_ranks(found, _chosen_ranks(found, min(ranks, found.ranks)))
+    found = _with_ranks(found, _chosen(ranks, found.ranks, found.stage_to_rank[0], found.stage_to_rank[-1]))
     for _ in range(ranks - found.ranks):
         found = _with_stage(found)
-    found = _with_microbatches(found, _chosen_microbatches(found, min(microbatches, found.microbatches)))
+    split = next((action.microbatch for _, _, action in found.cells() if action.work is Work.WEIGHT), 0)
+    found = _with_microbatches(found, _chosen(microbatches, found.microbatches, split))
     for _ in range(microbatches - found.microbatches):
         found = _one_more(found)
     return found
 
 
-def _chosen_ranks(schedule: Schedule, count: int) -> list[int]:
-    """The ranks of the first stage and of the last, and others from the first on."""
-    order = dict.fromkeys((schedule.stage_to_rank[0], schedule.stage_to_rank[-1], *range(schedule.ranks)))
-    return sorted([*order][:count])
+def _chosen(count: int, total: int, *wanted: int) -> list[int]:
+    """As many of `total` numbers, those that are wanted first: the ranks of the first stage and of the last, or a
+    microbatch whose backward is in two parts, if any's is."""
+    return sorted([*dict.fromkeys((*wanted, *range(total)))][:count])
 
 
 def _with_ranks(schedule: Schedule, ranks: list[int]) -> Schedule:
@@ -38,13 +39,6 @@ def _with_ranks(schedule: Schedule, ranks: list[int]) -> Schedule:
     rows = (tuple(evolve(each, stage=numbers[each.stage]) for each in schedule.rows[rank]) for rank in ranks)
     stage_to_rank = tuple(ranks.index(schedule.stage_to_rank[stage]) for stage in own)
     return Schedule(stage_to_rank, schedule.microbatches, tuple(rows))
-
-
-def _chosen_microbatches(schedule: Schedule, count: int) -> list[int]:
-    """The first microbatches, but before them one whose backward is in two parts, if any's is."""
-    split = next((action.microbatch for _, _, action in schedule.cells() if action.work is Work.WEIGHT), 0)
-    order = dict.fromkeys((split, *range(schedule.microbatches)))
-    return sorted([*order][:count])
 
 
 def _with_microbatches(schedule: Schedule, microbatches: list[int]) -> Schedule:

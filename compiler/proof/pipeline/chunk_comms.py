@@ -62,14 +62,14 @@ class Names:
 def names(program: Program, region: Region) -> Names:
     """The names in the microbatches `region` of a step."""
     packs = [op for op in program.region.body if isinstance(op, Op) and op.kind == "pack"]
-    of = {name: param for op in packs for name, param in zip(op.inputs, _params(program, op), strict=False)}
+    of = {
+        name: param
+        for op in packs
+        for name, param in zip(op.inputs, program.bucket(str(op.get("bucket"))).params, strict=False)
+    }
     ends = zip(region.yields, region.results, strict=True)
     gradients = {end.name: of[result.name] for end, result in ends if result.name in of}
     return Names(leaves(program), gradients)
-
-
-def _params(program: Program, pack: Op) -> tuple[str, ...]:
-    return program.bucket(str(pack.get("bucket"))).params
 
 
 class Moved:

@@ -5,14 +5,13 @@ more layers than the others, and cuts where as different values cross as at the 
 names by their numbers are the small pipeline's.
 """
 
-from collections.abc import Mapping
 from itertools import accumulate, pairwise
 
 from attrs import evolve
 
 from ...analysis import stage_schedule
 from ...analysis.param_uses import leaves
-from ...ir import MICROBATCHES, Op, Pipeline, Program, Region, Type, Value, base
+from ...ir import MICROBATCHES, Op, Pipeline, Program, Region, Stmt, Value, base
 from ...ir.stages import crossing, readers, stages
 from ...schedules.actions import Schedule, ScheduleError
 from ...schedules.p2p import with_messages
@@ -154,38 +153,27 @@ def stages_of_params(program: Program, pipeline: Pipeline) -> tuple[tuple[str, t
 
 
 def renumbered(region: Region, pipeline: Pipeline, small: Program) -> Region:
-    """A step of a pipeline as one of a small program, whose ranks have other numbers."""
+    """A step of a pipeline as one of a small program, whose ranks have other numbers; those of other axes stay."""
     assert small.pipeline, "verify: no pipeline"
-    numbers = _Numbers(small, pipeline, small.pipeline, evolve(small, region=region).types)
-    return evolve(region, body=tuple(numbers.of(stmt) if isinstance(stmt, Op) else stmt for stmt in region.body))
+    ranks, new_ranks = len({*pipeline.stage_to_rank}), len({*small.pipeline.stage_to_rank})
+    firsts = {bucket.dim: bucket.params[0] for bucket in small.buckets}
+    owners = {dim: (pipeline.ranks_of(param), small.pipeline.ranks_of(param)) for dim, param in firsts.items()}
+    types = evolve(small, region=region).types
 
-
-class _Numbers:
-    """Ops with the numbers of ranks that a small pipeline has; those that are not the pipeline's stay."""
-
-    def __init__(self, program: Program, pipeline: Pipeline, small: Pipeline, types: Mapping[str, Type]) -> None:
-        self._ranks = len({*pipeline.stage_to_rank}), len({*small.stage_to_rank})
-        self._axis = pipeline.axis
-        self._owners = {
-            bucket.dim: (pipeline.ranks_of(bucket.params[0]), small.ranks_of(bucket.params[0]))
-            for bucket in program.buckets
-        }
-        self._types = types
-
-    def of(self, op: Op) -> Op:
-        """The op, of the small pipeline."""
-        if op.kind == "sum_squares":
-            return self._changed(op, "once", op.names("once"))
-        if op.kind == "coerce" and op.names("axes") == (self._axis,):
-            every = tuple(map(str, range(self._ranks[0])))
-            return self._changed(op, "among", op.names("among") or every)
-        return op
-
-    def _changed(self, op: Op, key: str, ranks: tuple[str, ...]) -> Op:
-        dim = next(iter(self._types[op.inputs[0]].dims[-1:]), "")
-        old, new = self._owners.get(dim, ((), ()))
-        if not ranks or ranks != tuple(map(str, old)):
+    def changed(op: Op, key: str, named: tuple[str, ...]) -> Op:
+        dim = next(iter(types[op.inputs[0]].dims[-1:]), "")
+        old, new = owners.get(dim, ((), ()))
+        if not named or named != tuple(map(str, old)):
             return op
         attrs = tuple((name, value) for name, value in op.attrs if name != key)
-        all_ = key == "among" and len(new) == self._ranks[1]
+        all_ = key == "among" and len(new) == new_ranks
         return evolve(op, attrs=attrs if all_ else (*attrs, (key, tuple(map(str, new)))))
+
+    def numbered(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, Op) and stmt.kind == "sum_squares":
+            return changed(stmt, "once", stmt.names("once"))
+        if isinstance(stmt, Op) and stmt.kind == "coerce" and stmt.names("axes") == (pipeline.axis,):
+            return changed(stmt, "among", stmt.names("among") or tuple(map(str, range(ranks))))
+        return stmt
+
+    return evolve(region, body=tuple(map(numbered, region.body)))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from attrs import fields, frozen
 
+from ...config.units import counted
 from .files import Call, Record, Stretch, ranks, read_plan, read_records
 from .order import as_planned, disorder, lost
 from .plan import Calls, Expected, expected
@@ -68,13 +69,13 @@ class Recorded:
 
     def lines(self) -> str:
         """The text for the user."""
-        run = f"{_number(self.steps, 'step')} and {_number(self.evaluations, 'evaluation')}"
-        where = f"{_number(self.ranks, 'rank')}, {self.backend or 'no backend'}, torch {self.torch}"
+        run = f"{counted(self.steps, 'step')} and {counted(self.evaluations, 'evaluation')}"
+        where = f"{counted(self.ranks, 'rank')}, {self.backend or 'no backend'}, torch {self.torch}"
         return "\n".join((f"recorded: {self.name}, {run} on {where}", *self._verdict()))
 
     def _verdict(self) -> Iterator[str]:
         if self.equal:
-            calls = f"{_number(self.calls, 'call')} a step on"
+            calls = f"{counted(self.calls, 'call')} a step on"
             where = f"{calls} each rank" if self.uniform else f"up to {calls} a rank"
             yield f"equal to the plan, call for call: {where}, in its order"
             yield "all ranks of each group came to the same calls in one order"
@@ -176,7 +177,3 @@ def _grouped(differences: Sequence[Difference]) -> Iterator[tuple[Difference, li
     for it in differences:
         kinds.setdefault((str(it.stretch), it.position, it.what), []).append(it)
     return ((same[0], [it.rank for it in same]) for same in kinds.values())
-
-
-def _number(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'s' * (count != 1)}"

@@ -220,13 +220,8 @@ def _hot(c: Call, order: Tensor) -> Tensor:
     return c.numbers.constant(order.array, order.dims)
 
 
-def _rows(c: Call) -> list[Tensor]:
-    x, order = c.args
-    return [c.numbers.product(c.dims, _hot(c, order), x)]
-
-
-def _rows_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
-    return [c.numbers.product(grads[0].dims[1:], _hot(c, c.args[1]), grads[0]), None]
+def _rows(c: Call, dims: Dims, x: Tensor) -> Tensor:
+    return c.numbers.product(dims, _hot(c, c.args[1]), x)
 
 
 def _products(c: Call) -> list[Tensor]:
@@ -276,7 +271,9 @@ MEANINGS = {
     "limit_capacity": Semantics(_capacity, lambda c, grads: [None]),
     "sort_by_expert": Semantics(_order, lambda c, grads: [None]),
     "exchange_counts": Semantics(_exchanged, lambda c, grads: [None]),
-    "dispatch": Semantics(_rows, _rows_gradients),
+    "dispatch": Semantics(
+        lambda c: [_rows(c, c.dims, c.args[0])], lambda c, grads: [_rows(c, grads[0].dims[1:], grads[0]), None]
+    ),
     "exchange": Semantics(_exchanged, _exchanged_back),
     "exchange_back": Semantics(_exchanged, _exchanged_back),
     "exchange_padded": Semantics(_exchanged, _exchanged_back),

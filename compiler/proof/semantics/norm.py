@@ -72,13 +72,10 @@ def _rms_dx(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     return c.numbers.total(x.dims, _scaled(c, dy, weight, square), through)
 
 
-def _rms_dw(c: Call, dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
-    return _scaled_dw(c, dy, weight, x, _mean(c, weight.dims, x, x))
-
-
 def _rms_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
     (x, weight), (dy,) = c.args, grads
-    return [_rms_dx(c, dy, weight, x) if c.wants(0) else None, _rms_dw(c, dy, weight, x) if c.wants(1) else None]
+    dx = _rms_dx(c, dy, weight, x) if c.wants(0) else None
+    return [dx, _scaled_dw(c, dy, weight, x, _mean(c, weight.dims, x, x)) if c.wants(1) else None]
 
 
 def _layer(c: Call, x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:

@@ -112,11 +112,6 @@ def balanced(n: Numbers, bias: Tensor, load: Tensor, count: Tensor, rate: float)
     return Tensor(bias.dims, np.where(due.array > 0, moved.array, bias.array), moved.degree | bias.degree)
 
 
-def _balanced(c: Call) -> list[Tensor]:
-    bias, load, count = c.args
-    return [balanced(c.numbers, bias, load, count, c.number("rate"))]
-
-
 def _settings(optimizer: Optimizer, name: str) -> tuple[object, ...]:
     """Settings of the optimizer for `name`; its averages are functions of the same element's gradients."""
     own, o, s = optimizer.group_of(name), optimizer, optimizer.schedule
@@ -137,14 +132,6 @@ def _named(c: Call) -> Bucket:
     return c.program.bucket(str(c.get("bucket")))
 
 
-def _pack(c: Call) -> list[Tensor]:
-    return [packed(c.program, _named(c), c.args)]
-
-
-def _unpack(c: Call) -> list[Tensor]:
-    return parts(c.program, c.world, _named(c), c.args[0])
-
-
 def unpacked(c: Call) -> list[Tensor]:
     """The gradients of an update, one for each of its parameters; zero for what the rank does not update."""
     grad, bucket = c.args[0], _bucket(c)
@@ -159,7 +146,7 @@ def _update(c: Call) -> list[Tensor]:
 
 
 MEANINGS = {
-    "balanced": Semantics(_balanced),
+    "balanced": Semantics(lambda c: [balanced(c.numbers, *c.args, rate=c.number("rate"))]),
     "begin": Semantics(lambda c: []),
     "cast": Semantics(_same, lambda c, grads: [grads[0]]),
     "clip_scale": Semantics(lambda c: [clipping(c.numbers, c.args[0], c.get("max"))]),
@@ -171,10 +158,10 @@ MEANINGS = {
     "leaf_grad": Semantics(_same),
     "loss_limit": Semantics(lambda c: [loss_limit(c.numbers, len(c.world.axes), c.get("deviations"))]),
     "loss_scale": Semantics(lambda c: [loss_scale(c.numbers, len(c.world.axes))]),
-    "pack": Semantics(_pack),
+    "pack": Semantics(lambda c: [packed(c.program, _named(c), c.args)]),
     "reciprocal": Semantics(lambda c: [reciprocal(c.numbers, c.args[0])]),
     "sum_squares": Semantics(_squares),
-    "unpack": Semantics(_unpack),
+    "unpack": Semantics(lambda c: parts(c.program, c.world, _named(c), c.args[0])),
     "unscaled": Semantics(lambda c: [unscaled(c.numbers, c.args[0], c.args[1])]),
     "unscaled_norm": Semantics(lambda c: [unscaled_norm(c.numbers, c.args[0], c.args[1:])]),
     "update": Semantics(_update),
