@@ -12,9 +12,18 @@ from attrs import evolve
 from scalec.compiler import cli
 from scalec.compiler.analysis.hardware import Hardware, hardware
 from scalec.compiler.analysis.hardware.description import Attention, Collective, Measured, Moved, Product
-from scalec.compiler.analysis.time.fit import FIGURES, Fit, fit, slower
 from scalec.compiler.analysis.time.pipeline import StepTime, step_time
-from scalec.compiler.analysis.time.profile import KINDS, Profile, Seconds, beside, read_profile
+from scalec.compiler.analysis.time.profile import (
+    FIGURES,
+    KINDS,
+    Fit,
+    Profile,
+    Seconds,
+    beside,
+    fit,
+    read_profile,
+    slower,
+)
 from scalec.compiler.analysis.time.report import report
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan

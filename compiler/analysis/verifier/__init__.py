@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from ...ir import Program
 from ...ops.routers import with_padding
 from ..determinism import drifting
-from .base import STEP_PASSES
 from .buckets import Buckets
-from .declarations import Declarations, Stages
+from .declarations import STEP_PASSES, Declarations, Stages
 from .regions import Regions
 
 PLACED = ("insert_collectives", "fuse_ops", "overlap_exchanges", "choose_recomputed", *STEP_PASSES)

@@ -5,7 +5,7 @@ takes its inputs out of them.  A receive waits for nothing, but the action that 
 messages the first that is sent is the first that is received.
 So a value that is missing when it is read is an error, and a value that is wrong shows in the results.  Weights exist
 from where their gather is awaited to where they are freed; whatever is added to a gradient during its reduction is lost
-(`chunk_comms`).
+(`Moved`).
 """
 
 from collections import defaultdict, deque
@@ -18,8 +18,7 @@ from ...schedules.actions import Action, Schedule, Work
 from ...schedules.dependencies import Cell
 from ..interpreter import Env, Interpreter, differing
 from ..simulated_mesh import SimulatedMesh
-from .chunk_comms import Move, Moved, moves, names
-from .stage import Staged, Sums, result
+from .stage import Move, Moved, Staged, Sums, moves, names, result
 
 Slot: TypeAlias = tuple[str, int, int]
 """The content of a slot: value, stage and microbatch."""

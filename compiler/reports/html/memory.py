@@ -10,7 +10,7 @@ from attrs import frozen
 
 from ...analysis.expert_loads import with_room
 from ...analysis.memory import Account, PeakSnapshot, account, capacity, fits, place
-from ...analysis.memory.over_step import over_microbatch
+from ...analysis.memory.account import over_microbatch
 from ...analysis.memory.pipeline_peak import over_row
 from ...analysis.time.op_rows import op_seconds
 from ...config.units import amount

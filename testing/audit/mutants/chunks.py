@@ -9,8 +9,8 @@ from attrs import evolve
 
 from ....compiler.analysis.stage_program import StageBlock, stage_programs
 from ....compiler.ir import Program, uses
-from ....compiler.proof.pipeline.chunk_comms import Move, moves, names
 from ....compiler.proof.pipeline.split_backward import halves
+from ....compiler.proof.pipeline.stage import Move, moves, names
 from ....compiler.schedules.actions import Action, Row, Work
 from .edits import Mutant
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from attrs import evolve, frozen
 
 from ....compiler.ir import Attr, Op, Program, Region, Stmt, Type, Value, walk_regions
-from ....compiler.proof.pipeline.chunk_comms import Move
+from ....compiler.proof.pipeline.stage import Move
 from ....compiler.schedules.actions import Schedule
 from ....compiler.schedules.dependencies import Cell
 from ....compiler.syntax.source import Span
