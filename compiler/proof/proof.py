@@ -6,7 +6,7 @@ from attrs import evolve, frozen
 
 from ..analysis.certificate import Proof, mesh_words, trusted
 from ..config.settings import AUTO, Selection
-from ..ir import Claim, Pipeline, Program, Type
+from ..ir import Pipeline, Program, Type
 from ..passes import PASS_NAMES, passed
 from ..passes.bucket_params import fused_as
 from ..passes.schedule_pipeline import schedule_pipeline
@@ -72,18 +72,14 @@ def case_of(program: Program, model: Program, axes: Sizes) -> Case:
     dims = small(program, axes)
     whole = {a.parent: prod(axes[b.name] for b in program.axes if b.parent == a.parent) for a in program.axes}
     own, single = resized(program, axes, dims), resized(model, whole | axes, dims)
-    single = evolve(single, pipeline=_as_far(single.pipeline, own.pipeline), claims=_as_claimed(single, own))
+    of = {axis.name: axis.parent for axis in own.axes}
+    via = {(each.dim, of.get(each.axis, each.axis)): each.via for each in own.claims}  # the plan's sizes have led to it
+    claims = (evolve(it, via=via[it.dim, it.axis]) if it.via == AUTO else it for it in single.claims)
+    single = evolve(single, pipeline=_as_far(single.pipeline, own.pipeline), claims=tuple(claims))
     if single.train.recompute.word == AUTO:  # it recomputes what the plan's sizes have led to
         train = single.train if own.recomputed else evolve(single.train, recompute=Selection("none"))
         single = evolve(single, train=train, recomputed=own.recomputed)
     return Case(own, single)
-
-
-def _as_claimed(model: Program, own: Program) -> tuple[Claim, ...]:
-    """The claims of a small model, with the strategies of attention that the plan's sizes have led to."""
-    of = {axis.name: axis.parent for axis in own.axes}
-    chosen = {(each.dim, of.get(each.axis, each.axis)): each.via for each in own.claims}
-    return tuple(evolve(each, via=chosen[each.dim, each.axis]) if each.via == AUTO else each for each in model.claims)
 
 
 def cases(program: Program, model: Program) -> list[Case]:

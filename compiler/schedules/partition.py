@@ -43,7 +43,10 @@ class _Division:
         earliest = [total - left for left in (0, *backwards.reached(bound))][-2::-1]
         for extra, least, *where in zip(self.extra, self.least, earliest, self.reached(bound), strict=True):
             ways.append(_after(ways[-1], ends, bound, extra, least, where))
-        return _read_back(ways, total)
+        cuts = [total]  # read back from the end
+        for found in reversed(ways[1:]):
+            cuts.append(found[cuts[-1]][1])
+        return tuple(end - start for start, end in pairwise(reversed(cuts)))
 
     def _bound(self) -> int:
         """The least cost that no stage need exceed."""
@@ -87,11 +90,3 @@ def _after(before: Ways, ends: Sequence[int], bound: int, extra: int, least: int
         highest, lowest = (found[end][1],) * 2 if ways else (last, first)
         open += [part for part in ((low, end, first, highest), (end + 1, high, lowest, last)) if part[0] < part[1]]
     return found
-
-
-def _read_back(ways: Sequence[Ways], total: int) -> tuple[int, ...]:
-    """The sizes of the stages of the best way to the end."""
-    cuts = [total]
-    for found in reversed(ways[1:]):
-        cuts.append(found[cuts[-1]][1])
-    return tuple(end - start for start, end in pairwise(reversed(cuts)))

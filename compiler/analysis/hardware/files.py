@@ -56,10 +56,14 @@ def hardware(program: Program) -> Hardware | None:
     return evolve(found, ranks_per_node=ranks_per_node(program)) if found else None
 
 
+@cache
 def named(gpu: str) -> Hardware | None:
     """A shipped GPU by its name, on a node of eight; None where there is none of that name."""
     path = FOLDER / "gpus" / f"{gpu}.toml"
-    return _shipped(path) if gpu and "/" not in gpu and path.is_file() else None
+    if not gpu or "/" in gpu or not path.is_file():
+        return None
+    source = Source(str(path), path.read_text(encoding="utf-8"))
+    return _Reader(str(path), source.whole()).read(source, name=gpu)
 
 
 def load(path: Path, at: Span | None = None) -> Hardware:
@@ -96,12 +100,6 @@ def own_file(cluster: Cluster) -> Path:
     """The path of a cluster's own file, which is named from where the plan is."""
     assert cluster.hardware, "hardware: a cluster without a file"
     return Path(cluster.spans["hardware"].path).parent / cluster.hardware
-
-
-@cache
-def _shipped(path: Path) -> Hardware:
-    source = Source(str(path), path.read_text(encoding="utf-8"))
-    return _Reader(str(path), source.whole()).read(source, name=path.stem)
 
 
 @frozen

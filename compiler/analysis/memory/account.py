@@ -1,7 +1,7 @@
 """All of one rank's memory in one value; and over one microbatch, moment by moment, for drawings.
 
-The latter is the walk that finds the peak, written down; layers that it does not visit are like the nearest that it does,
-but for what the layers before them keep.
+The latter is the walk that finds the peak, written down; layers that it does not visit are like the nearest that it
+does, but for what the layers before them keep.
 """
 
 from collections.abc import Iterator, Sequence

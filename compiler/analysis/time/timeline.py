@@ -43,13 +43,12 @@ class Walk:
         ops = (op for op in body if begun and isinstance(op, Op))
         self._begins = [op for op in ops if prices(op).reduces and prices(op).bucket in begun]
 
-    def step(self, *, microbatches: bool = True) -> None:
-        """The whole step, or all but its microbatches."""
-        begun = {op.outputs[0].name for op in self._begins} if microbatches else set[str]()
+    def step(self) -> None:
+        """The whole step."""
+        begun = {op.outputs[0].name for op in self._begins}
         for stmt in self._program.region.body:
             if isinstance(stmt, Region):
-                if microbatches:
-                    self._iterate(self._program.size(MICROBATCHES), partial(self._microbatch, stmt), deque())
+                self._iterate(self._program.size(MICROBATCHES), partial(self._microbatch, stmt), deque())
             elif stmt.outputs and stmt.outputs[0].name in begun:
                 self._await(stmt, self._reduced)
             elif (layers := self._prices(stmt).layers) and self._prices(stmt).gathers:

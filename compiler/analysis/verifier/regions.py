@@ -56,21 +56,15 @@ class Regions(Checker):
         assert lasts, f"a {kind} yields last values"
         assert not region.results, f"a {kind} has results"
         if kind == "model":
-            self._model(region)
+            leaves = [op.inputs[0] for op in ops_in(region.body) if op.kind == "leaf"]
+            assert leaves == [*self._params], "leaves and parameters differ"
+            assert self.program.losses in (1, 2), "a model yields its losses"
         else:
-            self._step(region)
-
-    def _model(self, region: Region) -> None:
-        leaves = [stmt.inputs[0] for stmt in region.body if isinstance(stmt, Op) and stmt.kind == "leaf"]
-        assert leaves == [*self._params], "leaves and parameters differ"
-        assert self.program.losses in (1, 2), "a model yields its losses"
-
-    def _step(self, region: Region) -> None:
-        inner = regions_in(region.body)
-        assert len(inner) == 1, "a step has one region of all microbatches"
-        blocks = [stmt.kind for stmt in inner[0].body]
-        assert blocks == ["forward", "backward"], "microbatches are one forward and one backward"
-        assert self.program.losses in (1, 2), "a step yields losses, norm, count, loads and its parameters"
+            inner = regions_in(region.body)
+            assert len(inner) == 1, "a step has one region of all microbatches"
+            blocks = [stmt.kind for stmt in inner[0].body]
+            assert blocks == ["forward", "backward"], "microbatches are one forward and one backward"
+            assert self.program.losses in (1, 2), "a step yields losses, norm, count, loads and its parameters"
 
     def region(self, region: Region, outer: dict[str, Type]) -> dict[str, Type]:
         """Checks a region; returns the names that stay visible after it."""
