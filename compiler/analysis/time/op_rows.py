@@ -5,7 +5,6 @@ The latter are the walk of a step without a pipeline, written down, with what th
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
-from statistics import median
 
 from attrs import evolve, frozen
 
@@ -175,6 +174,8 @@ class OpSeconds:
 
 def op_seconds(program: Program, on: Hardware) -> OpSeconds:
     """The seconds of the ops of a program after the last pass that has no pipeline."""
+    from statistics import median
+
     watch = _Stopwatch(program, on, prices(program, on))
     watch.step()
     took = {name: median(each) for name, each in watch.took.items()}
