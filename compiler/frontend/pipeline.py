@@ -8,8 +8,9 @@ from attrs import evolve
 from ..config.settings import FILE, Order, Pipelining
 from ..ir import MICROBATCHES, Axis, Claim, Pipeline, Program, Region, regions_in, walk_regions
 from ..schedules.actions import Schedule
-from ..schedules.check import Problem, problems
+from ..schedules.check import problems
 from ..schedules.csv_file import BadRows, read_csv
+from ..schedules.dependencies import Problem
 from ..syntax.diagnostics import Diagnostic, Diagnostics, Note, PlanError
 from ..syntax.limits import load
 from ..syntax.source import Span

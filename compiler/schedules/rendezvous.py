@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from .actions import Action, Row, Schedule
 from .cell_table import CellTable, Numbers, cell_table
-from .check import Problem, circular, lacking, misplaced
-from .dependencies import Cell, carried
+from .dependencies import Cell, Problem, carried, circular, lacking, misplaced
 from .p2p import message_of
 
 
