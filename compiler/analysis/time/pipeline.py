@@ -1,6 +1,6 @@
 """The time of a step: of a rank, or in a pipeline of the rank that is busy longest, with its bubble.
 
-Of a pipeline: what each rank does before its row, the rows as a simulation does them, and the rest.
+A pipeline's is what each rank does before its row, the rows as a simulation does them, and the rest.
 Weights of a rank's chunks are gathered from the step's begin on, each for its stages' first action, and gradients are
 reduced from their last action on, while the rank's other stages work.  Non-goals: reductions that delay collectives of
 stages over the same axes.
