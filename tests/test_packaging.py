@@ -8,11 +8,15 @@ import sys
 import tomllib
 import venv
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
 from setuptools.dist import Distribution
+
+from scalec.compiler.emit.imports import IMPORTS
+from scalec.compiler.ops.protocol import KERNELS, RUNTIME
 
 ROOT = Path(__file__).parent.parent
 FOLDERS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
@@ -47,6 +51,13 @@ def test_imports_go_through_scalec_and_are_relative_inside_a_package(path: Path)
     assert not bare, f"say `scalec.…` instead of {bare}"
     if path.relative_to(ROOT).parts[0] in {*FOLDERS.values()} - {"entry"}:  # it is above the other folders
         assert "scalec" not in imported, "imports inside a package are relative"
+
+
+@pytest.mark.parametrize("module", [RUNTIME, KERNELS])
+def test_what_programs_import_is_exported_to_type_checkers(module: str) -> None:
+    """The package says that it is typed; so a name that it imports is private unless `__all__` has it."""
+    package = import_module(module)
+    assert {name for name in IMPORTS[module] if hasattr(package, name)} <= {*package.__all__}
 
 
 def test_the_compiler_never_imports_torch() -> None:

@@ -61,7 +61,7 @@ class StagedBody(Body):
     def _bind_carried(self) -> list[_Section]:
         """The stage, and the values that the stage before it returned, are arguments before the inputs.
 
-        The first stage is given none.  A module of torch's pipelining is of one stage, and calls the first without any.
+        A module of torch's pipelining is of one stage, and calls the first without any values.
         """
         inputs, self._module.arguments = self._module.arguments, {}
         local = self._frame.target.local
@@ -75,11 +75,11 @@ class StagedBody(Body):
             self._given = self._lines.argument("received", "Tensor")
             self._module.arguments = {f"*{self._given}": "Tensor"}
         elif not is_one:
-            self._given = self._lines.argument("carried", f"{tensors(*self._module.crossing)} | None")
+            self._given = self._lines.argument("carried", tensors(*self._module.crossing))
         sections = [_Section(run, self._free_names(carried[run.start]), begin) for run, begin in runs]
         if is_one:
             (self._given,) = next(section.names for section in sections if section.begin)
-            self._module.arguments[self._given] = "Tensor | None"
+            self._module.arguments[self._given] = tensors(1)
         self._module.arguments |= inputs
         return sections
 

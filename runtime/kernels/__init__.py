@@ -3,8 +3,6 @@
 Only a program that was compiled with kernels imports this package; the runtime itself works without Triton.
 """
 
-# pyright: reportUnusedImport=false
-
 from .accumulate import Accumulate
 from .adamw import AdamW
 from .attention.op import Attention, RingAttention
@@ -22,3 +20,39 @@ from .linear_cross_entropy import LinearCrossEntropy, LinearSoftmaxStats
 from .norms import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm
 from .rope import Rope, RopePair
 from .tiles_file import read_tiles
+
+__all__ = [
+    "Accumulate",
+    "AdamW",
+    "AddLayerNorm",
+    "AddRMSNorm",
+    "Attention",
+    "Balance",
+    "Block",
+    "Blocks",
+    "Combine",
+    "CrossEntropy",
+    "Dispatch",
+    "Exchange",
+    "ExchangeBack",
+    "ExchangeCounts",
+    "GeluMul",
+    "GroupedLinear",
+    "LayerNorm",
+    "LinearCrossEntropy",
+    "LinearSoftmaxStats",
+    "LogitSoftmaxStats",
+    "Product",
+    "Products",
+    "RMSNorm",
+    "RingAttention",
+    "Rope",
+    "RopePair",
+    "RouterZ",
+    "SiluMul",
+    "SortByExpert",
+    "Tile",
+    "TopK",
+    "read_tiles",
+    "rescale_to_global_max",
+]

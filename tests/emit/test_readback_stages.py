@@ -54,7 +54,7 @@ ONE_UNPACKED = "        elif stage <= 2:\n            y = carried\n"
 NARROWED_UNPACKED = "        if 1 < stage <= 2:\n            y = carried\n"
 OTHER_UNPACKED = "        else:\n            x, z = carried\n"
 TIED_SUM = "    all_reduce_(gradients['matrices'], pp)\n"
-HEADER = "self, stage: int, x: Tensor | None, tokens: Tensor, labels: Tensor)"
+HEADER = "self, stage: int, x: Tensor, tokens: Tensor, labels: Tensor)"
 WHOLE_BLOCKS = "            for block in self.blocks:\n                x = block(x)\n"
 
 DEFECTS = {
@@ -108,11 +108,9 @@ DEFECTS = {
     "what leaves twice": (ONE, LEAVES_ONE, LEAVES_ONE * 2),
     "what leaves is changed before": (TWO, LEAVES, "        x = s\n" + LEAVES),
     "what enters has another type": (TWO, "carried: tuple[Tensor, Tensor]", "carried: Tensor"),
-    "the first stage is given a tensor": (ONE, "x: Tensor | None", "x: Tensor"),
-    "the first stage is given values": (TWO, "carried: tuple[Tensor, Tensor] | None", "carried: tuple[Tensor, Tensor]"),
     "what leaves has another type": (TWO, "-> tuple[Tensor, Tensor] | Tensor:", "-> Tensor:"),
-    "another order of arguments": (ONE, HEADER, "self, x: Tensor | None, stage: int, tokens: Tensor, labels: Tensor)"),
-    "inputs in another order": (ONE, HEADER, "self, stage: int, x: Tensor | None, labels: Tensor, tokens: Tensor)"),
+    "another order of arguments": (ONE, HEADER, "self, x: Tensor, stage: int, tokens: Tensor, labels: Tensor)"),
+    "inputs in another order": (ONE, HEADER, "self, stage: int, x: Tensor, labels: Tensor, tokens: Tensor)"),
     "no stage is asked for": (ONE, "stage: int, ", ""),
     "an argument with a default": (ONE, "stage: int,", "stage: int=0,"),
     # ---- where other values cross than elsewhere

@@ -21,7 +21,7 @@ from scalec.compiler.syntax.source import Source
 from scalec.runtime import Mesh
 from scalec.runtime.checkpoint import convert, saver
 from scalec.runtime.checkpoint.reader import Saved
-from scalec.runtime.state import loss_scale
+from scalec.runtime.state.skips import LossScale
 
 dcp: Any = checkpoint  # its types are partial
 PIPELINE: dict[str, Any] = {
@@ -94,7 +94,7 @@ def _load(program: ModuleType, folder: Path, safetensors: bool) -> dict[str, Par
 
 TORCH = Case(tp=2, sp=True, optimizer="adamw", clip=0.05, model="tied", padded=True)
 LR = 0.01
-WATCHED = {*saver.ADAPTED} - {loss_scale.VALUE, loss_scale.STEPS}
+WATCHED = {*saver.ADAPTED} - {*LossScale.KEYS}
 """What a program of torch alone does not keep."""
 
 

@@ -20,7 +20,7 @@ NAMES = {
 
 
 NOTHING = "nothing"
-"""The value that enters the first stage of a pipeline, in the place of None."""
+"""The value that enters the first stage of a pipeline, of any type."""
 
 
 def types_of(function: ast.FunctionDef) -> None:
@@ -36,14 +36,15 @@ def demand_type(machine: "Evaluator", said: ast.expr | None, value: object, node
     """Raises where a value is not of the type that is said of it."""
     if said is None:
         raise wrong(node, "does not say what it takes and gives")
-    if not _fits(machine, said, value):
+    holds = _fits(machine, said, value) or value is machine.terms.name(NOTHING)
+    if not holds:
         raise wrong(node, f"{value} is no `{ast.unparse(said)}`")
 
 
 def _fits(machine: "Evaluator", said: ast.expr, value: object) -> bool:
     match said:
         case ast.Constant(value=None):
-            return value is None or value is machine.terms.name(NOTHING)
+            return value is None
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             return any([_fits(machine, left, value), _fits(machine, right, value)])
         case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=[one, ast.Constant(value=rest)])) if (
@@ -73,7 +74,7 @@ def _is(machine: "Evaluator", said: ast.expr, value: object) -> bool:
         case "FlatParams" | "FlatParamGroup":
             return isinstance(value, Term) and _of_buckets(value)
         case "Tensor":
-            return isinstance(value, Term) and not (_of_buckets(value) or value is machine.terms.name(NOTHING))
+            return isinstance(value, Term) and not _of_buckets(value)
         case _:
             return value is not None and not isinstance(value, tuple)
 

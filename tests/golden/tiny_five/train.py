@@ -169,7 +169,7 @@ class TinyMoe(nn.Module):
     def forward(
         self,
         stage: int,
-        carried: tuple[Tensor, Tensor, Tensor] | None,
+        carried: tuple[Tensor, Tensor, Tensor],
         tokens: Tensor,
         labels: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:

@@ -117,7 +117,7 @@ class Llama(nn.Module):
         rotary = rope_frequencies(SEQ, HEAD_DIM, theta=500_000, seq_dim=-4, dtype=torch.float32, mesh=mesh)
         self.register_buffer("rotary", rotary, persistent=False)
 
-    def forward(self, stage: int, x: Tensor | None, tokens: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, stage: int, x: Tensor, tokens: Tensor, labels: Tensor) -> Tensor:
         if stage == FIRST:
             x = embedding(tokens, self.wte, self.tp)  # [s, b, h] partial over tp  llama.scale:19
             x = reduce_scatter(x, self.tp, dim=0)  # [s/tp, b, h]  P→S(seq)  bwd: all_gather  llama.scale:20
