@@ -153,7 +153,7 @@ class Mesh:
         if self.size(*self.axes) == 1:
             return None
         groups = [self.axis(name).group or self._group(f"{name} alone", [name]) for name in self.axes]
-        ranks = torch.arange(self.size(*self.axes)).view(*self.axes.values())
+        ranks = torch.arange(self.size(*self.axes), device="cpu").view(*self.axes.values())
         return DeviceMesh.from_group(groups, self.device.type, ranks, mesh_dim_names=tuple(self.axes))
 
     @contextmanager
@@ -255,7 +255,7 @@ class Mesh:
     def _rows(self, names: Collection[str]) -> list[list[int]]:
         """The global ranks that differ on the named axes only, row-major, for all places on the others."""
         others_first = sorted(range(len(self.axes)), key=lambda dim: [*self.axes][dim] in names)
-        ranks = torch.arange(self.size(*self.axes)).view(*self.axes.values()).permute(others_first)
+        ranks = torch.arange(self.size(*self.axes), device="cpu").view(*self.axes.values()).permute(others_first)
         return cast(Any, ranks.reshape(-1, self.size(*names))).tolist()
 
     def groups(self) -> dict[str, Any]:

@@ -66,7 +66,11 @@ def _end(event: Event) -> float:
 
 
 class Busy(NamedTuple):
-    """A stretch of time.  Where several overlap, the one of least `order` counts, and of these the innermost."""
+    """A stretch of time.
+
+    Where several overlap, the one of least `order` counts, and of these the innermost: the last to start, then the
+    first to end, then the last listed.
+    """
 
     order: int
     start: float

@@ -112,10 +112,11 @@ class _Gate(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (a, b), (kind, tile) = grad_outputs, cast(tuple[Tensor, ...], ctx.saved_tensors), ctx.how
-        da, db = beside([a, b])
         if tile is None:
             value, slope = _activated_torch(a, kind)
+            da, db = beside([a, b])  # not before: the activation takes more memory while it is computed
             return da.copy_(slope.mul_(g).mul_(b)), db.copy_(value.mul_(g)), None, None
+        da, db = beside([a, b])
         _launch(gate_backward, (g, a, b), (da, db), (matrix(da, a.shape[-1]).stride(0),), kind, tile)
         return da, db, None, None
 
@@ -137,7 +138,7 @@ def _launch(
         (blocks(rows, tile.rows), blocks(width, tile.across(width))),
         *(*matrices, *results, *(x.stride(0) for x in matrices), *strides, rows),
         KIND=kind,
-        **tile.options(width),
+        **tile.options(width, tile.across(width)),
     )
 
 

@@ -40,9 +40,9 @@ class Tile:
         """The columns of a block, of rows of this width."""
         return self.columns or padded(width)
 
-    def options(self, width: int) -> dict[str, int]:
-        """As kernels of rows of this width, and `launch`, name them."""
-        return {"WIDTH": width, "COLUMNS": self.across(width), "ROWS": self.rows, "warps": self.warps}
+    def options(self, width: int, columns: int) -> dict[str, int]:
+        """As kernels of rows of this width, in blocks of so many columns, and `launch` name them."""
+        return {"WIDTH": width, "COLUMNS": columns, "ROWS": self.rows, "warps": self.warps}
 
 
 @dataclass(frozen=True, eq=False)

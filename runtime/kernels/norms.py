@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from . import launching, norm_kernels
-from .launching import Tile, Tiled, blocks, matrix
+from .launching import Tile, Tiled, blocks, matrix, padded
 
 KEPT = 4096
 """Elements of rows that a program's registers hold in backward, beside sums of as many; of more it reads rows twice."""
@@ -78,7 +78,7 @@ def _forward(
         (blocks(rows, tile.rows),),
         *(x, y, weight.contiguous(), None if bias is None else bias.contiguous(), None if y is None else s, a),
         *(mean, root, x.stride(0), 0 if y is None else y.stride(0), rows, eps),
-        **tile.options(width),
+        **tile.options(width, padded(width)),
     )
     return s, a, mean, root
 
@@ -105,8 +105,8 @@ def _backward(
         (programs,),
         *(da, gs, s, weight.contiguous(), mean, root, ds, sums[0], sums[1] if biased else None),
         *(da.stride(0), 0 if gs is None else gs.stride(0), s.stride(0), s.shape[0]),
-        **tile.options(width),
-        AGAIN=tile.rows * tile.across(width) > KEPT,
+        **tile.options(width, padded(width)),
+        AGAIN=tile.rows * padded(width) > KEPT,
     )
     return ds, *sums.sum(1).unbind()
 

@@ -21,8 +21,7 @@ class LogFile:
         """Appends a record; why it could not, the first time, or else ""."""
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                is_cut = self._refused and self.path.read_bytes()[-1:] not in (b"", b"\n")  # the last line has no end
-                file.write("\n" * is_cut + json.dumps(record) + "\n")
+                file.write(("\n" if self._refused and _is_cut(self.path) else "") + json.dumps(record) + "\n")
         except OSError as error:
             self._refused, told, self._told = True, self._told, True
             return "" if told else f"warning: cannot write to {self.path}: {error.strerror}; its lines are lost"
@@ -47,6 +46,14 @@ def mend(folder: Path, first: int) -> None:
         made = path.with_suffix(".tmp")
         made.write_text("".join(kept), encoding="utf-8")
         os.replace(made, path)
+
+
+def _is_cut(path: Path) -> bool:
+    """Whether the last line of a file has no end."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read() not in (b"", b"\n")
 
 
 def _up_to(first: int, lines: list[str]) -> Iterator[str]:

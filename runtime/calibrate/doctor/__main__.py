@@ -26,9 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON, with the report of each rank")
     given = parser.parse_args(arguments)
     try:
-        needs = Needs(**json.loads(given.needs.read_text(encoding="utf-8"))) if given.needs else Needs()
-        room = torch.cuda.device_count() if needs.device == "cuda" else os.cpu_count() or 1  # for so many ranks
-        if "RANK" not in os.environ and 1 < needs.ranks_per_node <= room:
+        needs = Needs.read(given.needs) if given.needs else Needs()
+        if "RANK" not in os.environ and 1 < needs.ranks_per_node <= _room(needs):
             return _each(needs.ranks_per_node, sys.argv[1:] if arguments is None else arguments)
         job = Job(needs, given.out or Path("runs", needs.name))
         reports = job.reports()
@@ -42,6 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: rank {os.environ.get('RANK', 0)}: {said}", file=sys.stderr)
         return 1
     return status
+
+
+def _room(needs: Needs) -> int:
+    """How many ranks this machine can start."""
+    return torch.cuda.device_count() if needs.device == "cuda" else os.cpu_count() or 1
 
 
 def _each(ranks: int, arguments: Sequence[str]) -> int:

@@ -6,9 +6,8 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import timedelta
-from json import dumps, loads
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -56,7 +55,7 @@ class Job:
             if self._all_come("began"):
                 own = replace(own, port=port, unreachable=self._unreachable(), seen=_names(self.folder / token))
                 own = replace(own, clock=self._clock(), **self._links())
-            self._store.set(f"report/{self.rank}", dumps(asdict(own)))
+            self._store.set(f"report/{self.rank}", own.text())
             self._all_come("ended")
         shutil.rmtree(self.folder / token, ignore_errors=True)
         with suppress(OSError):
@@ -64,7 +63,7 @@ class Job:
         if self.rank:
             return []
         came = [rank for rank in range(self.world) if self._store.check([f"report/{rank}"])]
-        return [Report(**loads(self._store.get(f"report/{rank}"))) for rank in came]
+        return [Report.read(self._store.get(f"report/{rank}")) for rank in came]
 
     def status(self, status: int) -> int:
         """Rank 0's status, on all ranks."""

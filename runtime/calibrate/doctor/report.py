@@ -1,12 +1,13 @@
 """The report of a rank: what it finds on its machine, and what a job needs there."""
 
+import json
 import os
 import platform
 import resource
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,11 @@ class Needs:
     links: Sequence[Mapping[str, Any]] = ()
     files: Sequence[str] = ()
 
+    @classmethod
+    def read(cls, path: Path) -> "Needs":
+        """From the file that the compiler wrote."""
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -75,6 +81,15 @@ class Report:
     rates: Mapping[str, float] = field(default_factory=dict[str, float])
     links: str = ""
     """Why links could not be measured."""
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> "Report":
+        """From JSON."""
+        return cls(**json.loads(text))
 
 
 def local_report(needs: Needs, rank: int, near: int, folder: Path, token: Path) -> Report:

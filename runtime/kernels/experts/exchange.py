@@ -105,6 +105,6 @@ def _regrouped(rows: Tensor, places: Tensor, tile: Tile) -> Tensor:
         regrouped_kernel,
         (blocks(len(rows), tile.rows), blocks(width, tile.across(width))),
         *(rows, places, out, rows.stride(0), len(rows)),
-        **tile.options(width),
+        **tile.options(width, tile.across(width)),
     )
     return out

@@ -121,8 +121,9 @@ def _summed(rows: Tensor, gates: Tensor | None, order: Order, tile: Tile) -> Ten
 
 def _by_tokens(kernel: Any, order: Order, width: int, tile: Tile, *args: Any) -> None:
     tokens, k = order.rows.shape
-    grid = blocks(tokens, tile.rows), blocks(width, tile.across(width))
-    launching.launch(kernel, grid, *args, tokens, K=k, **tile.options(width))
+    columns = tile.across(width)
+    grid = blocks(tokens, tile.rows), blocks(width, columns)
+    launching.launch(kernel, grid, *args, tokens, K=k, **tile.options(width, columns))
 
 
 def _spread(gradient: Tensor, rows: Tensor, gates: Tensor, order: Order, tile: Tile) -> tuple[Tensor, Tensor]:

@@ -182,4 +182,5 @@ def _gradient(of_gates: Tensor, logits: Tensor, gates: Tensor, ids: Tensor, how:
 
 
 def _constants(x: Tensor, how: Choice, tile: Tile) -> dict[str, int]:
-    return tile.options(x.shape[-1]) | {"K": how.k, "SIGMOID": how.score == "sigmoid", "NORMALISE": how.normalise}
+    options = tile.options(x.shape[-1], padded(x.shape[-1]))
+    return options | {"K": how.k, "SIGMOID": how.score == "sigmoid", "NORMALISE": how.normalise}

@@ -115,7 +115,7 @@ def _waits(mesh: Mapping[str, int], found: Mapping[int, Position]) -> dict[int, 
     for rank, each in found.items():
         for group, count in each.counts.items():
             if not group.endswith(MESSAGES):
-                groups.setdefault((group, members(mesh, group, rank)[0]), []).append((count, rank))
+                groups.setdefault((group, _first(mesh, group, rank)), []).append((count, rank))
     waits = {rank: [*each.peers] for rank, each in found.items()}
     for (group, _), counts in groups.items():
         least, last = min(counts)
@@ -146,12 +146,26 @@ def _circle(waits: Mapping[int, Sequence[int]]) -> set[int]:
 
 def members(mesh: Mapping[str, int], group: str, rank: int) -> tuple[int, ...]:
     """The ranks of the group of this name that `rank` is in, as `Mesh.groups` names it."""
-    names, _, among = group.removesuffix(MESSAGES).partition("[")
-    axes, sizes = names.split("*"), (*mesh.values(),)
+    axes, sizes = _axes(group), (*mesh.values(),)
+    among = group.removesuffix(MESSAGES).partition("[")[2]
     places = zip(mesh, np.unravel_index(rank, sizes), strict=True)
     own = np.arange(prod(sizes)).reshape(sizes)[*(slice(None) if name in axes else at for name, at in places)]
     ranks: list[int] = own.ravel().tolist()
     return tuple(ranks[int(place)] for place in among[:-1].split(",")) if among else tuple(ranks)
+
+
+def _first(mesh: Mapping[str, int], group: str, rank: int) -> int:
+    """The rank at the beginning of the axes of a group that `rank` is in."""
+    axes = _axes(group)
+    first, inside = 0, prod(mesh.values())
+    for name, size in mesh.items():
+        inside //= size
+        first += 0 if name in axes else rank // inside % size * inside
+    return first
+
+
+def _axes(group: str) -> list[str]:
+    return group.removesuffix(MESSAGES).partition("[")[0].split("*")
 
 
 def _named(rank: int, hosts: Mapping[int, str]) -> str:

@@ -13,7 +13,8 @@ from scalec.runtime.ops.routing import Score
 SIZES = [(1, 1, 1, 1), (2, 5, 3, 2), (3, 40, 16, 8), (1, 33, 100, 4), (2, 1, 128, 8), (2, 0, 4, 2)]
 """Sequences, tokens of each, experts, k."""
 SCORES: tuple[Score, ...] = ("softmax", "sigmoid")
-TILES = (Tile(rows=1, warps=1), Tile(rows=4, warps=4, programs=2), Tile(rows=16, warps=4))
+TILES = (Tile(rows=1, warps=1), Tile(rows=4, warps=4, programs=2), Tile(rows=16, warps=4, columns=2))
+"""Columns of a tile are for kernels that do not take whole rows: here they change nothing."""
 
 
 def _shares(logits: Tensor, score: Score) -> Tensor:

@@ -17,7 +17,8 @@ CHOICES: list[dict[str, Any]] = [
     {"k": 4, "groups": 4, "from_groups": 2, "bias": True, "normalise": True},
     {"k": 1, "groups": 12, "from_groups": 3},
 ]
-TILES = (Tile(rows=1, warps=1), Tile(rows=4, warps=4))
+TILES = (Tile(rows=1, warps=1), Tile(rows=4, warps=4, columns=2))
+"""Columns of a tile are for kernels that do not take whole rows: here they change nothing."""
 
 
 def _check(rows: int, experts: int, tile: Tile, precision: Precision, device: str, how: dict[str, Any]) -> None:

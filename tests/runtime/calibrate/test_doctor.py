@@ -2,7 +2,7 @@
 
 import json
 import socket
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,10 +146,10 @@ def test_gpus_are_known_by_the_names_that_plans_have(gpu: str, name: str) -> Non
 
 
 def test_a_report_and_needs_read_back(tmp_path: Path) -> None:
-    again = Report(**json.loads(json.dumps(asdict(REPORTS[3]))))
+    again = Report.read(REPORTS[3].text())
     assert findings(NEEDS, [again, *REPORTS], WORLD) == findings(NEEDS, [REPORTS[3], *REPORTS], WORLD)
     (path := tmp_path / "needs.json").write_text(json.dumps({"ranks": 4, "device": "cpu"}))
-    assert Needs(**json.loads(path.read_text(encoding="utf-8"))) == Needs(ranks=4, device="cpu")
+    assert Needs.read(path) == Needs(ranks=4, device="cpu")
 
 
 def test_this_machine_alone(

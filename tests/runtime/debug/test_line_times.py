@@ -52,6 +52,14 @@ def test_of_a_gpu_communication_is_exposed_where_no_other_kernel_runs() -> None:
     assert line_times({"traceEvents": events})["device"] == "cuda"
 
 
+def test_of_two_that_start_together_the_shorter_counts_and_of_equal_ones_the_last() -> None:
+    kernels = [_event("gemm", 0, end, STREAM, "kernel", f"m.scale:{end}") for end in (10, 20)]
+    kernels.append(_event("gemm", 0, 10, STREAM, "kernel", "m.scale:3"))
+    assert _seconds([_step(4, 0, 5), *kernels]) == pytest.approx(
+        {("m.scale:3", COMPUTE): 10, ("m.scale:20", COMPUTE): 10}
+    )
+
+
 def test_of_a_cpu_communication_is_exposed_where_its_thread_hands_it_over_or_waits() -> None:
     """What another thread does is hidden; time outside of steps is left out; two steps are averaged."""
     step = [
