@@ -1,4 +1,4 @@
-"""Versions of what a run is made of.
+"""Versions of what a run is made of, and the backends that compute its attention.
 
 The first lines of a run name the libraries that serve it: another cuDNN on the path means another attention.
 """

@@ -54,7 +54,7 @@ def rope_frequencies(
     angle = places.double().outer(frequency)
     sine = angle.sin()
     table = torch.stack([angle.cos().repeat(1, 2), torch.cat([-sine, sine], dim=1)])
-    return table.to(dtype).view(2, len(places), *(1 for _ in range(seq_dim + 2, 0)), dim)
+    return table.to(dtype).view(2, len(places), *[1] * (-2 - seq_dim), dim)
 
 
 def rope(x: Tensor, table: Tensor) -> Tensor:

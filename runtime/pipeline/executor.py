@@ -4,6 +4,7 @@ Actions are written as torch.distributed.pipelining writes them, `1F3` for stage
 backward, or its parts I, of the input, and W, of the weights; SEND_F and RECV_F of what forward makes, SEND_B and
 RECV_B of gradients.  Between stages of one rank values are handed over without a message.
 
+Rows and message groups are texts of the compiler's file, and are read here; the messages of a group begin as one.
 A row's references are bound once, on the first step; then an action is one call.  Dropout is a function of the sample
 (`ops.dropout`), so that there is no random state to save.
 

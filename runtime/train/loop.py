@@ -171,15 +171,15 @@ class _Run:
         if recording():
             from ..debug.record import Recorder
 
-            yield self._told_steps(Recorder(self.options.out / "recorded", self.plan, self.start.first))
+            yield self._wrap_steps(Recorder(self.options.out / "recorded", self.plan, self.start.first))
         if tracing():
             from ..debug.record import CallLog
             from .watchdog.position import order
 
-            yield self._told_steps(CallLog(self.start.first, lambda evaluates: order(self.mesh, evaluates)()))
+            yield self._wrap_steps(CallLog(self.start.first, lambda evaluates: order(self.mesh, evaluates)()))
 
-    def _told_steps(self, observer: Any) -> AbstractContextManager[Any]:
-        """The observer of collectives, which knows the steps and evaluations from what else the loop does."""
+    def _wrap_steps(self, observer: Any) -> AbstractContextManager[Any]:
+        """An observer of collectives, put around steps and evaluations, so that it knows these from all else."""
         self.train_step = observer.of("train", self.train_step)
         self.eval_step = observer.of("evaluate", self.eval_step)
         return observer

@@ -4,19 +4,15 @@ import argparse
 import math
 import shlex
 import sys
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn
 
 import torch
 
 from ..config.plan import Plan
 from ..errors import RunError
 from .sinks import SINKS
-
-_T = TypeVar("_T")
 
 EXPORTED = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """The element types that weights may be written in, beside the plan's own."""
@@ -109,26 +105,38 @@ class _Parser(argparse.ArgumentParser):
         raise RunError(f"{message}; --help lists the options")
 
 
-def _such(read: Callable[[str], _T], holds: Callable[[_T], bool], words: str) -> Callable[[str], _T]:
-    """A type of argument: what `read` makes of its text where that `holds`; the words say what it is."""
-
-    def value(text: str) -> _T:
-        with suppress(ValueError):
-            if holds(found := read(text)):
-                return found
-        raise argparse.ArgumentTypeError(f"`{text}` is not {words}")
-
-    return value
+def _positive(text: str) -> int:
+    return _whole(text, 1)
 
 
-def _digits(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else -1
+def _natural(text: str) -> int:
+    return _whole(text, 0)
 
 
-_positive = _such(_digits, lambda number: number >= 1, "a whole number from 1 upwards")
-_natural = _such(_digits, lambda number: number >= 0, "a whole number from 0 upwards")
-_seconds = _such(float, lambda number: number > 0, "a number of seconds above 0")
-_rate = _such(float, lambda number: 0 <= number < math.inf, "a number from 0 upwards")
+def _whole(text: str, least: int) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number from {least} upwards")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not (number := _number(text)) > 0:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds above 0")
+    return number
+
+
+def _rate(text: str) -> float:
+    if not 0 <= (number := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number from 0 upwards")
+    return number
+
+
+def _number(text: str) -> float:
+    """The number; NaN, which is neither above nor below any, where the text is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _path(text: str) -> Path:

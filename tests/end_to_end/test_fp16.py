@@ -1,7 +1,7 @@
 """Emitted fp16 programs on gloo ranks against a loop in plain torch with a loss scale of its own.
 
 The loop knows nothing of scalec: f16 copies of f32 masters, gradients in f32, GradScaler's rule written out.
-Non-goals: the rule by itself (`runtime/test_loss_scale.py`), models of any size (`test_numbers`).
+Non-goals: the rule by itself (`tests/runtime/state/test_skips_loss_scale.py`), models of any size (`test_numbers`).
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """Messages that begin as one: the same at both ends, in an order that cannot deadlock where groups wait for each other.
 
 Purpose: the compiler's groups, and its refusal of others, against a replay of its own that knows neither.
-Non-goals: how a rank reads them (`tests/runtime/pipeline/test_message_groups.py`).
+Non-goals: how a rank reads them (`tests/runtime/pipeline/test_executor_message_groups.py`).
 """
 
 from collections import Counter

@@ -90,8 +90,8 @@ class _Attend(Function):
 class Attention(Tiled[Blocks]):
     """softmax(cap(q·kᵀ · scale) + mask)·v, in blocks that stay on the chip (FlashAttention-2, arXiv:2307.08691).
 
-    Tiles by head_dim.  Saves q, k, v, the result and its
-    log-sum-exp, float32 [b, n, s]; besides them only backward takes memory, as much as the log-sum-exp.
+    Tiles by head_dim.  Saves q, k, v, the result and its log-sum-exp, float32 [b, n, s]; besides them only backward
+    takes memory, as much as the log-sum-exp.
     """
 
     def __call__(

@@ -332,7 +332,11 @@ def rope_frequencies(
     zigzag: int = 1,
     seq_dim: int = -3,
 ) -> Tensor:
-    """Cosines and signed sines of rotary positions, [2, seq, 1, dim], for `rope`; -4: [2, seq, 1, 1, dim]."""
+    """Cosines and signed sines of rotary positions, [2, seq, 1, dim], for `rope`.
+
+    `seq_dim` is the dim of the sequence in the tensors to rotate, counted from their end: for -4 the table is
+    [2, seq, 1, 1, dim].
+    """
     frequency = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     if scaling != "none":
         turns = original * frequency / (2 * math.pi)
@@ -344,7 +348,7 @@ def rope_frequencies(
         frequency = frequency * (kept + (1 - kept) / factor)
     angle = zigzag_order(seq, zigzag).double().outer(frequency)
     table = torch.stack([angle.cos().repeat(1, 2), torch.cat([-angle.sin(), angle.sin()], dim=1)])
-    return placed(table.to(dtype).view(2, seq, *(1 for _ in range(seq_dim + 2, 0)), dim), mesh, placements)
+    return placed(table.to(dtype).view(2, seq, *[1] * (-2 - seq_dim), dim), mesh, placements)
 
 
 def rope(x: Tensor, table: Tensor) -> Tensor:

@@ -1,8 +1,14 @@
-"""Time limits: what the options say, and what follows from the steps so far."""
+"""Time limits: what the options say, and what follows from the steps so far.
+
+A store that does not answer is told, once its time has passed; one that has answered is not.
+"""
+
+import threading
 
 import pytest
 
-from scalec.runtime.train.watchdog.limits import LEAST, Kind, Pace
+from scalec.runtime.train.watchdog import limits
+from scalec.runtime.train.watchdog.limits import LEAST, Kind, Pace, Patience
 
 
 @pytest.mark.parametrize(
@@ -40,3 +46,37 @@ def test_a_first_step_counts_until_another_is_measured(priced: float | None, sec
     pace.done("step", 20.0, False)
     assert pace.limit("step", False)[0] == 200
     assert pace.limit("validation", False)[0] == 5000
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(limits, "DEAF", 0.05)
+    return []
+
+
+def _made(told: list[str]) -> tuple[Patience, threading.Event]:
+    ending = threading.Event()
+
+    def leave(reason: str) -> None:
+        told.append(reason)
+        ending.set()
+
+    made = Patience(leave, ending, 0.01)
+    made.start()
+    return made, ending
+
+
+def test_a_request_without_an_answer_is_told(told: list[str]) -> None:
+    made, ending = _made(told)
+    with made.request():
+        assert ending.wait(60)
+    assert "the job's store has not answered for 0 s: rank 0 or the launcher" in told[0]
+
+
+def test_an_answered_request_says_nothing(told: list[str]) -> None:
+    made, ending = _made(told)
+    with made.request():
+        pass
+    assert not ending.wait(0.3)
+    ending.set()
+    assert told == []
