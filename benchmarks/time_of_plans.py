@@ -29,7 +29,8 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from scalec.compiler.analysis.hardware import Collective, Hardware, load
-from scalec.compiler.analysis.time.pipeline import StepTime, step_time
+from scalec.compiler.analysis.time.clocks import StepTime
+from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.emit.work_list import work_list
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load as source

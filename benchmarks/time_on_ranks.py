@@ -14,7 +14,7 @@ from time_of_plans import Case, calibrated, row_of, sizes, write
 from torch.multiprocessing.spawn import start_processes
 
 from scalec.compiler.analysis.hardware import load
-from scalec.compiler.analysis.time.pipeline import step_time
+from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load as source
 from scalec.runtime import Mesh

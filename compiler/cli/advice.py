@@ -8,8 +8,8 @@ from itertools import chain
 
 from attrs import evolve, frozen
 
-from ..analysis.time.pipeline import step_time
 from ..analysis.time.report import Neighbour, Report, Room, room
+from ..analysis.time.step import step_time
 from ..ir import Program
 from ..syntax.source import Source
 from .neighbours import Change, Changed, changed, more_sharding, neighbours, smaller_microbatches

@@ -52,7 +52,8 @@ def calibrate(options: Namespace) -> None:
 def _fit(options: Namespace) -> None:
     """Prints where the prediction differs from a run's profile, and which figures of hardware would explain it."""
     from ..analysis.memory import account
-    from ..analysis.time.profile import beside, fit, ranks_at, strangers
+    from ..analysis.time.fit import fit
+    from ..analysis.time.profile import beside, ranks_at, strangers
     from ..analysis.time.report import with_ops
     from ..reports.profile import fitted
     from .compile import load

@@ -4,7 +4,6 @@ import sys
 from argparse import ArgumentParser, Namespace
 from json import dumps
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from .command import PLAN, Command, file_path, need
 
@@ -15,6 +14,7 @@ PROGRAM = "scalec.runtime.calibrate.doctor"
 def doctor(options: Namespace) -> int:
     """`scalec doctor`; returns the exit status, 1 where something would keep the plan from training."""
     import subprocess
+    from tempfile import TemporaryDirectory
 
     need("torch", "training")
     words = ["--json"] * options.json

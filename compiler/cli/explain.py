@@ -114,13 +114,8 @@ def _time(plan: Plan, options: Namespace) -> None:
         from ..reports.time_trace import MARK, time_trace
 
         beside = recorded_steps(options.against) if options.against else ()
-        put(
-            options.trace,
-            time_trace(found.program, events_of(found.program, found.on), beside),
-            "trace",
-            MARK,
-            sys.stderr,
-        )
+        text = time_trace(found.program, events_of(found.program, found.on), beside)
+        put(options.trace, text, "trace", MARK, sys.stderr)
     if options.csv:
         from ..reports.op_times import HEADER, as_csv
 

@@ -54,7 +54,7 @@ def streams() -> Generator[None]:
 
 
 def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
-    assert isinstance(error, UnicodeEncodeError), "streams: a handler for what is written"
+    assert isinstance(error, UnicodeEncodeError), "cli: a handler for what is written"
     text = error.object[error.start : error.end]
     shown = (PLAIN.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in text)
     return "".join(shown), error.end

@@ -144,9 +144,10 @@ def _compare_text(script: "Source", made: str) -> None:
     pairs = zip_longest(script.text.split("\n"), made.split("\n"), fillvalue="")
     at = next(at for at, (found, expected) in enumerate(pairs) if found != expected)
     lines = made.split("\n")
-    line = lines[at] if at < len(lines) else ""
-    short = line if len(line) <= 120 else f"{line[:119]}…"
-    expected = f"the plan's is `{short}`" if at < len(lines) else "the plan's has ended"
+    expected = "the plan's has ended"
+    if at < len(lines):
+        line = lines[at] if len(lines[at]) <= 120 else f"{lines[at][:119]}…"
+        expected = f"the plan's is `{line}`"
     _refuse(f"{Path(script.path).name} is not the plan's", _line(script, at), expected, "compile the plan again")
 
 

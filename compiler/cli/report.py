@@ -29,7 +29,7 @@ def subject(path: Path, *, proved: bool) -> "Subject":
     from ..reports.html import Subject
 
     plan = load(path)
-    return Subject(*plan, plan.proved() if proved else None)
+    return Subject(plan.source, plan.model, plan.program, proof=plan.proved() if proved else None)
 
 
 def _tokens(text: str) -> float:

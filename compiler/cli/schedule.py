@@ -3,7 +3,6 @@
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from .command import Command, file_path, plan_argument
@@ -30,44 +29,73 @@ _WITHIN = (0.001, 1000)
 
 def schedule(options: Namespace) -> None:
     """`scalec schedule`."""
-    from ..analysis.memory import accounts
-    from ..reports.schedule.figures import figures
-    from ..reports.schedule.picture import MARK
-    from ..reports.schedule.rows import html, svg
-    from ..reports.schedule.terminal import drawing
-    from ..reports.schedule.trace import trace
-    from ..schedules.csv_file import csv
-    from ..syntax.diagnostics import wants_colour
-
     given = times(options.times)
     program = load(options.plan).program
     if program.pipeline is None:
         what = "give its mesh an axis, for instance `pp = 4`, and its shard section `layers over pp`"
         raise UsageError(f"`{options.plan}` has no pipeline, so nothing to draw: {what}")
     picture = _picture(program, options.unit, given)
-    table = figures(picture, accounts(program))
     paths = {form: path for form in FORMS if (path := getattr(options, form)) is not None}
-    if not paths:
-        grid = drawing(picture, get_terminal_size((120, 24)).columns, colour=wants_colour(sys.stdout))
-        print(f"{picture.title}\n{picture.subtitle}\n\n{grid}\n\n{table}")
-        return
+    _check_apart(paths)
+    table = _table(picture, program)
+    if paths:
+        _write(picture, table, paths)
+    else:
+        print(f"{picture.title}\n{picture.subtitle}\n\n{_grid(picture)}\n\n{table}")
+
+
+def _check_apart(paths: dict[str, Path]) -> None:
+    """Each form has a file of its own."""
     forms: dict[Path, str] = {}
     for form, path in paths.items():
         first = forms.setdefault(path.resolve(), form)
         if first != form:
             raise UsageError(f"--{first} and --{form} both write `{path}`: choose two files")
-    writers = {
-        "csv": lambda: csv(picture.schedule),
-        "svg": lambda: svg(picture, table),
-        "html": lambda: html(picture, table),
-        "trace": lambda: trace(picture),
-    }
-    texts = {form: writers[form]() for form in paths}
+
+
+def _table(picture: "Picture", program: "Program") -> str:
+    """A line for each rank: its time and its memory."""
+    from ..analysis.memory import accounts
+    from ..reports.schedule.figures import figures
+
+    return figures(picture, accounts(program))
+
+
+def _grid(picture: "Picture") -> str:
+    """The drawing for the terminal."""
+    from shutil import get_terminal_size
+
+    from ..reports.schedule.terminal import drawing
+    from ..syntax.diagnostics import wants_colour
+
+    return drawing(picture, get_terminal_size((120, 24)).columns, colour=wants_colour(sys.stdout))
+
+
+def _write(picture: "Picture", table: str, paths: dict[str, Path]) -> None:
+    """All files, or none if one of them cannot be replaced."""
+    from ..reports.schedule.picture import MARK
+
+    texts = {form: _text(form, picture, table) for form in paths}
     for form, path in paths.items():
         check_replaceable(path, texts[form], form, MARK)
     for form, path in paths.items():
         replace(path, texts[form], form)
     print("wrote " + " and ".join(map(str, paths.values())))
+
+
+def _text(form: str, picture: "Picture", table: str) -> str:
+    """The content of a file of one of the forms."""
+    if form == "csv":
+        from ..schedules.csv_file import csv
+
+        return csv(picture.schedule)
+    if form == "trace":
+        from ..reports.schedule.trace import trace
+
+        return trace(picture)
+    from ..reports.schedule.rows import html, svg
+
+    return svg(picture, table) if form == "svg" else html(picture, table)
 
 
 def times(text: str) -> dict[str, float]:

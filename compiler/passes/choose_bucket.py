@@ -35,7 +35,7 @@ def choose_bucket(program: Program) -> Program:
 
 def _fastest(program: Program, on: "Hardware") -> Program:
     """The program with the size of least seconds, of those with which it fits, if there are any."""
-    from ..analysis.time.pipeline import step_time
+    from ..analysis.time.step import step_time
 
     distinct = dict[object, tuple[Program, Program]]()
     for size in (*_sizes(program), None):

@@ -11,7 +11,7 @@ from ..syntax.source import Span
 from .inputs import scene
 from .interpreter import Outcome, Where
 from .interpreter import differing as unequal
-from .locate import iterations
+from .locate import differences, iterations
 from .prime_field import Field
 from .reference import Reference, bare, forwards_apart
 from .small_sizes import made, resized, small
@@ -103,7 +103,7 @@ def _apart(ours: Outcome, theirs: Outcome) -> list[str]:
 
 
 def _diagnostic(a: Program, b: Program, forward: tuple[str, Where] | None, wrong: list[str]) -> Diagnostic:
-    count = Note(None, f"{len(wrong)} of the step's {3 + 2 * len(a.params)} results differ, first {wrong[0]}")
+    count = differences(a, wrong)
     if forward:
         name, where = forward
         lines = ({value.name: op.span for op in program.ops for value in op.outputs} for program in (a, b))

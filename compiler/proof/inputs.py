@@ -78,7 +78,7 @@ def _labels(seed: int, shape: tuple[int, ...], vocabulary: int) -> Array:
 
 
 def _below(bound: int, key: tuple[object, ...], shape: tuple[int, ...]) -> Array:
-    """Numbers from 0 that are less than `bound`."""
+    """Numbers from 0 to below `bound` that depend on the key only."""
     return (drawn(key, shape) % Word(bound)).astype(int)
 
 

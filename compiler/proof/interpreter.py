@@ -12,7 +12,7 @@ from attrs import field, frozen
 from ..ir import Enter, Leave, Op, Program, Region, Stmt, Type
 from ..ir.placements import ends
 from .semantics import MEANINGS, Call, Semantics
-from .semantics.step import loss_scale, unpacked, unscaled
+from .semantics.step import loss_scale, unscaled
 from .sharded_state import settled, together
 from .simulated_mesh import SimulatedMesh
 from .tensors import Numbers, Tensor, stacked
@@ -122,7 +122,7 @@ class Interpreter:
             return [self.world.coerced(args[0], op.names("axes"), *ends(op), self.numbers, among)]
         call = Call(self.program, self.world, self.numbers, op, args, self.program.operands(op))
         if op.kind == "update":
-            self._gradients.update(zip(op.inputs[3:], map(self._unscaled, unpacked(call)), strict=True))
+            self._gradients.update(zip(op.inputs[3:], map(self._unscaled, call.unpacked), strict=True))
         return self.meanings[op.kind].value(call)
 
     def _unscaled(self, grad: Tensor) -> Tensor:

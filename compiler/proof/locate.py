@@ -108,14 +108,17 @@ def _first_wrong(case: Case, alone: Program, numbers: Field) -> Found | None:
     updated = {v.name for op in case.program.ops if op.kind == "update" for v in op.outputs}
     stale = {name for name in updated if base(name) in partly}  # but for what the rank holds
 
+    found: list[Found] = []
+
     def look(name: str, where: Where, value: Tensor) -> None:
-        if found or (not where and _stages(case)):
+        if found:
+            return
+        if not where and _stages(case):
             return  # ranks hold other things of their own
         whole, type = right[name, where], type_of[name]
         if not flat & {*type.dims} and name not in stale and not _is(value, whole, type, ranks, numbers):
             found.append(_found(case.program, name, where, value, whole, type, ranks, numbers))
 
-    found: list[Found] = []
     try:
         Interpreter(case.program, ranks, numbers, look, rows=run_rows).run(start.on(case.program, ranks, numbers))
     except ShapeError as error:
@@ -176,7 +179,7 @@ def _diagnostic(case: Case, found: Found | None, results: Sequence[str]) -> Diag
     mesh = mesh_words({name: size for name, size in case.mesh.items() if size > 1})
     message = f"on {mesh} the step is not that of a single device"
     if not found:
-        return Diagnostic("E0701", message, case.program.region.span, notes=(_differing(case, results),))
+        return Diagnostic("E0701", message, case.program.region.span, notes=(differences(case.program, results),))
     op, phase = _makers(case.program).get(found.value, (None, "step"))
     lack = _lacking(case.program, op) if op else None
     notes = [f"the first wrong value is `{found.value}`, in {phase}{iterations(found.where)}"]
@@ -187,7 +190,7 @@ def _diagnostic(case: Case, found: Found | None, results: Sequence[str]) -> Diag
     if results == [found.value]:
         notes.append("no result of the step is reached: shapes do not fit")
     else:
-        notes.append(_differing(case, results).text)
+        notes.append(differences(case.program, results).text)
     label = _taken(lack) if lack else _label(found)
     span = op.span if op else case.program.region.span
     return Diagnostic("E0701", message, span, label, tuple(Note(None, text) for text in notes))
@@ -266,8 +269,9 @@ def iterations(where: Where) -> str:
     return "".join(f", {dim} {index}" for dim, index in where)
 
 
-def _differing(case: Case, results: Sequence[str]) -> Note:
-    total = 3 + 2 * len(case.program.params)
+def differences(program: Program, results: Sequence[str]) -> Note:
+    """How many results of a step differ, and the first of them."""
+    total = 3 + 2 * len(program.params)
     shown = ", ".join(results[:4]) + (", …" if len(results) > 4 else "")
     return Note(None, f"{len(results)} of {total} results of the step differ: {shown}")
 
@@ -301,6 +305,6 @@ def _not_the_model(case: Case, alone: Program, numbers: Field, wrong: Sequence[s
     named = {f"gradient of {param.name}": param.span for param in case.program.params}
     span = spans.get(apart[0]) if apart else next((named[result] for result in wrong if result in named), None)
     what = f"the first wrong value is `{apart[0]}`{iterations(apart[1])}" if apart else "wrong only after the forward"
-    notes = (Note(None, what), _differing(case, wrong))
+    notes = (Note(None, what), differences(case.program, wrong))
     message = f"{where} the step is not that of the model"
     return Diagnostic("E0701", message, span or case.program.region.span, notes=notes)

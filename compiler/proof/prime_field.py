@@ -169,7 +169,7 @@ class Field:
 
 
 def drawn(key: tuple[object, ...], shape: tuple[int, ...]) -> Array:
-    """Words of 64 random bits that depend on the key only: a hash, since importing numpy.random takes 26 ms."""
+    """Words of 64 random bits that depend on the key only: a hash, since importing numpy.random takes long."""
     return np.frombuffer(shake_256(repr(key).encode()).digest(8 * prod(shape)), Word).reshape(shape)
 
 

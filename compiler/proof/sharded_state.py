@@ -55,29 +55,31 @@ def settled(program: Program, world: SimulatedMesh, name: str, x: Tensor) -> Ten
     return Tensor(x.dims, np.where(mask, array, first), x.degree)
 
 
-def packed(program: Program, bucket: Bucket, tensors: Sequence[Tensor], *, ends: bool = False) -> Tensor:
+def packed(program: Program, bucket: Bucket, tensors: Sequence[Tensor], *, without_padding: bool = False) -> Tensor:
     """The flat buffer of a layer's tensors, or the stack of all layers' of stacks; zero where no tensor lies.
 
-    Where it `ends` with the last tensor, it lacks the padding.
+    `without_padding` it ends with the last tensor.
     """
     layout = layout_of(program, bucket)
     count = len(bucket.layers)
     layers = bucket.layers if tensors[0].dims[:count] == bucket.layers else ()
     lead = np.broadcast_shapes(*(x.array.shape[: x.lead + len(layers)] for x in tensors))
-    flat = np.zeros((*lead, layout.end if ends else layout.size), tensors[0].array.dtype)
+    flat = np.zeros((*lead, layout.end if without_padding else layout.size), tensors[0].array.dtype)
     for x, start in zip(tensors, layout.starts, strict=True):
         own = x.array.reshape(*x.array.shape[: x.lead + len(layers)], -1)
         flat[..., start : start + own.shape[-1]] = own
     return Tensor((*layers, bucket.dim), flat, degree_of(tensors))
 
 
-def parts(program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor, *, ends: bool = False) -> list[Tensor]:
-    """The parameters' parts of a layer's buffer, or of the stack of all; it may lack padding, as in `packed`.
+def parts(
+    program: Program, world: SimulatedMesh, bucket: Bucket, flat: Tensor, *, without_padding: bool = False
+) -> list[Tensor]:
+    """The parameters' parts of a layer's buffer, or of the stack of all; `without_padding` as in `packed`.
 
     Raises ValueError at other sizes.
     """
     layout = layout_of(program, bucket)
-    if flat.array.shape[-1] != (layout.end if ends else layout.size):
+    if flat.array.shape[-1] != (layout.end if without_padding else layout.size):
         raise ValueError(f"{flat.array.shape[-1]} elements are not a whole bucket")
     layers = flat.dims[:-1]
     skipped = len(bucket.layers) - len(layers)
@@ -102,12 +104,12 @@ def own(program: Program, world: SimulatedMesh, bucket: Bucket, tensors: Sequenc
     if not axes:
         return list(tensors)
     layout = layout_of(program, bucket)
-    whole = packed(program, bucket, tensors, ends=True)
+    whole = packed(program, bucket, tensors, without_padding=True)
     shape = (1,) * whole.lead + whole.array.shape[whole.lead : -1]
     ones = Tensor(whole.dims, np.ones((*shape, layout.size), whole.array.dtype))  # alike in all trials
     mask = padded(program, world, bucket, _part(world, bucket, axes, ones, n), n)
     here = Tensor(mask.dims, mask.array[..., : layout.end])
-    return parts(program, world, bucket, stale(whole, here), ends=True)
+    return parts(program, world, bucket, stale(whole, here), without_padding=True)
 
 
 def counted(program: Program, world: SimulatedMesh, bucket: Bucket, once: Sequence[int], n: Numbers) -> Tensor:

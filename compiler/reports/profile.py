@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from ..analysis.hardware import DATA_SHEETS, Hardware
+from ..analysis.time.fit import FIGURES, Figure, Fit
 from ..analysis.time.op_rows import OpRow
-from ..analysis.time.profile import ELSEWHERE, FIGURES, KINDS, Figure, Fit, Line, Profile
+from ..analysis.time.profile import ELSEWHERE, KINDS, Line, Profile
 from ..analysis.time.report import Report
 from ..config.units import counted
 from .summary import table as aligned

@@ -1,8 +1,4 @@
-"""The rows of schedules with names: steps of a rank's chunks strung together.
-
-The microbatch of each step follows from its place.  In letters: `F0` is a forward of the first chunk, `I1` the input
-part of a backward of the second.
-"""
+"""The rows of schedules with names."""
 
 from collections.abc import Iterable
 from itertools import zip_longest
@@ -60,6 +56,9 @@ def interleave_passes(*columns: Iterable[Step | None]) -> Steps:
     return tuple(step for row in zip_longest(*columns) for step in row if step is not None)
 
 
+# ---- all forwards, then all backwards
+
+
 def gpipe(seat: RankContext) -> Row:
     """GPipe (arXiv 1811.06965): memory for all microbatches, the bubble of 1F1B.
 
@@ -83,6 +82,9 @@ def _passes(seat: RankContext, backward: Iterable[int]) -> Row:
         *(Action(stage, Work.FORWARD, each) for stage in seat.stages for each in range(seat.microbatches)),
         *(Action(stage, Work.BACKWARD, each) for stage in reversed(seat.stages) for each in back),
     )
+
+
+# ---- forwards and backwards that alternate once the pipeline is full: one order with other numbers
 
 
 def one_forward_one_backward(seat: RankContext) -> Row:
@@ -146,6 +148,9 @@ def _round_size(seat: RankContext) -> int:
     return seat.microbatches // rounds
 
 
+# ---- V-shaped: the stages go down the ranks and back up, and each rank has one of the first half and one of the second
+
+# Steps in letters: `F0` is a forward of the first chunk, `I1` the input part of a backward of the second.
 F0: Steps = ((0, Work.FORWARD),)
 F1: Steps = ((1, Work.FORWARD),)
 B0: Steps = ((0, Work.BACKWARD),)

@@ -16,9 +16,11 @@ def resized(schedule: Schedule, ranks: int, microbatches: int) -> Schedule:
     """The rows for these numbers of ranks and microbatches, without messages."""
     rows = tuple(tuple(action for action in row if not action.work.is_message) for row in schedule.rows)
     found = evolve(schedule, rows=rows)
-    found = _with_ranks(found, _chosen(ranks, found.ranks, found.stage_to_rank[0], found.stage_to_rank[-1]))
+    ends = found.stage_to_rank[0], found.stage_to_rank[-1]  # the first stage and the last do what no other does
+    found = _with_ranks(found, _chosen(ranks, found.ranks, *ends))
     for _ in range(ranks - found.ranks):
         found = _with_stage(found)
+    # a backward in two parts stays, if there is any
     split = next((action.microbatch for _, _, action in found.cells() if action.work is Work.WEIGHT), 0)
     found = _with_microbatches(found, _chosen(microbatches, found.microbatches, split))
     for _ in range(microbatches - found.microbatches):
@@ -27,8 +29,7 @@ def resized(schedule: Schedule, ranks: int, microbatches: int) -> Schedule:
 
 
 def _chosen(count: int, total: int, *wanted: int) -> list[int]:
-    """As many of `total` numbers, those that are wanted first: the ranks of the first stage and of the last, or a
-    microbatch whose backward is in two parts, if any's is."""
+    """The first `count` of `total` numbers, those that are wanted before others."""
     return sorted([*dict.fromkeys((*wanted, *range(total)))][:count])
 
 

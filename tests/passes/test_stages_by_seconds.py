@@ -7,7 +7,7 @@ from attrs import evolve
 
 from scalec.compiler.analysis.hardware import hardware
 from scalec.compiler.analysis.stage_times import stage_times
-from scalec.compiler.analysis.time.pipeline import step_time
+from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import Pipeline, Program
 from scalec.compiler.passes import compile_plan, partition_stages
 from scalec.compiler.syntax.source import Source

@@ -12,9 +12,8 @@ import pytest
 from attrs import evolve
 
 from scalec.compiler.analysis.hardware import Hardware
-from scalec.compiler.analysis.time.clocks import nothing
+from scalec.compiler.analysis.time.clocks import StepTime, nothing
 from scalec.compiler.analysis.time.op_rows import OpRow
-from scalec.compiler.analysis.time.pipeline import StepTime
 from scalec.compiler.analysis.time.report import Neighbour, Report, Room
 from scalec.compiler.cli import main
 from scalec.compiler.passes import compile_plan

@@ -90,6 +90,7 @@ class Keeper:
             if isinstance(stmt, Region):
                 self._repeat(stmt, found)
             else:
+                # a result has a gradient if an operand has one, and it is a number that the op has a gradient of
                 wanted = any(name in self._wanted for name in stmt.inputs)
                 if wanted and (OPS[stmt.kind].differentiable or stmt.kind in ("coerce", "cast")):
                     self._wanted |= {value.name for value in stmt.outputs if value.type.differentiable}

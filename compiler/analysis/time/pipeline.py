@@ -1,6 +1,5 @@
-"""The time of a step: of a rank, or in a pipeline of the rank that is busy longest, with its bubble.
+"""The time of a pipeline's step: what each rank does before its row, the rows as a simulation does them, and the rest.
 
-A pipeline's is what each rank does before its row, the rows as a simulation does them, and the rest.
 Weights of a rank's chunks are gathered from the step's begin on, each for its stages' first action, and gradients are
 reduced from their last action on, while the rank's other stages work.  Non-goals: reductions that delay collectives of
 stages over the same axes.
@@ -12,12 +11,9 @@ from ...ir import Pipeline, Program
 from ...schedules.actions import Action, Work
 from ...schedules.cell_table import cell_table
 from ...schedules.timeline import Times, simulate
-from ..expert_loads import loads
 from ..hardware import Hardware
 from .clocks import BUBBLE, Clocks, StepTime, add
 from .pipeline_parts import Move, cuts, of_ranks, of_stages
-from .prices import prices
-from .timeline import Walk
 
 PARTS = {Work.BACKWARD: (Work.INPUT, Work.WEIGHT)}
 """The parts of actions that have several."""
@@ -96,16 +92,7 @@ class Rows:
             free = slot.end
 
 
-def step_time(program: Program, on: Hardware) -> StepTime:
-    """The time of a step of a program after the last pass."""
-    if program.pipeline:
-        rows = Rows(program, program.pipeline, on)
-        return rows.account(max(range(len(rows.ranks)), key=rows.timeline.busy))
-    walk = Walk(program, on, prices(program, on))
-    walk.step()
-    return StepTime(walk.clocks.gpu, walk.clocks.spent, walk.clocks.sent)
-
-
-def times_by_load(program: Program, on: Hardware) -> dict[str, StepTime]:
-    """The times of a step at an equal, the planned and the worst load of experts; none where all ranks get the same."""
-    return {it.name: step_time(it.program, on) for it in loads(program)}
+def of_pipeline(program: Program, pipeline: Pipeline, on: Hardware) -> StepTime:
+    """The time of a step, on the rank that is busy longest."""
+    rows = Rows(program, pipeline, on)
+    return rows.account(max(range(len(rows.ranks)), key=rows.timeline.busy))

@@ -107,6 +107,7 @@ def work_of(program: Program, op: Op, types: Sequence[Type]) -> Work | None:
     None of a cast of gradients to the type of their sums, too: these are added up as they are (`sums_of`).
     """
     entry = OPS[op.kind]
+    # a cast of the step's own, not of the model, that widens a gradient
     is_of_step = op.kind == "cast" and op.span == program.region.span and BATCH not in types[0].dims
     if is_of_step and ITEM_BYTES[op.outputs[0].type.dtype] > ITEM_BYTES[types[0].dtype]:
         return None

@@ -11,8 +11,8 @@ from ..memory import account, capacity
 from . import operations
 from .clocks import StepTime
 from .op_rows import OpRow, Pace, op_rows, pace
-from .pipeline import step_time, times_by_load
 from .prices import EXPOSED
+from .step import step_time, times_by_load
 
 FULL = 0.9
 """The part of a GPU's memory from which on steps run slower than any account of them says."""

@@ -13,7 +13,8 @@ from ...ir import Program
 from ...ops.routers import with_padding
 from ..determinism import drifting
 from .buckets import Buckets
-from .declarations import STEP_PASSES, Declarations, Stages
+from .checker import STEP_PASSES
+from .declarations import Declarations, Stages
 from .regions import Regions
 
 PLACED = ("insert_collectives", "fuse_ops", "overlap_exchanges", "choose_recomputed", *STEP_PASSES)

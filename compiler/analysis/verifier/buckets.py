@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 from ...ir import Bucket, Kind, Leave, Op, Program, ops_in, regions_in, walk, walk_regions
 from ...ir.placements import ends
 from ..param_uses import products
-from .declarations import Checker
+from .checker import Checker
 
 
 class Buckets(Checker):

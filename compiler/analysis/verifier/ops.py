@@ -6,7 +6,7 @@ from ...ir import FLOATS, Attr, Bucket, Kind, Op, Program, Type
 from ...ir.placements import COERCIONS, ends
 from ...ops import OPS, VJPS, TypingError
 from ..bucket_layout import layout_of
-from .declarations import Checker
+from .checker import Checker
 
 WORK_PASSES = ("propagate", "choose_layout")
 """After these passes every op but leaves says what it works on."""

@@ -23,7 +23,7 @@ from ...ir import (
 from ...ops import OPS
 from ...ops.experts import begins
 from ...syntax.limits import MAX_DEPTH
-from .declarations import STEP_PASSES, Checker
+from .checker import STEP_PASSES, Checker
 from .ops import Ops
 
 INSIDE: dict[str, tuple[str, ...]] = {

@@ -14,8 +14,9 @@ from attrs import evolve, frozen
 from ...analysis.elastic import smallest
 from ...analysis.hardware import hardware
 from ...analysis.memory import Account, account, fits, too_large
+from ...analysis.time.clocks import StepTime
 from ...analysis.time.op_rows import OpRow, op_rows
-from ...analysis.time.pipeline import StepTime, step_time
+from ...analysis.time.step import step_time
 from ...frontend import resolve
 from ...frontend.load_plan import opened
 from ...frontend.validate import validate

@@ -8,9 +8,9 @@ from attrs import evolve, field, frozen
 from ...analysis.memory import account, capacity
 from ...analysis.time import operations
 from ...analysis.time.clocks import BUBBLE
-from ...analysis.time.pipeline import step_time
 from ...analysis.time.prices import EXPOSED
 from ...analysis.time.report import FULL
+from ...analysis.time.step import step_time
 from ...frontend import resolve
 from ...ir import PRECISIONS, Program
 from ...passes import lower, passed

@@ -50,9 +50,9 @@ class _Split:
         for stmt in body:
             if isinstance(stmt, Region):
                 self._region(stmt, needed, found)
-            elif found.late & {*stmt.inputs} or (
-                (stmt.kind in ("contract", GROUPED.name) or VJPS.delayed(stmt)) and not needed & {*_made(stmt)}
-            ):
+                continue
+            delayed = stmt.kind in ("contract", GROUPED.name) or VJPS.delayed(stmt)
+            if found.late & {*stmt.inputs} or (delayed and not needed & {*_made(stmt)}):
                 found.then.append(stmt)
                 found.late.update(_made(stmt))
             else:

@@ -6,12 +6,12 @@ formula and each gradient against autograd.
 
 from ...ops import VJPS
 from ..tensors import Tensor
-from . import algebra, attention, experts, fused, join, loss, norm, step, user
+from . import algebra, attention, dropout, experts, fused, join, loss, norm, step, user
 from .call import Call, Semantics
 
 
 def _vjp(c: Call) -> list[Tensor]:
-    """The gradients that the op which it is of states; operands and gradients that it is not given count zero."""
+    """Gradients by the semantics of the op whose vjp it is; operands that it is not given count zero."""
     it = VJPS.pulled(c.op, c.types)
     given = dict(zip(it.read, c.args[it.grads :], strict=False))
     args = [given[i] if i in given else c.zero(type) for i, type in enumerate(it.types)]
@@ -23,7 +23,7 @@ def _vjp(c: Call) -> list[Tensor]:
     return [grad for i in it.wrt if (grad := found[i])]
 
 
-_FAMILIES = algebra, attention, experts, fused, join, loss, norm, step, user
+_FAMILIES = algebra, attention, dropout, experts, fused, join, loss, norm, step, user
 MEANINGS = {kind: entry for family in _FAMILIES for kind, entry in family.MEANINGS.items()} | {"vjp": Semantics(_vjp)}
 """By the op's kind."""
 

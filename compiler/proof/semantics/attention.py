@@ -8,8 +8,8 @@ from ...ir.placements import Step
 from ...ops.attention import attention_roles, documents_and_draws
 from ...ops.rope import rope_roles
 from ..tensors import Array, Dims, Tensor
-from .algebra import kept
 from .call import Call, Semantics
+from .dropout import kept
 from .join import joined
 
 KEY, GROUP = "key", "group"

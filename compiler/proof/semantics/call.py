@@ -1,12 +1,14 @@
 """The arguments of an op's semantics: the op with its operands on all ranks."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 from attrs import frozen
 
-from ...ir import Attr, Op, Program, Type
+from ...ir import Attr, Bucket, Op, Program, Type
 from ...ops import OPS
+from ..sharded_state import padded, parts
 from ..simulated_mesh import SimulatedMesh
 from ..tensors import Array, Dims, Numbers, Tensor
 
@@ -46,6 +48,21 @@ class Call:
     def ratio(self, key: str) -> Tensor:
         """The attribute `key`, exactly."""
         return self.numbers.ratio(*self.number(key).as_integer_ratio())
+
+    @property
+    def bucket(self) -> Bucket | None:
+        """The bucket that the op names, if any."""
+        name = dict(self.op.attrs).get("bucket")
+        return self.program.bucket(str(name)) if name else None
+
+    @cached_property
+    def unpacked(self) -> list[Tensor]:
+        """The gradients of an update, one for each of its parameters; zero for what the rank does not update."""
+        grad, bucket = self.args[0], self.bucket
+        if not bucket:
+            return [grad]
+        whole = padded(self.program, self.world, bucket, grad, self.numbers)
+        return parts(self.program, self.world, bucket, whole)
 
     def zero(self, type: Type) -> Tensor:
         """Zeros, alike on all ranks."""

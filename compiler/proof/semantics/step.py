@@ -6,7 +6,7 @@ import numpy as np
 
 from ...config.settings import Optimizer
 from ...ir import Bucket, Program
-from ..sharded_state import counted, own, packed, padded, parts
+from ..sharded_state import counted, own, packed, parts
 from ..tensors import RANDOM, Dims, Numbers, Tensor
 from .call import Call, Semantics
 
@@ -122,25 +122,13 @@ def _same(c: Call) -> list[Tensor]:
     return [c.args[0]]
 
 
-def _bucket(c: Call) -> Bucket | None:
-    """The bucket that an op names."""
-    name = dict(c.op.attrs).get("bucket")
-    return c.program.bucket(str(name)) if name else None
-
-
 def _named(c: Call) -> Bucket:
     return c.program.bucket(str(c.get("bucket")))
 
 
-def unpacked(c: Call) -> list[Tensor]:
-    """The gradients of an update, one for each of its parameters; zero for what the rank does not update."""
-    grad, bucket = c.args[0], _bucket(c)
-    return parts(c.program, c.world, bucket, padded(c.program, c.world, bucket, grad, c.numbers)) if bucket else [grad]
-
-
 def _update(c: Call) -> list[Tensor]:
-    (scale, count), bucket = c.args[1:3], _bucket(c)
-    each = zip(c.op.inputs[3:], c.args[3:], unpacked(c), strict=True)
+    (scale, count), bucket = c.args[1:3], c.bucket
+    each = zip(c.op.inputs[3:], c.args[3:], c.unpacked, strict=True)
     moved = [updated(c.program, c.numbers, name, param, grad, scale, count) for name, param, grad in each]
     return own(c.program, c.world, bucket, moved, c.numbers) if bucket else moved
 

@@ -21,8 +21,8 @@ from helpers.timed_plans import (
 )
 from scalec.compiler.analysis.hardware import Collective, Measured
 from scalec.compiler.analysis.time.op_rows import OpRow, op_rows
-from scalec.compiler.analysis.time.pipeline import step_time
 from scalec.compiler.analysis.time.seconds import of_message
+from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import Program
 from scalec.compiler.ops import Message
 

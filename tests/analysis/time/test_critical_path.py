@@ -11,8 +11,8 @@ from helpers.timed_plans import HARDWARE, PROGRAMS, several
 from scalec.compiler.analysis.time import critical_path as module
 from scalec.compiler.analysis.time.clocks import GPU, HOST, Event
 from scalec.compiler.analysis.time.critical_path import Streams, critical_path
-from scalec.compiler.analysis.time.pipeline import step_time
 from scalec.compiler.analysis.time.prices import EXPOSED
+from scalec.compiler.analysis.time.step import step_time
 
 
 @settings(max_examples=25)

@@ -9,7 +9,7 @@ import pytest
 from helpers.timed_plans import HARDWARE, PROGRAMS, several
 from scalec.compiler.analysis.time.clocks import GPU
 from scalec.compiler.analysis.time.events import ACTIONS, ITERATIONS, events_of
-from scalec.compiler.analysis.time.pipeline import step_time
+from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import Program
 
 

@@ -15,8 +15,8 @@ from helpers.timed_plans import HARDWARE, PROGRAMS, compiled
 from scalec.compiler.analysis.hardware import hardware
 from scalec.compiler.analysis.time.clocks import Clocks
 from scalec.compiler.analysis.time.events import events_of
-from scalec.compiler.analysis.time.pipeline import step_time
 from scalec.compiler.analysis.time.prices import Price, prices
+from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.analysis.time.timeline import Walk
 from scalec.compiler.ir import Op, Program
 from scalec.compiler.passes import compile_plan

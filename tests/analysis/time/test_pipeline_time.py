@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from helpers.timed_plans import HARDWARE, LAYERS, compiled
 from scalec.compiler.analysis.time.clocks import BUBBLE
-from scalec.compiler.analysis.time.pipeline import Rows, step_time
+from scalec.compiler.analysis.time.pipeline import Rows
 from scalec.compiler.analysis.time.prices import EXPOSED
+from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import Program
 from scalec.compiler.schedules.actions import Schedule
 from scalec.compiler.schedules.dependencies import made_by, needs

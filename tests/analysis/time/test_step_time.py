@@ -33,8 +33,8 @@ from scalec.compiler.analysis.expert_loads import with_load
 from scalec.compiler.analysis.hardware import Hardware
 from scalec.compiler.analysis.time.clocks import BUBBLE, HOST, StepTime
 from scalec.compiler.analysis.time.op_rows import op_rows
-from scalec.compiler.analysis.time.pipeline import step_time, times_by_load
 from scalec.compiler.analysis.time.prices import EXPOSED
+from scalec.compiler.analysis.time.step import step_time, times_by_load
 from scalec.compiler.ir import Program, Region, Stmt
 from scalec.compiler.ops import OPS
 from scalec.compiler.ops.saved_tensors import Local

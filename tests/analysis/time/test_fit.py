@@ -12,25 +12,17 @@ from attrs import evolve
 from scalec.compiler import cli
 from scalec.compiler.analysis.hardware import Hardware, hardware
 from scalec.compiler.analysis.hardware.description import Attention, Collective, Measured, Moved, Product
-from scalec.compiler.analysis.time.pipeline import StepTime, step_time
-from scalec.compiler.analysis.time.profile import (
-    FIGURES,
-    KINDS,
-    Fit,
-    Profile,
-    Seconds,
-    beside,
-    fit,
-    read_profile,
-    slower,
-)
+from scalec.compiler.analysis.time.clocks import StepTime
+from scalec.compiler.analysis.time.fit import FIGURES, Fit, fit, slower
+from scalec.compiler.analysis.time.profile import KINDS, Profile, Seconds, beside, read_profile
 from scalec.compiler.analysis.time.report import report
+from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.profile import fitted
 from scalec.compiler.syntax.source import Source
 
-PLANS = Path(__file__).parents[2] / "plans"
+PLANS = Path(__file__).parents[3] / "plans"
 
 RECORDED = {
     "": {"idle": 0.001},

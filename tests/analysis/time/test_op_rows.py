@@ -6,7 +6,7 @@ import pytest
 
 from scalec.compiler.analysis.hardware import hardware
 from scalec.compiler.analysis.time.op_rows import op_rows, op_seconds
-from scalec.compiler.analysis.time.pipeline import step_time
+from scalec.compiler.analysis.time.step import step_time
 from scalec.compiler.ir import MICROBATCHES
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
