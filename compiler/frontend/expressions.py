@@ -8,7 +8,7 @@ from attrs import frozen
 
 from ..ir import BATCH, DATA_DIMS, FLOATS, Type
 from ..ops.experts import BIASED, GROUPED
-from ..ops.pointwise import wide
+from ..ops.protocol import wide
 from ..syntax import tree
 from ..syntax.diagnostics import Note, PlanError, did_you_mean, listing, wrong
 from .arithmetic import Scalar, apply, evaluate, exact

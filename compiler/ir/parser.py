@@ -19,7 +19,7 @@ from ..config.schema import read
 from ..schedules.actions import Action, Schedule
 from ..schedules.csv_file import BadRows, read_csv
 from ..syntax.diagnostics import Diagnostics, PlanError, wrong
-from ..syntax.package_data import parser
+from ..syntax.lark_parser import parser
 from ..syntax.parser import MAX_DIGITS, parse_plan
 from ..syntax.source import Source, Span
 from .declarations import STATES, Axis, Bucket, Buffer, Claim, Dim, Init, Param, Pipeline, StateAxes

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ..ir import MAXIMUM, Op, Type, Value
 from .call import Call, over_classes
-from .pointwise import total, wide
-from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
+from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes, total, wide
 from .roles import last_is_classes
 from .saved_tensors import Local, Saved
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from attrs import evolve
 
 from ..ir import Op, Type, Value
-from .pointwise import same, wide
-from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes
+from .pointwise import same
+from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, takes, wide
 from .reduce import OVER, mean_over_dims
 from .saved_tensors import Local, Saved
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from math import erf, inf, pi, sqrt
 from typing import Any
 
-from attrs import Factory, frozen
+from attrs import Factory, field, frozen
 
 from ..ir import Op, Type
 from .protocol import FUNCTIONAL, Attribute, OpDef, Operand, Shape, Shapes, Vjp, takes
@@ -27,22 +27,12 @@ def same(types: Sequence[Type], op: Op) -> list[Shape]:
     return [(types[0].dtype, types[0].dims)]
 
 
-def wide(dtype: str) -> str:
-    """The element type of sums: f64 for f64, else f32."""
-    return "f64" if dtype == "f64" else "f32"
-
-
-def total(types: Sequence[Type], op: Op) -> list[Shape]:
-    """A number, in the element type of sums."""
-    return [(wide(types[0].dtype), ())]
-
-
-@frozen(kw_only=True)
+@frozen
 class Pointwise(OpDef):
     """An elementwise function of one operand; `value` and `slope` are what the proof computes in float64."""
 
-    value: Formula
-    slope: Formula
+    value: Formula = field(kw_only=True)
+    slope: Formula = field(kw_only=True)
     shapes: Shapes | None = same
     operands: tuple[Operand, ...] = takes("x")
     vjp: Vjp | None = Vjp()

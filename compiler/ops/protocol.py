@@ -149,6 +149,16 @@ def always(it: Local) -> bool:
     return True
 
 
+def wide(dtype: str) -> str:
+    """The element type of sums: f64 for f64, else f32."""
+    return "f64" if dtype == "f64" else "f32"
+
+
+def total(types: Sequence[Type], op: Op) -> list[Shape]:
+    """A number, in the element type of sums."""
+    return [(wide(types[0].dtype), ())]
+
+
 def last_dim(types: Sequence[Type], op: Op) -> frozenset[str]:
     """The last dim of the first operand."""
     return frozenset(types[0].dims[-1:])

@@ -1,4 +1,4 @@
-"""Sums, means and softmax over named dims, and positions moved along one.
+"""Sums, means and softmax over named dims.
 
 A sum or a mean over a sharded dim is a sum over ranks still to be done; a mean divides by global sizes, so it needs no
 other rule.  Non-goals: softmax over a sharded dim.
@@ -84,30 +84,5 @@ SOFTMAX = OpDef(
     call=over_dims,
     module=FUNCTIONAL,
     stem="p",
-    user_visible=True,
-)
-
-
-# ---- positions moved around, as in token shifts and circular convolutions
-
-
-def _source(op: Op, size: int) -> Sequence[int]:
-    by = int(str(op.get("by")))
-    return [(i - by) % size for i in range(size)]
-
-
-ROLL = OpDef(
-    "roll",
-    "Position i along the dim `over` of x at i + `by`; those beyond the last begin at the first.",
-    along_one,
-    operands=(Operand("x"),),
-    attributes=(Attribute("by", kinds=(int,)), evolve(OVER, dims="last")),
-    linear=((0,),),
-    unsharded_dims=over,
-    permutes=_source,
-    vjp=Vjp(unread=(0,)),
-    function="roll",
-    call=lambda it: Call(options={"shifts": it.op.get("by"), "dims": Dims(it.op.names("over"))}),
-    module=TORCH,
     user_visible=True,
 )

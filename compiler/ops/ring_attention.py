@@ -27,8 +27,7 @@ from .attention import (
 )
 from .call import Call, Group
 from .messages import Message
-from .pointwise import wide
-from .protocol import Attribute, TypingError
+from .protocol import Attribute, TypingError, wide
 from .saved_tensors import Local, Saved
 from .work import Work
 

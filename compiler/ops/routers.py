@@ -9,8 +9,7 @@ from ..config.settings import PADDED
 from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, PARTIAL, SEQUENCE, Kind, Op, Program, Type, splits
 from .call import Argument, Call, Dims, Group, Keyword, Positions, Quotient, Size
 from .messages import Message
-from .pointwise import total, wide
-from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, last_dim, takes
+from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, last_dim, takes, total, wide
 from .saved_tensors import Local, Saved
 
 TO = Attribute("to", dims="any", implied=True)

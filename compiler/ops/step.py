@@ -6,8 +6,8 @@ from ..ir import PARTIAL, Kind, Op, Placement, Program, Type, sharded
 from ..ir.placements import Step, coercion_of, ends
 from .call import Call, Dims, Group
 from .messages import Message, pieces
-from .pointwise import same, total, wide
-from .protocol import Attribute, OpDef, TypingError, takes
+from .pointwise import same
+from .protocol import Attribute, OpDef, TypingError, takes, total, wide
 from .saved_tensors import Local, Saved
 from .work import Work, no_work
 

@@ -12,8 +12,8 @@ from lark.exceptions import UnexpectedInput
 
 from . import tree
 from .diagnostics import Diagnostic, PlanError, located, wrong
+from .lark_parser import parser
 from .limits import check, pairing
-from .package_data import parser
 from .recovery import Part, blanked, block_below, entry_around, line_around, offset, unpaired, words
 from .source import Source, Span
 from .syntax_errors import explain, explain_habit, place_of
@@ -90,7 +90,8 @@ class _Reader:
         """Leaves out what does not pair, or the habit of another language that is the reason."""
         text, part = self._left.text, unpaired(self._left, mistake)
         error = self._error(text)
-        if habit := explain_habit(error, self._left) if isinstance(error, UnexpectedInput) else None:
+        habit = explain_habit(error, self._left) if isinstance(error, UnexpectedInput) else None
+        if habit:
             line = block_below(text, line_around(text, offset(habit.span)))
             if line[0] <= offset(mistake.span) < line[1] or not pairing(evolve(self._left, text=blanked(text, line))):
                 mistake, part = habit, (min(part[0], line[0]), max(part[1], line[1]))

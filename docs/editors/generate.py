@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lark import Transformer
 
-from scalec.compiler.syntax.package_data import parser
+from scalec.compiler.syntax.lark_parser import parser
 
 ROOT = Path(__file__).parents[2]
 TEXTMATE = ROOT / "docs" / "editors" / "vscode" / "syntaxes" / "scale.tmLanguage.json"

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from math import cos, exp
 from pathlib import Path
@@ -53,6 +55,13 @@ def test_the_page_has_a_picture_for_each_number(capsys: pytest.CaptureFixture[st
     shown(capsys, "fast", "-o", "log.html")
     Path("log.html").write_text("mine")
     assert main(["log", "fast", "-o", "log.html"]) == 2
+
+
+def test_no_grammar_is_loaded() -> None:
+    code = "from scalec.compiler.cli import main; main(['log', 'fast', '-o', 'log.html'])"
+    code += "; import sys; print('lark' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout == "wrote log.html\nFalse\n"
 
 
 def test_a_run_of_one_step(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from lark import Transformer
 from lark.exceptions import UnexpectedInput
 
 import scalec.plans
-from scalec.compiler.syntax import package_data
+from scalec.compiler.syntax import lark_parser
 from scalec.compiler.syntax.diagnostics import Diagnostic, Note, PlanError, render
 from scalec.compiler.syntax.limits import MAX_BYTES, load
 from scalec.compiler.syntax.parser import parse_plan
@@ -292,7 +292,7 @@ def test_garbage(text: str) -> None:
 
 def parse_anew(text: str) -> None:
     """Reads a text with a parser that is made for it alone."""
-    package_data.parser("plan", Transformer()).parse(text)
+    lark_parser.parser("plan", Transformer()).parse(text)
 
 
 def test_the_table_is_cached_for_the_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,10 +326,10 @@ def test_versions_that_differ_in_an_imported_grammar_share_no_table(
     text = "mesh { dp = 2 } ; of another version"
     with pytest.raises(UnexpectedInput):
         parse_anew(text)
-    shutil.copytree(package_data.folder("grammar"), tmp_path / "grammar")
+    shutil.copytree(lark_parser.folder("grammar"), tmp_path / "grammar")
     sections = tmp_path / "grammar" / "sections.lark"
     sections.write_text(sections.read_text().replace("COMMENT: /#", "COMMENT: /[#;]"))
-    monkeypatch.setattr(package_data, "folder", lambda package: tmp_path / package)
+    monkeypatch.setattr(lark_parser, "folder", lambda package: tmp_path / package)
     parse_anew(text)
 
 

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from attrs import frozen
 from lark import Token, Transformer
 
-from ..package_data import parser
+from ..lark_parser import parser
 
 OPENING, CLOSING = "([{", ")]}"
 BINDERS = ("EQUAL", "TILDE", "OVER", "EVERY")

@@ -10,7 +10,7 @@ import pytest
 from lark import Transformer
 from pygments.token import Comment, Keyword, Number, String, Token
 
-from scalec.compiler.syntax.package_data import parser
+from scalec.compiler.syntax.lark_parser import parser
 from scalec.grammar.pygments_lexer import ScaleLexer
 
 ROOT = Path(__file__).parents[3]

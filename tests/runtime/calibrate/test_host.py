@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from scalec.compiler.emit.work_list import host_steps, work_list
+from scalec.compiler.emit.host_steps import host_steps
+from scalec.compiler.emit.work_list import work_list
 from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source

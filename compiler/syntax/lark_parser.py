@@ -1,0 +1,48 @@
+"""Parsers made from `scalec.grammar`, their LALR tables cached for each user.
+
+Making a table takes a quarter of a second, loading it a few milliseconds.
+"""
+
+import os
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from lark import Lark, Transformer
+
+from .package_data import folder
+
+
+def parser(name: str, builder: Transformer[Any, Any], *, placeholders: bool = False) -> Lark:
+    """The parser of grammar `name`, which has a method of `builder` called for each rule, bottom up.
+
+    With `placeholders` it is given None for what is left out of the rule.
+    """
+    with (folder("grammar") / f"{name}.lark").open(encoding="utf-8") as file:
+        return Lark(
+            file,  # and not its text, since its imports are relative to it
+            parser="lalr",
+            strict=True,
+            maybe_placeholders=placeholders,
+            transformer=builder,
+            cache=_cache_file(name),
+        )
+
+
+def _cache_file(name: str) -> str | bool:
+    """The file of a table: only in a folder that nobody else can write to, since loading it can run code."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        cache = base / "scalec"
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = cache.stat()
+    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
+        return False
+    private = status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return str(cache / f"{name}-{_digest()}.table") if private else False
+
+
+def _digest() -> str:
+    """A hash of them: lark compares a table with the imports that it was made of, in whatever folder these were."""
+    texts = (path.read_bytes() for path in sorted(folder("grammar").glob("*.lark")))
+    return sha256(b"".join(texts)).hexdigest()[:16]
