@@ -1,5 +1,6 @@
 """Calls: the op that a name means, and the operand or attribute that each argument is."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -106,8 +107,8 @@ def check_ranges(entry: OpDef, op: Op, found: Diagnostics) -> None:
 
 
 @frozen
-class Calls:
-    """Writes calls of the language's ops and of `user_ops`."""
+class Calls(ABC):
+    """Writes calls of the language's ops and of `user_ops`; the base of `Expressions`, which writes their arguments."""
 
     _scope: Scope
     _parameters: Parameters
@@ -116,9 +117,9 @@ class Calls:
     _user_ops: Mapping[str, UserOp]
     _found: Diagnostics
 
+    @abstractmethod
     def tensor(self, expr: tree.Expr, like: str = "") -> str:
         """The value that `expr` computes, named after `like` if it is a new one; UNKNOWN where it has a mistake."""
-        raise NotImplementedError
 
     def call(self, call: tree.Call, like: Sequence[str]) -> tuple[str, ...]:
         """The values that a call computes, as many as `like`, after which they are named."""
@@ -132,8 +133,8 @@ class Calls:
             raise wrong("E0605", f"there is no op `{call.name}`", call.name.span, "not an op", self._instead(call))
         if self._parameters.experts:
             check_op(call.name)
-        operands, attrs = self._arguments(call, entry)
-        self._check_rows(operands, call.span)
+        operands, attrs = self.arguments(call, entry)
+        self.require_rows(operands, call.span)
         if entry is DROPOUT and not dict(attrs)["p"]:
             check_count(1, like, call.span)
             return operands
@@ -150,24 +151,24 @@ class Calls:
         return op_elsewhere(call.name.name, [*(name for name, op in OPS.items() if op.user_visible), *self._user_ops])
 
     def _user_call(self, call: tree.Call, own: UserOp, like: Sequence[str]) -> tuple[str, ...]:
-        operands, numbers = self._arguments(call, own.entry)
+        operands, numbers = self.arguments(call, own.entry)
         types = [self._builder.types[name] for name in operands]
         try:
             attrs = own.attributes(types, [float(str(value)) for _, value in numbers])
         except TypingError as error:
             raise wrong("E0307", str(error), call.span, "these dims do not fit") from None
-        self._check_rows(operands, call.span)
+        self.require_rows(operands, call.span)
         if self._parameters.experts:
             check_user_op(Op("call", operands, (), attrs, span=call.span), self._parameters.experts)
         names = [name or f"_{own.entry.name}" for name in like]
         return self._builder.several("call", operands, attrs, call.span, names)
 
-    def _check_rows(self, operands: Sequence[str], span: Span) -> None:
+    def require_rows(self, operands: Sequence[str], span: Span) -> None:
         """In a route all operands are rows."""
         for operand in operands if self._parameters.experts else ():
             check_rows(self._builder.types[operand], span)
 
-    def _arguments(self, call: tree.Call, entry: OpDef) -> tuple[tuple[str, ...], Attrs]:
+    def arguments(self, call: tree.Call, entry: OpDef) -> tuple[tuple[str, ...], Attrs]:
         """The operands and the attributes of a call of `entry`; attributes that have their default are left out."""
         given, attributes = arguments(call, entry, self._scope.is_number)
         for operand, expr in given:

@@ -26,7 +26,7 @@ ELEMENTWISE = {"+": "add", "-": "add", "*": "mul", "/": "div"}
 
 @frozen
 class Expressions(Calls):
-    """Writes the ops of expressions."""
+    """Writes the ops of expressions; the base of `Routes`."""
 
     def tensor(self, expr: tree.Expr, like: str = "") -> str:
         """The value that `expr` computes, named after `like` if it is a new one; UNKNOWN where it has a mistake."""
@@ -60,7 +60,7 @@ class Expressions(Calls):
         return (UNKNOWN,) * len(like)
 
     @contextmanager
-    def _of_logits(self, twins: Mapping[str, str]) -> Generator[None]:
+    def of_logits(self, twins: Mapping[str, str]) -> Generator[None]:
         """Within it, parameters have twins of dims, and all is computed in float32 at least."""
         self._parameters.twins = twins
         yield
@@ -113,13 +113,13 @@ class Expressions(Calls):
 
     def _binary(self, link: tree.Binary, left: str | Scalar, right: str | Scalar, like: str) -> str | Scalar:
         if isinstance(left, str):
-            self._check_rows((left,), link.left.span)
+            self.require_rows((left,), link.left.span)
             if isinstance(right, str):
                 return self._of_tensors(link, left, right, like)
             return self._with_number(link, left, right, True, like)
         if isinstance(right, str):
             if link.op != "@":
-                self._check_rows((right,), link.right.span)
+                self.require_rows((right,), link.right.span)
             return self._with_number(link, right, left, False, like)
         return apply(link, left, right)
 
@@ -135,7 +135,7 @@ class Expressions(Calls):
             rows, own = (self._builder.types[value].dims for value in (left, right))
             if own == tuple(dim for dim in rows if dim not in DATA_DIMS):  # a parameter of experts, a row of each
                 return self._builder.op(BIASED.name, (left, right, *order), (), link.span, like)
-        self._check_rows((right,), link.right.span)
+        self.require_rows((right,), link.right.span)
         if link.op == "-":
             right = self._by("scale", right, -1, link)
         return self._builder.op(ELEMENTWISE[link.op], (left, right), (), link.span, like)
@@ -162,7 +162,7 @@ class Expressions(Calls):
 
     def _by(self, kind: str, value: str, by: Scalar, at: tree.Expr, like: str = "") -> str:
         """A tensor scaled or shifted by a number."""
-        self._check_rows((value,), at.span)
+        self.require_rows((value,), at.span)
         if abs(by) > sys.float_info.max:
             raise wrong("E0302", "a number that is too large", at.span, "beyond 64-bit floating point")
         return self._builder.op(kind, (value,), (("by", float(by)),), at.span, like)

@@ -36,10 +36,7 @@ def pipelined(
     cuts = [claim for claim in cuts if program.axis(claim.axis).size > 1]
     if not cuts:
         return program
-    unset: dict[str, Span] = dict.fromkeys(
-        ("schedule", "stages"), cuts[0].span
-    )  # where the repeats are laid over their axis
-    settings = given or Pipelining(Order(spans=unset), spans=unset)
+    settings = given or _unset(cuts[0].span)
     claims = tuple(claim for claim in program.claims if claim not in cuts)
     before, rows = found.count, None
     _check(program, cuts, repeats, found)
@@ -51,6 +48,12 @@ def pipelined(
         return evolve(program, claims=claims)
     outermost = tuple(repeat.dim for repeat in repeats if repeat.dim in {claim.dim for claim in cuts})
     return evolve(program, claims=claims, pipeline=Pipeline(cuts[0].axis, outermost, settings, rows))
+
+
+def _unset(laid: Span) -> Pipelining:
+    """The settings of a plan without `pipeline`; their place is where the repeats are laid over their axis."""
+    spans: dict[str, Span] = dict.fromkeys(("schedule", "stages"), laid)
+    return Pipelining(Order(spans=spans), spans=spans)
 
 
 def check_file(settings: Pipelining) -> None:

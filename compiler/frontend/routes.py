@@ -132,7 +132,7 @@ def _free(name: str, experts: str, taken: set[str]) -> str:
 
 @frozen
 class Routes(Expressions):
-    """Writes the ops around the bodies of routes."""
+    """Writes the ops around the bodies of routes; the base of the class that reads statements (`model`)."""
 
     _loads: dict[int, str] = field(factory=dict[int, str])  # the names in the scope of routes' loads, by identity
 
@@ -215,8 +215,8 @@ class Routes(Expressions):
         call, biases = _without_biases(item.by)
         if str(item.by) in self._found.doubtful:  # the number of choices is not known
             raise Unknown
-        with self._of_logits({experts: scored}):
-            operands, given = self._arguments(call, CALL)
+        with self.of_logits({experts: scored}):
+            operands, given = self.arguments(call, CALL)
             biases = self._biases(item, biases, dict(given).get(RATE.name))
         logits = self._builder.types[operands[0]]
         if logits.dims != (*value.dims[:-1], scored):

@@ -292,18 +292,24 @@ def _constants(program: Program, found: Diagnostics) -> None:
             _rope(program, op, last, found)
 
 
+def _number(op: Op, name: str) -> float:
+    value = OPS[op.kind].get(op, name)
+    assert isinstance(value, float), f"{op.kind}: {name} is no number"
+    return value
+
+
 def _rope(program: Program, op: Op, last: str, found: Diagnostics) -> None:
-    size, scaling = program.size(last), OPS["rope"].get(op, "scaling")
-    dims, factor, low, high = (float(str(OPS[op.kind].get(op, name))) for name in ("dims", "factor", "low", "high"))
+    dims, size, scaling = _number(op, "dims"), program.size(last), OPS["rope"].get(op, "scaling")
     if size % 2 and not dims:
         help = f"make it even, or rotate fewer dims with `dims={size - 1}`"
         found.error("E0312", f"rope rotates pairs, but `{last}` = {size} is odd", op.span, help=help)
     if dims and not (dims % 2 == 0 and 0 < dims < size):
         help = f"an even number below {size}, or leave `dims` out, which rotates all of `{last}`"
         found.error("E0312", f"rope cannot rotate {dims:g} of `{last}` = {size}", op.span, help=help)
-    if scaling == "none" and factor != 1:
+    if scaling == "none" and _number(op, "factor") != 1:
         help = "add `scaling=linear`, `scaling=llama3` or `scaling=yarn`"
         found.error("E0313", "rope has a factor and no scaling", op.span, help=help)
+    low, high = _number(op, "low"), _number(op, "high")
     if scaling in ("llama3", "yarn") and low >= high:
         help = "`low` is below `high`: wavelengths between original / high and original / low are scaled in part"
         found.error("E0313", f"rope's `low` is {low:g}, but its `high` is {high:g}", op.span, help=help)

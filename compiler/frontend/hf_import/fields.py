@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from math import log
-from typing import Any, cast
+from typing import cast
 
 from attrs import evolve, frozen
 
@@ -73,18 +73,22 @@ def model_of(
     most: int = 2048,
     learned: bool = False,
     tied: bool | None = False,
-    **others: Any,
+    masked: bool = False,
+    replaced: Mapping[str, str] = {},
+    without: tuple[str, ...] = (),
 ) -> Model:
     """The model by the fields of all configurations.
 
     `limit` is the field of the most positions, `most` its default; sequences of `learned` positions have all of them.
-    `tied` is the default of whether the head is, None where that is always as in the file.
+    `tied` is the default of `tie_word_embeddings`, None for models that do not read it; the others are fields of
+    `Model`.
     """
     std, seq = config.read("initializer_range", NOT_NEGATIVE, 0.02), config.size(limit, most)
     earlier = config.read("torch_dtype", STORED, "bfloat16", "bfloat16")
     precision = PRECISIONS[config.read("dtype", STORED, earlier, earlier).removeprefix("torch.")]
     head = tied is not None and config.flag("tie_word_embeddings", tied)
-    return Model(file, sizes, std, seq if learned else min(LONGEST, seq), precision, tied=head, **others)
+    seq = seq if learned else min(LONGEST, seq)
+    return Model(file, sizes, std, seq, precision, head, masked, replaced, without)
 
 
 def head_dim(config: Config, default: int = 0) -> int:
