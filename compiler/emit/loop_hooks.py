@@ -58,7 +58,7 @@ def repeat_of(pattern: str) -> str:
 
 def group_name(repeat: str) -> str:
     """The variable with the groups of flat parameters of the layers of a repeat."""
-    return f"{repeat.rpartition('.')[2].rstrip('_')}_params"
+    return f"{repeat.rpartition('.')[2]}_params"
 
 
 def loop_line(item: str, modules: str, zipped: Mapping[str, str], indent: int) -> str:

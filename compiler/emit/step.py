@@ -320,11 +320,14 @@ class _Step:
         each = "*" if self._program.pipeline and not held else ""  # of chunks, as many as a rank has
         self._squares[op.outputs[0].name] = Squares(tuple(each + self.text[name] for name in op.inputs), once=once)
 
-    def _unscaled_norm(self, op: Op) -> None:
-        self._grad_norm(evolve(op, inputs=op.inputs[1:]), " / scale")
+    def _grad_norm(self, op: Op) -> None:
+        self._norm(op, op.inputs, "")
 
-    def _grad_norm(self, op: Op, unscaled: str = "") -> None:
-        terms = [self._squares[each] for each in op.inputs]
+    def _unscaled_norm(self, op: Op) -> None:
+        self._norm(op, op.inputs[1:], " / scale")
+
+    def _norm(self, op: Op, squares: Sequence[str], unscaled: str) -> None:
+        terms = [self._squares[each] for each in squares]
         others = len(f"grad_norm = .sqrt(){unscaled}")
         total = terms[0].text(4, others) if len(terms) == 1 else f"({' + '.join(each.text(0) for each in terms)})"
         if len(terms) > 1 and len(total) + others > WIDTH - 4:

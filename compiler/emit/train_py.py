@@ -63,6 +63,7 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
     """That, and the files that it reads from where it lies, name → text."""
     model = model_classes(program)
     names = names_file(program, model.patterns)
+    train, evaluate = step_lines(program, model.patterns, model.sizes)
     body = filled(
         "train.py.j2",
         version=__version__,
@@ -86,7 +87,8 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
         compiled=compiled(program, model.classes),
         optimizer=optimizer(program),
         state=state(program),
-        step=step_lines(program, model.patterns, model.sizes),
+        train=train,
+        evaluate=evaluate,
         plan=[
             f"name={literal(run_word(source.path))},",
             *_plan(program, program.microbatches.args, model.sizes),

@@ -1,4 +1,6 @@
-"""Ops that kernels do at once: gates, sums with their norms, rotations; products of one value; joint collectives."""
+"""Patterns of neighbouring ops that become one: gates, sums with their norms, rotations, products of one value, joint
+collectives; but for the loss (`loss`).
+"""
 
 from collections.abc import Sequence
 from itertools import groupby

@@ -5,7 +5,7 @@ in the order of the program, so backward is the program's exact reverse, and the
 collective that is awaited later is recorded, and is in the plan, where it begins.
 
 A record cannot show that two calls of one kind, group, shape and dtype changed places.  The plan does not know how many
-rows of experts a rank sends: `rows` compares their numbers with each other.
+rows of experts a rank sends: `order` compares their numbers with each other.
 """
 
 from collections import Counter
