@@ -187,8 +187,9 @@ def _sets(data: Data) -> str:
 
 
 def mesh_words(program: Program) -> str:
-    """The axes in the field's names, with their sizes."""
-    return " × ".join(f"{PARALLEL.get(axis.parent, axis.name)} {axis.size}" for axis in program.axes) or "one rank"
+    """The axes in the field's names, of more than three by their own, which fit a line, with their sizes."""
+    names = PARALLEL if len(program.axes) <= 3 else {}
+    return " × ".join(f"{names.get(axis.parent, axis.name)} {axis.size}" for axis in program.axes) or "one rank"
 
 
 def mesh_word(program: Program) -> str:

@@ -1,4 +1,4 @@
-"""TinyMoe on 16 ranks: pipeline parallel 2 × data parallel 2 × context parallel 2 × tensor parallel 2.
+"""TinyMoe on 16 ranks: pp 2 × dp 2 × cp 2 × tp 2.
 
 Written by scalec 0.1.0 from tiny_five.scale: change the plan, not this file.
 
