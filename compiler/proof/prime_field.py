@@ -47,7 +47,7 @@ class Field:
 
     def random(self, shape: tuple[int, ...], name: str) -> Array:
         """Uniform numbers (to 2^-33) that depend on seed and name only: [trials, *shape]."""
-        return drawn((self.seed, "random", name), (self.trials, *shape)) % _MODULUS
+        return _reduced(drawn((self.seed, "random", name), (self.trials, *shape)))
 
     def constant(self, value: Array, dims: Dims = ()) -> Tensor:
         return Tensor(dims, (np.asarray(value) % P).astype(Word))

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from math import prod
@@ -52,7 +53,7 @@ class Named(Protocol):
     def op(self) -> str: ...
 
 
-class _Observer(TorchDispatchMode):
+class _Observer(TorchDispatchMode, ABC):
     """While entered, observes each collective.  `first` steps were done before this run."""
 
     def __init__(self, first: int) -> None:
@@ -80,9 +81,9 @@ class _Observer(TorchDispatchMode):
     def _end(self, calls: int) -> None:
         """It has made so many calls."""
 
+    @abstractmethod
     def _observe(self, line: dict[str, Any], call: Callable[[], Any]) -> Any:
         """The result of a collective, which the line describes."""
-        raise NotImplementedError
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = partial(func, *args, **(kwargs or {}))
@@ -124,9 +125,8 @@ class Recorder(_Observer):
     def __init__(self, folder: Path, plan: Plan, first: int) -> None:
         super().__init__(first)
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / f"rank{self._rank:05}.jsonl").open(
-            "w", buffering=1, encoding="utf-8"
-        )  # by lines: a crash loses none
+        path = folder / f"rank{self._rank:05}.jsonl"
+        self._file = path.open("w", buffering=1, encoding="utf-8")  # by lines: a crash loses none
         origin = {
             "plan": plan.name,
             "mesh": dict(plan.mesh),
