@@ -22,6 +22,7 @@ class Proof:
     against  what the single-device step was made from, a plan or IR text: "the model before any placement", or what
              there is of it in IR text of a later stage
     bound    the logarithm to base 2 of the probability that a step that is not equal passes
+    causality  the tokens on which a loss does not depend, in words
     gradients, parameters  how many of each were compared, beside loss, norm and count
     ops      the number of ops of the IR, of `kinds` kinds, each evaluated by its field meaning
     trusted  the user's own functions among them, whose meaning is any function of the dims that they work along
@@ -35,6 +36,7 @@ class Proof:
     prime: int
     trials: int
     bound: int
+    causality: str
     gradients: int
     parameters: int
     ops: int
@@ -81,6 +83,7 @@ class Proof:
             "meshes": f"{self.where()}, at small sizes",
             "field": self.field(),
             "ops": f"{self.ops} in the IR, of {self.kinds} kinds, each with a field meaning",
+            "causality": self.causality,
         }
         if self.elastic:
             rows["sizes"] = f"{self.elastic}: at small sizes they are these meshes"
@@ -159,6 +162,7 @@ def _values(proof: Proof) -> dict[str, object]:
         "prime": proof.prime,
         "trials": proof.trials,
         "error": f"below 2^{proof.bound}",
+        "causality": proof.causality,
         "ops": proof.ops,
         "kinds_of_ops": proof.kinds,
         "not_covered": "rounding, kernels, the network, sizes other than those of the meshes",
@@ -174,6 +178,7 @@ def header(proof: Proof | None) -> str:
         )
     return (
         f"Shown: the IR's step evaluated equal to the single-device step of {proof.against},\n"
-        "and this file matches the IR, op for op.\n"
+        "and this file matches the IR, op for op;\n"
+        f"{proof.causality}.\n"
         "Not shown: rounding, kernels, the network.  The certificate is in plan.json; SCALEC_SANITIZE=1 checks a run."
     )

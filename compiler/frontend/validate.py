@@ -5,7 +5,7 @@ key/value heads, which the axis can be factored for.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from math import prod
 
@@ -14,11 +14,12 @@ from ..analysis.recompute import check as check_recomputed
 from ..analysis.vocabulary import tables
 from ..config.settings import ON, PADDED
 from ..config.units import counted
-from ..ir import DATA_DIMS, Axis, Claim, Enter, Op, Param, Program, Region, walk, walk_regions
+from ..ir import DATA_DIMS, Axis, Claim, Op, Param, Program, sources_of
 from ..ops import OPS, roles
 from ..ops.routers import TOP
 from ..syntax.diagnostics import Diagnostics, Note, listing
 from .calls import check_ranges
+from .causality import check_causality
 from .sharding import check_groups
 
 
@@ -28,7 +29,7 @@ def validate(program: Program, known: Diagnostics | None = None) -> Program:
     With what is `known` to be wrong, to which more is added, the program may lack parts.
     """
     found = Diagnostics() if known is None else known
-    for check in (_idle, _order, _unused, _weights, _divisible, _machines, _groups, _heads, _compiled, _constants):
+    for check in CHECKS:
         check(program, found)
     if known is None:
         found.check()
@@ -40,7 +41,8 @@ def validate(program: Program, known: Diagnostics | None = None) -> Program:
 
 def _idle(program: Program, found: Diagnostics) -> None:
     """Everything that is computed, and every parameter, has a part in the loss."""
-    needed = _ancestors(program.region, (name for name in program.types if name.partition(".")[0] in found.used))
+    used = (name for name in program.types if name.partition(".")[0] in found.used)
+    needed = sources_of(program.region, (*(end.name for end in program.region.yields), *used))
     idle = [op for op in program.ops if op.kind != "leaf" and needed.isdisjoint(value.name for value in op.outputs)]
     feeding = {name for op in idle for name in op.inputs}
     for op in [op for op in idle if feeding.isdisjoint(value.name for value in op.outputs)] or idle[:1]:
@@ -61,25 +63,6 @@ def _compiled(program: Program, found: Diagnostics) -> None:
         what = "which tokens an expert gets" if padded else "how many rows an expert gets"
         message = f"{what} is not known to a compiled layer"
         found.error("E0412", message, routed.span, notes=notes, help="leave `compile` out")
-
-
-def _ancestors(region: Region, used: Iterable[str]) -> set[str]:
-    """Every value that the results of `region` depend on, or one that is `used`."""
-    sources = {value.name: [*op.inputs] for op in walk(region.body) for value in op.outputs}
-    for inner in walk_regions([region]):
-        sources |= {arg.value.name: [arg.source] for arg in inner.args}
-        carried = (arg.value.name for arg in inner.args if arg.enter is Enter.CARRY)
-        for name, end in zip(carried, inner.yields, strict=False):
-            sources[name].append(end.name)
-        sources |= {result.name: [end.name] for result, end in zip(inner.results, inner.yields, strict=False)}
-    pending = [*(end.name for end in region.yields), *used]
-    found: set[str] = set()
-    while pending:
-        name = pending.pop()
-        if name not in found:
-            found.add(name)
-            pending += sources.get(name, [])
-    return found
 
 
 def _order(program: Program, found: Diagnostics) -> None:
@@ -313,3 +296,19 @@ def _rope(program: Program, op: Op, last: str, found: Diagnostics) -> None:
     if scaling in ("llama3", "yarn") and low >= high:
         help = "`low` is below `high`: wavelengths between original / high and original / low are scaled in part"
         found.error("E0313", f"rope's `low` is {low:g}, but its `high` is {high:g}", op.span, help=help)
+
+
+CHECKS = (
+    _idle,
+    _order,
+    _unused,
+    _weights,
+    _divisible,
+    _machines,
+    _groups,
+    _heads,
+    _compiled,
+    _constants,
+    check_causality,
+)
+"""Each adds the mistakes that it finds in a program."""

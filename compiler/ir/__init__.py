@@ -42,6 +42,7 @@ from .walk import (
     rename,
     results,
     slices,
+    sources_of,
     uses,
     values,
     walk,

@@ -92,6 +92,25 @@ def ancestors(body: Sequence[Stmt], wanted: Iterable[str]) -> set[str]:
     return found
 
 
+def sources_of(region: Region, names: Iterable[str]) -> set[str]:
+    """The values `names` and all values, at any depth, that they are made of."""
+    sources = {value.name: [*op.inputs] for op in walk(region.body) for value in op.outputs}
+    for inner in walk_regions([region]):
+        sources |= {arg.value.name: [arg.source] for arg in inner.args}
+        carried = (arg.value.name for arg in inner.args if arg.enter is Enter.CARRY)
+        for name, end in zip(carried, inner.yields, strict=False):
+            sources[name].append(end.name)
+        sources |= {result.name: [end.name] for result, end in zip(inner.results, inner.yields, strict=False)}
+    pending = [*names]
+    found: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending += sources.get(name, [])
+    return found
+
+
 def map_ops(region: Region, change: Callable[[Op], Stmt]) -> Region:
     """The region with each op, at any depth, replaced."""
     body = (map_ops(stmt, change) if isinstance(stmt, Region) else change(stmt) for stmt in region.body)

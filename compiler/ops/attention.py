@@ -5,6 +5,7 @@ Queries may be those of a part of the sequence: each rank then has the keys, val
 
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from typing import TypeVar
 
 from attrs import evolve
@@ -14,6 +15,7 @@ from ..ir.splits import held
 from .call import Argument, Call, Keyword, Positions, part_of
 from .dropout import DRAWS, SITE, check_draws
 from .protocol import DETERMINISTIC, Attribute, OpDef, Operand, Shape, TypingError, Vjp
+from .reach import Reach
 from .roles import Roles
 from .saved_tensors import Local, Saved
 from .work import Scores, Work
@@ -83,6 +85,14 @@ def _attended(types: Sequence[Type], op: Op) -> list[Shape]:
     for each in draws:
         check_draws(each, q)
     return [(q.dtype, (*q.dims[:-1], v.dims[-1]))]
+
+
+def attention_reach(types: Sequence[Type], op: Op) -> dict[int, Reach]:
+    """Keys and values within the window, those after the query only without a causal mask, of the query's document."""
+    documents, _ = documents_and_draws(op, range(3, len(types)))
+    nearest = (window_of(op) or inf) - 1
+    after = 0 if op.get("mask") == "causal" else nearest
+    return dict.fromkeys((1, 2), Reach(nearest, after, bool(documents)))
 
 
 def documents_whole(types: Sequence[Type], op: Op) -> dict[int, frozenset[str]]:
@@ -332,6 +342,7 @@ ATTENTION = OpDef(
     roles=attention_roles,
     unsharded_dims=lambda types, op: frozenset(type.dims[-1] for type in types[:3]),
     whole_operands=lambda types, op: dict.fromkeys((1, 2), frozenset((SEQUENCE,))) | documents_whole(types, op),
+    reach=attention_reach,
     allows=_heads_alike,
     vjp=Vjp(
         result=True,

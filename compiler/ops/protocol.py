@@ -12,6 +12,7 @@ from attrs import Factory, frozen
 from ..ir import INVARIANT, PARTIAL, REPLICATED, Attr, Kind, Op, Placement, Program, Type, sharded
 from .call import CallOf, with_attributes
 from .messages import Communicates
+from .reach import ReachOf
 from .roles import RolesOf
 from .saved_tensors import Bytes, Local, Saved, Saves, Views, results
 from .work import WorkOf, moved
@@ -181,6 +182,8 @@ class OpDef:
     as_placed       operands that it takes as they are placed; by the generic rule, invariant and without a gradient
     whole_operands  operands that an axis leaves whole along some dims where it shards those of the others
     permutes        for an op that moves the positions along its dim `over`: where each position comes from
+    reach           which positions of an operand a position of the result depends on; by default its own alone, or, of
+                    an operand whose positions no axis may shard or the result lacks, all
     joins           dims that others make up, concatenated: their sizes are the sums of these
     allows          whether operands that one axis shards so make sense together
     contracts       the placement of a result that lacks the dim that was sharded
@@ -220,6 +223,7 @@ class OpDef:
     as_placed: tuple[int, ...] = ()
     whole_operands: Unsharded = lambda types, op: {}
     permutes: Permutes | None = None
+    reach: ReachOf = lambda types, op: {}
     joins: Joins = lambda types, op: {}
     allows: Allows = one_dim
     contracts: Placement = PARTIAL

@@ -10,6 +10,7 @@ from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, PARTIAL, SEQUENCE, Kind, Op, Prog
 from .call import Argument, Call, Dims, Group, Keyword, Positions, Quotient, Size
 from .messages import Message
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, last_dim, takes, total, wide
+from .reach import PAST
 from .saved_tensors import Local, Saved
 
 TO = Attribute("to", dims="any", implied=True)
@@ -244,6 +245,7 @@ CAPACITY = OpDef(
     operands=takes("ids"),
     attributes=(Attribute("capacity", implied=True), Attribute("experts", dims="any", implied=True)),
     typing=_kept,
+    reach=lambda types, op: {0: PAST},
     communicates=_counts_of_chunks,
     decides=True,
     function="limit_capacity",

@@ -5,8 +5,8 @@ from attrs import evolve
 from ..analysis.certificate import Proof
 from ..analysis.elastic import elastic_words, every_size
 from ..ir import Program
-from ..syntax.diagnostics import PlanError
-from .proof import FIRST, Case, UnequalError, cases, prove
+from ..syntax.diagnostics import PlanError, wrong
+from .proof import FIRST, Case, HiddenTokensError, UnequalError, cases, prove
 
 DEFECT = "the plan is not at fault: this is a bug in scalec; please report it with the plan"
 
@@ -47,3 +47,7 @@ def _proof(program: Program, model: Program) -> Proof:
 
         found = locate(error, program, model)
         raise PlanError([evolve(found, help=DEFECT) if model.after == FIRST else found]) from None
+    except HiddenTokensError:
+        message = "a loss depends on a later token, another document or another sequence"
+        help = DEFECT if model.after == FIRST else "write `bidirectional` after the pass if that is on purpose"
+        raise wrong("E0224", message, model.region.span, help=help) from None

@@ -61,7 +61,7 @@ def scene(program: Program, numbers: Numbers) -> Inputs:
 
 def _tokens(seed: int, shape: tuple[int, ...], vocabulary: int) -> Array:
     """Each differs from the one before it: among equal ones, where attention looks makes no difference."""
-    return np.cumsum(1 + _below(max(vocabulary - 1, 1), (seed, "tokens"), shape), axis=-1) % vocabulary
+    return np.cumsum(1 + below(max(vocabulary - 1, 1), (seed, "tokens"), shape), axis=-1) % vocabulary
 
 
 def _labels(seed: int, shape: tuple[int, ...], vocabulary: int) -> Array:
@@ -74,10 +74,10 @@ def _labels(seed: int, shape: tuple[int, ...], vocabulary: int) -> Array:
     microbatch, sequence, position = np.ogrid[:microbatches, :batch, :seq]
     skipped = np.minimum(np.where(microbatch == 0, 1, 2), batch - 1)
     labelled = (sequence >= skipped) & (position >= seq // 2) & ((microbatch == 0) | (position == seq - 1))
-    return np.where(labelled, (_below(vocabulary, (seed, "labels"), (1, 1, batch, seq)) + microbatch) % vocabulary, -1)
+    return np.where(labelled, (below(vocabulary, (seed, "labels"), (1, 1, batch, seq)) + microbatch) % vocabulary, -1)
 
 
-def _below(bound: int, key: tuple[object, ...], shape: tuple[int, ...]) -> Array:
+def below(bound: int, key: tuple[object, ...], shape: tuple[int, ...]) -> Array:
     """Numbers from 0 to below `bound` that depend on the key only."""
     return (drawn(key, shape) % Word(bound)).astype(int)
 

@@ -4,6 +4,7 @@ from math import ceil, log2, prod
 
 from attrs import evolve, frozen
 
+from ..analysis.causality import claim
 from ..analysis.certificate import Proof, mesh_words, trusted
 from ..config.settings import AUTO, Selection
 from ..ir import Pipeline, Program, Type
@@ -12,6 +13,7 @@ from ..passes.bucket_params import fused_as
 from ..passes.schedule_pipeline import schedule_pipeline
 from ..schedules.check import problems
 from ..syntax.diagnostics import Diagnostic, Note, PlanError
+from .causality import depends_on_hidden_tokens
 from .inputs import Inputs, scene
 from .interpreter import Interpreter, Outcome, ShapeError, differing
 from .pipeline.rows import RowsError, run_rows
@@ -65,6 +67,10 @@ class UnequalError(Exception):
     def __init__(self, case: Case, results: list[str]) -> None:
         super().__init__(case, results)
         self.case, self.results = case, results
+
+
+class HiddenTokensError(Exception):
+    """A loss of the model depends on a token that it must not see."""
 
 
 def case_of(program: Program, model: Program, axes: Sizes) -> Case:
@@ -149,7 +155,7 @@ def anew(case: Case) -> Program:
 def prove(program: Program, model: Program) -> Proof:
     """Evaluates `program` after the last pass on two small meshes.
 
-    Raises UnequalError; PlanError where products of results nest too deeply for any bound.
+    Raises UnequalError; HiddenTokensError; PlanError where products of results nest too deeply for any bound.
     `model` is the same plan before any placement, or `program` itself, whose forward is then taken for the model.
     """
     fields: list[Field] = []
@@ -164,6 +170,7 @@ def prove(program: Program, model: Program) -> Proof:
             raise UnequalError(case, unequal)
         assert compiles_alike(case), f"verify: on {mesh_words(case.mesh)} the plan does not compile to the same IR"
         fields.append(numbers)
+    _check_hidden_tokens(_on_one_rank(model) if model.after == FIRST else found[0].single, trials)
     ops = program.ops
     return Proof(
         against="the model before any placement"
@@ -175,12 +182,27 @@ def prove(program: Program, model: Program) -> Proof:
         bound=ceil(max(map(error_bound, fields))),
         gradients=len(program.params),
         losses=program.losses,
+        causality=claim(model),
         parameters=len(program.params),
         ops=len(ops),
         kinds=len({op.kind for op in ops}),
         trusted=trusted(program),
         stages=program.pipeline.axis if program.pipeline else "",
     )
+
+
+def _on_one_rank(model: Program) -> Program:
+    """A model at the smallest sizes, which no axis divides."""
+    axes = {axis.name: 1 for axis in model.axes}
+    return resized(model, axes, small(model, axes))
+
+
+def _check_hidden_tokens(model: Program, trials: int) -> None:
+    """Raises HiddenTokensError where a loss depends on a token that it must not see."""
+    numbers = Field(trials, len(model.axes))
+    if depends_on_hidden_tokens(model, scene(model, numbers), numbers):
+        raise HiddenTokensError
+    assert error_bound(numbers) <= BOUND, "verify: a forward is of higher degree than its step"
 
 
 def _evaluated(case: Case, trials: int) -> tuple[Field, list[str]]:

@@ -72,15 +72,17 @@ class Reference:
     world: SimulatedMesh = field(default=Factory(_one_rank, takes_self=True), init=False)
     _tape: list[_Taped] = field(factory=list[_Taped], init=False)
 
+    def loss(self, scene: Inputs) -> Tensor:
+        """The sum of the losses of all tokens."""
+        model = Model.of(self.program)
+        return self._forward(model, self._state(scene), scene)[model.results[0]]
+
     def run(self, scene: Inputs) -> Outcome:
         """The outcome of the step."""
         model, n = Model.of(self.program), self.numbers
-        params = {name: everywhere(value, self.world) for name, value in scene.params.items()}
-        state = {p.name: Tensor(p.type.dims, params[p.name].onto(p.type.dims), RANDOM) for p in self.program.stored}
+        state = self._state(scene)
         params = {p.name: state[p.name] for p in self.program.params}
-        given = {a.value.name: everywhere(_batched(scene.inputs[base(a.value.name)]), self.world) for a in model.inputs}
-        env = self._body(model.setup, state, (), only=RENAMES)
-        env = self._body(model.body, env | given, ())
+        env = self._forward(model, state, scene)
         count = meaning.count_valid(everywhere(_batched(scene.inputs["labels"]), self.world))
         share = meaning.reciprocal(n, count)
         loss, *others = (env[name] for name in model.results)
@@ -109,6 +111,18 @@ class Reference:
         return due
 
     # ---- forward
+
+    def _state(self, scene: Inputs) -> Env:
+        """Parameters and buffers, their dims in the program's order."""
+        given = {name: everywhere(value, self.world) for name, value in scene.params.items()}
+        return {p.name: Tensor(p.type.dims, given[p.name].onto(p.type.dims), RANDOM) for p in self.program.stored}
+
+    def _forward(self, model: Model, state: Env, scene: Inputs) -> Env:
+        """Every value of the forward."""
+        inputs = {arg.value.name: _batched(scene.inputs[base(arg.value.name)]) for arg in model.inputs}
+        given = {name: everywhere(value, self.world) for name, value in inputs.items()}
+        env = self._body(model.setup, state, (), only=RENAMES)
+        return self._body(model.body, env | given, ())
 
     def _body(self, body: tuple[Stmt, ...], outer: Env, where: Where, only: tuple[str, ...] = ()) -> Env:
         env = dict(outer)

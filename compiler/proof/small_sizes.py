@@ -5,13 +5,13 @@ The program at other sizes: names, ops and placements are untouched, so whatever
 
 from collections.abc import Sequence
 from itertools import count
-from math import lcm, prod
+from math import lcm, prod, remainder
 
 from attrs import evolve
 
 from ..analysis.bucket_layout import flat_size
 from ..config.settings import Cluster
-from ..ir import BATCH, MICROBATCHES, SEQUENCE, Claim, Dim, Op, Program, map_ops, walk_regions
+from ..ir import BATCH, MICROBATCHES, SEQUENCE, Attr, Claim, Dim, Op, Program, map_ops, walk_regions
 from ..ops import OPS, roles
 from ..ops.attention import window_of
 from ..ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
@@ -67,8 +67,8 @@ def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
         train=evolve(program.train, seq=dims[SEQUENCE], microbatch=batch, global_batch=global_batch),
         cluster=Cluster(),  # the plan's machines are for its own mesh
     )
-    if windows := _windows(program, dims[SEQUENCE]):
-        small = evolve(small, region=map_ops(small.region, lambda op: windows.get(op, op)))
+    if changed := _windows(program, dims[SEQUENCE]) | _shifts(program):
+        small = evolve(small, region=map_ops(small.region, lambda op: changed.get(op, op)))
     small = with_padding(small)
     sizes = {bucket.dim: flat_size(small, bucket) for bucket in program.buckets}
     small = evolve(small, dims=tuple(_with_size(dim, sizes.get(dim.name, dim.size)) for dim in small.dims))
@@ -78,16 +78,26 @@ def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
 def _windows(program: Program, seq: int) -> dict[Op, Op]:
     """Ops with a window shorter than the sequence, with one of as large a share of a sequence of `seq`.
 
-    Where ranks have all of the sequence it is half of that at least, so that documents within it matter.
+    Where ranks have all of the sequence it is half of that at least, so that documents within it matter.  A window of
+    one token stays.
     """
     whole = program.size(SEQUENCE)
     least = 2 if any(claim.dim == SEQUENCE and claim.split for claim in program.claims) else max(2, seq // 2)
-    found = {op: window_of(op) for op in program.ops if 0 < window_of(op) < whole}
+    found = {op: window_of(op) for op in program.ops if 1 < window_of(op) < whole}
     shares = {op: float(min(max(least, round(window * seq / whole)), seq - 1)) for op, window in found.items()}
-    return {
-        op: evolve(op, attrs=tuple((key, share if key == "window" else said) for key, said in op.attrs))
-        for op, share in shares.items()
-    }
+    return {op: _with_attribute(op, "window", share) for op, share in shares.items()}
+
+
+def _shifts(program: Program) -> dict[Op, Op]:
+    """Circular shifts of the sequence by as far or further than it is long, by what is left of them."""
+    size = program.size(SEQUENCE)
+    rolls = [op for op in program.ops if OPS[op.kind].permutes and op.names("over") == (SEQUENCE,)]
+    left = {op: remainder(int(str(op.get("by"))), size) for op in rolls}
+    return {op: _with_attribute(op, "by", round(by)) for op, by in left.items() if by != op.get("by")}
+
+
+def _with_attribute(op: Op, name: str, value: Attr) -> Op:
+    return evolve(op, attrs=tuple((key, value if key == name else before) for key, before in op.attrs))
 
 
 def _with_size(dim: Dim, size: int) -> Dim:

@@ -9,7 +9,7 @@ from ..config.gpus import PRODUCT_ROWS, gpu
 from ..config.settings import PADDED
 from ..config.units import counted
 from ..ir import SEQUENCE, STATES, Program
-from ..ops import OPS, roles
+from ..ops import OPS
 from ..ops.attention import seen_pairs, window_of
 from ..ops.experts import SORT
 from ..syntax.diagnostics import Diagnostic, Note
@@ -52,17 +52,13 @@ def _reduced_once(program: Program) -> Iterator[Diagnostic]:
 
 
 def _answers_in_sight(program: Program) -> Iterator[Diagnostic]:
-    """Attention to later tokens, although labels are the next tokens."""
+    """A model that may look ahead, although labels are the next tokens."""
     data = program.train.data
-    if data.masked is not None:
-        return
-    for op in program.ops:
-        if roles(op, program.types).key_seq and OPS[op.kind].get(op, "mask") == "full":
-            message = "attention can see the tokens it must predict"
-            notes = (Note(data.spans["kind"], "labels are the tokens that follow"),)
-            help = "write `mask=causal`, or hide the tokens to predict: `masked = 15%  mask_token = …`"
-            yield Diagnostic("W0902", message, op.span, "attends to all tokens", notes, help)
-            return
+    if program.bidirectional and data.masked is None:
+        message = "a bidirectional model can see the tokens that it must predict"
+        notes = (Note(data.spans["kind"], "labels are the tokens that follow"),)
+        help = "leave `bidirectional` out, or hide the tokens to predict: `masked = 15%  mask_token = …`"
+        yield Diagnostic("W0902", message, program.region.span, "may look ahead", notes, help)
 
 
 def _long_interval(program: Program) -> Iterator[Diagnostic]:

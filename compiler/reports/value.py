@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 
+from ..analysis.causality import What, kinds_seen
 from ..analysis.communication import collectives, places
 from ..analysis.time.op_rows import OpRow
 from ..config.units import amount
-from ..ir import Axis, Claim, Op, Param, Program, Type, Value, base
+from ..ir import SEQUENCE, Axis, Claim, Op, Param, Program, Type, Value, base
 from .summary import table
 
 
@@ -22,11 +23,12 @@ def explain_value(name: str, worked: Program, placed: Program, final: Program, r
     """
     params = [param for param in placed.params if param.name == name]
     made = {value.name: op for op in worked.ops for value in op.outputs if base(value.name) == name}
+    seen = kinds_seen(worked)
     parts = [*map("\n".join, [_param(param, placed) for param in params])]
     for op in placed.ops:
         for value in op.outputs:
             if value.name in made and op.kind not in ("leaf", "coerce"):
-                parts.append("\n".join(_value(value, made[value.name], worked)))
+                parts.append("\n".join([*_value(value, made[value.name], worked), *_tokens(value, seen)]))
     lines = {str(op.span) for op in made.values() if op.kind != "leaf"}
     return "\n\n".join([*dict.fromkeys(parts), *_coercions(name, lines, final, rows)])
 
@@ -49,6 +51,14 @@ def _value(value: Value, op: Op, program: Program) -> Iterator[str]:
         rest = [claim for claim in named if claim not in first]
         none = "no rule over it names a dim of the op" if not named else "the op is done alike by all of its ranks"
         yield _why(axis, value.type, [*first, *rest] if first else [], none)
+
+
+def _tokens(value: Value, seen: Mapping[str, tuple[What, ...]]) -> Iterator[str]:
+    """The tokens on which a value with positions depends."""
+    if SEQUENCE in value.type.dims:
+        others = {"later": "later ones", "document": "other documents"}
+        words = ["its own token", "earlier ones", *(others[what] for what in seen[value.name])]
+        yield f"  tokens: {', '.join(words[:-1])} and {words[-1]}"
 
 
 def _over(axis: Axis, program: Program) -> list[Claim]:

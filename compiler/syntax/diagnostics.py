@@ -41,6 +41,7 @@ CODES = {
     "E0219": "an index out of place",
     "E0220": "a value that no route can send, or that experts do not see",
     "E0221": "a module that cannot be copied",
+    "E0224": "a loss that depends on tokens that it must not see",
     # dims and arithmetic
     "E0301": "not arithmetic on dims",
     "E0302": "arithmetic without a result",
@@ -129,7 +130,7 @@ CODES = {
     "E0804": "fields that do not fit together",
     # warnings: the plan is compiled
     "W0901": "a step that does not fit its GPU",
-    "W0902": "attention can see the tokens it must predict",
+    "W0902": "a bidirectional model that predicts the tokens that follow",
     "W0903": "a recompute interval longer than the repeat",
     "W0904": "ranks of a sequence with unequal work",
     "W0905": "experts with few rows of a microbatch",

@@ -165,7 +165,8 @@ class _Builder(Transformer[Token, tree.Plan]):
     def model(self, parts: Parts) -> tree.Model:
         _, name, *rest = parts
         body = tuple(part for part in rest if isinstance(part, tree.Section | tree.Init | tree.Statement))
-        return tree.Model(name, _only(tree.Input, rest), body, self._span(parts))
+        is_bidirectional = any(_is(part, "BIDIRECTIONAL") for part in rest)
+        return tree.Model(name, _only(tree.Input, rest), is_bidirectional, body, self._span(parts))
 
     def input(self, parts: Parts) -> tree.Input:
         return tree.Input(parts[0], parts[2], self._span(parts))

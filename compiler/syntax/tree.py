@@ -229,10 +229,14 @@ class Input:
 
 @frozen
 class Model:
-    """`model llama(tokens[batch, seq], …) { … }`: sections `dims` and `const`, inits and statements, as written."""
+    """`model llama(tokens[batch, seq], …) { … }`: sections `dims` and `const`, inits and statements, as written.
+
+    A loss of a model that `is_bidirectional` may depend on later tokens.
+    """
 
     name: Name
     inputs: tuple[Input, ...]
+    is_bidirectional: bool
     body: tuple[Section | Init | Statement, ...]
     span: Span = _span()
 

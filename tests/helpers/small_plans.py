@@ -57,13 +57,15 @@ class Plan:
     dims: str = DIMS
     inputs: str = ""
     """The inputs after tokens and labels."""
+    word: str = ""
+    """The word after the inputs: `bidirectional`, or none."""
     state: str = ""
     data: str = ""
     """Settings of the data besides its files."""
 
     def text(self) -> str:
         """The plan as a person would write it."""
-        return f"""model tiny(tokens[batch, seq], labels[batch, seq]{self.inputs}) {{
+        return f"""model tiny(tokens[batch, seq], labels[batch, seq]{self.inputs}) {self.word} {{
   dims {{ {self.dims} }}
   const {{ eps = 1e-5  theta = 10000 }}
   init ~ normal(0.02)

@@ -1,0 +1,270 @@
+"""Which tokens a loss can depend on: a flow along the sequence, in the model before any placement.
+
+Purpose: find the ops by which a later token or another document reaches the loss of a token.
+Non-goals: showing it by values (`proof.causality`); the losses of routers, which predict no token; other sequences of
+the batch, since no op works along `batch` (E0307).
+
+The flow knows, for each position of a short sequence, the set of tokens that a value depends on there.  What an op lets
+through follows from its entry: slices along a dim that an axis may shard know nothing of each other.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal, TypeAlias
+
+from attrs import Factory, evolve, field, frozen
+
+from ..ir import SEQUENCE, Arg, Enter, Op, Program, Region, Stmt, Type, Value, sources_of
+from ..ops import OPS, OpDef
+from ..ops.reach import Reach
+from ..ops.routers import CAPACITY
+
+Tokens: TypeAlias = int
+"""A set of tokens: bit i is on if it has the token at position i."""
+
+Seen: TypeAlias = tuple[Tokens, ...]
+"""The tokens that a value depends on at each position; the same at all positions if the value has none."""
+
+What = Literal["later", "document"]
+"""A token by what it is to the one whose loss depends on it: later than it, or of another document."""
+
+KINDS: tuple[What, ...] = ("later", "document")
+
+TOKENS, LABELS, DOCUMENTS = "tokens", "labels", "documents"
+
+FEW, MOST = 16, 256
+"""Positions of the sequence: enough to tell them apart, and the most that circular shifts may make necessary."""
+
+
+@frozen
+class Leak:
+    """An op through which a loss can depend on a token on which it must not, with one such pair.
+
+    position  the position of the op's result
+    token     the position of the token
+    length    how many positions the sequence had in which this was found
+    """
+
+    op: Op
+    what: What
+    position: int
+    token: int
+    length: int
+
+
+def leaks(program: Program) -> list[Leak]:
+    """The ops through which a loss depends on tokens on which it must not, in the program's order.
+
+    A loss of a bidirectional model may depend on later tokens, but on no other document.
+    """
+    flow = _Flow(program)
+    flow.run()
+    logits = [op.inputs[0] for op in program.ops if _reads_labels(op)]
+    if not any(flow.leaks_in(name) for name in logits):
+        return []
+    mended = _Flow(program, mends=True)  # so that leaks after the first one are seen too
+    mended.run()
+    into_logits = sources_of(program.region, logits)
+    return [leak for op, leak in mended.found.items() if any(value.name in into_logits for value in op.outputs)]
+
+
+def kinds_seen(program: Program) -> dict[str, tuple[What, ...]]:
+    """The kinds of tokens, beside earlier ones of its own document, on which each value of the model depends."""
+    flow = _Flow(program)
+    flow.run()
+    return {name: tuple(what for what in KINDS if flow.sees(name, what)) for name in program.types}
+
+
+def claim(program: Program) -> str:
+    """The statement of a certificate about a program without leaks."""
+    if program.bidirectional:
+        later, other = "the model is bidirectional: a loss may depend on later tokens", ", but on no other document"
+    else:
+        later, other = "no loss depends on a later token", " or on another document"
+    if not has_documents(program):
+        return later
+    shared = ", except through the capacity of experts, which the documents of a sequence share"
+    return f"{later}{other}{shared if shares_capacity(program) else ''}"
+
+
+def model_inputs(program: Program) -> tuple[Arg, ...]:
+    """The model's inputs, whether or not it has become a step."""
+    region = program.region
+    return region.args if region.kind == "model" else program.microbatches.args
+
+
+def has_documents(program: Program) -> bool:
+    """Whether the model is told which document each token is of."""
+    return any(arg.source == DOCUMENTS for arg in model_inputs(program))
+
+
+def shares_capacity(program: Program) -> bool:
+    """Whether experts drop tokens by how many came before in the sequence, whatever their document."""
+    return any(op.kind == CAPACITY.name for op in program.ops)
+
+
+def _reads_labels(op: Op) -> bool:
+    return any(operand.given == LABELS for operand in OPS[op.kind].operands)
+
+
+def _enough_positions(flow: "_Flow") -> int:
+    """So many that no circular shift, done as often as its repeats say, comes full circle; at most `MOST`."""
+    shifts = sum(_shifts(flow.program, flow.program.region.body))
+    return min(flow.program.size(SEQUENCE), MOST, max(FEW, 2 * shifts + 2))
+
+
+@frozen
+class _Flow:
+    """One evaluation of a model.  If it `mends`, it takes a leak out after the op that lets it in."""
+
+    program: Program
+    mends: bool = False
+    found: dict[Op, Leak] = field(factory=dict[Op, Leak], init=False)
+    length: int = field(default=Factory(_enough_positions, takes_self=True), init=False)
+    _values: dict[str, Seen] = field(factory=dict[str, Seen], init=False)
+
+    def run(self) -> None:
+        """Evaluates the model."""
+        for arg in self.program.region.args:
+            if arg.source == TOKENS:
+                self._values[arg.value.name] = self._table(lambda position: 1 << position)
+        self._body(self.program.region.body)
+
+    def sees(self, name: str, what: What) -> bool:
+        """Whether a value depends on a token of this kind."""
+        return self._example(self._value(name), what) is not None
+
+    def leaks_in(self, name: str) -> bool:
+        """Whether a value depends on a token on which no loss must depend."""
+        return any(self.sees(name, what) for what in self._forbidden())
+
+    def _forbidden(self) -> Iterator[What]:
+        return (what for what in KINDS if not (self.program.bidirectional and what == "later"))
+
+    # ---- statements
+
+    def _body(self, body: Sequence[Stmt]) -> None:
+        for stmt in body:
+            if isinstance(stmt, Region):
+                self._repeat(stmt)
+            else:
+                self._op(stmt)
+
+    def _repeat(self, region: Region) -> None:
+        """Iterates until nothing changes any more."""
+        carried = [arg for arg in region.args if arg.enter is Enter.CARRY]
+        state = [self._value(arg.source) for arg in carried]
+        for _ in range(self.program.size(region.dim)):
+            for arg, seen in zip(carried, state, strict=True):
+                self._values[arg.value.name] = seen
+            self._body(region.body)
+            ends = [self._value(end.name) for end in region.yields]
+            if ends == state:
+                break
+            state = ends
+        for result, seen in zip(region.results, state, strict=True):
+            self._values[result.name] = seen
+
+    def _op(self, op: Op) -> None:
+        entry, types = OPS[op.kind], self.program.operands(op)
+        for value in op.outputs:
+            parts = [self._operand(entry, types, op, index, value) for index in range(len(types))]
+            seen = tuple(map(_union, zip(*parts, strict=True))) if parts else self._nothing()
+            if self.mends:
+                seen = self._mended(op, seen)
+            self._values[value.name] = seen
+
+    def _operand(self, entry: OpDef, types: Sequence[Type], op: Op, index: int, value: Value) -> Seen:
+        """The tokens that a result depends on through one operand."""
+        seen = self._value(op.inputs[index])
+        if entry.permutes and op.names("over") == (SEQUENCE,) and self._is_long_enough:
+            return tuple(seen[source] for source in entry.permutes(op, self.length))
+        if reach := entry.reach(types, op).get(index):
+            return self._within(seen, reach, op)
+        summed_over = {*types[index].dims} - {*value.type.dims}
+        if SEQUENCE in entry.unsharded_dims(types, op) | summed_over:
+            return (_union(seen),) * self.length
+        return seen
+
+    @property
+    def _is_long_enough(self) -> bool:
+        """Whether circular shifts are done as they are; else a shift is taken to look at the whole sequence."""
+        return self.length < MOST or self.length == self.program.size(SEQUENCE)
+
+    def _within(self, seen: Seen, reach: Reach, op: Op) -> Seen:
+        """The tokens at all positions within the reach of each."""
+        if op.kind == CAPACITY.name:  # which documents share on purpose, and the certificate says so
+            reach = evolve(reach, within_document=True)
+        return self._table(lambda position: _union(seen[self._span(position, reach)]))
+
+    def _span(self, position: int, reach: Reach) -> slice:
+        """The positions that one can see."""
+        first, stop = max(position - reach.before, 0), min(position + reach.after + 1, self.length)
+        if reach.within_document:
+            begin, end = self._document(position)
+            first, stop = max(first, begin), min(stop, end)
+        return slice(int(first), int(stop))
+
+    def _mended(self, op: Op, seen: Seen) -> Seen:
+        """A result without what leaks into it, which is noted."""
+        for what in self._forbidden():
+            if op not in self.found and (pair := self._example(seen, what)):
+                self.found[op] = Leak(op, what, *pair, self.length)
+            seen = tuple(tokens & ~others for tokens, others in zip(seen, self._others(what), strict=True))
+        return seen
+
+    # ---- sets of tokens
+
+    def _value(self, name: str) -> Seen:
+        """What a value depends on; parameters, labels and document numbers depend on no token."""
+        return self._values.get(name) or self._nothing()
+
+    def _nothing(self) -> Seen:
+        return (0,) * self.length
+
+    def _table(self, tokens: Callable[[int], Tokens]) -> Seen:
+        return tuple(tokens(position) for position in range(self.length))
+
+    def _others(self, what: What) -> Seen:
+        """For each position the tokens of this kind."""
+        return self._table(self._later if what == "later" else self._of_other_documents)
+
+    def _later(self, position: int) -> Tokens:
+        return _all_before(self.length) & ~_all_before(position + 1)
+
+    def _of_other_documents(self, position: int) -> Tokens:
+        begin, end = self._document(position)
+        return _all_before(begin) | (_all_before(self.length) & ~_all_before(end))
+
+    def _document(self, position: int) -> tuple[int, int]:
+        """Where the document of a position begins and ends: a sequence has two, if the model knows documents."""
+        if not has_documents(self.program):
+            return 0, self.length
+        border = self.length // 2
+        return (0, border) if position < border else (border, self.length)
+
+    def _example(self, seen: Seen, what: What) -> tuple[int, int] | None:
+        """The first position that depends on a token of this kind, and the last such token."""
+        for position, (tokens, others) in enumerate(zip(seen, self._others(what), strict=True)):
+            if both := tokens & others:
+                return position, both.bit_length() - 1
+        return None
+
+
+def _union(sets: Iterable[Tokens]) -> Tokens:
+    together = 0
+    for tokens in sets:
+        together |= tokens
+    return together
+
+
+def _all_before(position: int) -> Tokens:
+    return (1 << position) - 1
+
+
+def _shifts(program: Program, body: Sequence[Stmt]) -> Iterator[int]:
+    """By how many positions each circular shift of the sequence moves, in all iterations of its repeats together."""
+    for stmt in body:
+        if isinstance(stmt, Region):
+            yield program.size(stmt.dim) * sum(_shifts(program, stmt.body))
+        elif OPS[stmt.kind].permutes and stmt.names("over") == (SEQUENCE,):
+            yield abs(int(str(stmt.get("by"))))

@@ -1,0 +1,51 @@
+"""Mistakes of models whose losses depend on tokens that they must not see.
+
+Non-goals: finding the ops through which they do (`analysis.causality`).
+"""
+
+from ..analysis.causality import DOCUMENTS, Leak, leaks
+from ..ir import SEQUENCE, Op, Program
+from ..ops import OPS, roles
+from ..syntax.diagnostics import Diagnostics
+
+MESSAGES = {
+    "later": "the loss of a token depends on later tokens, which it must predict",
+    "document": "the loss of a token depends on other documents",
+}
+
+
+def check_causality(program: Program, found: Diagnostics) -> None:
+    """Each op through which a loss depends on a later token or another document is a mistake."""
+    for leak in leaks(program):
+        help = _help(program, leak)
+        found.error("E0224", f"{MESSAGES[leak.what]}: by {_name(leak.op)}", leak.op.span, _example(leak), help=help)
+
+
+def _name(op: Op) -> str:
+    """The op as a plan writes it."""
+    if op.kind == "contract":
+        return f"a product that sums over {', '.join(f'`{dim}`' for dim in op.names('over'))}"
+    return f"`{op.get('function') if op.kind == 'call' else OPS[op.kind].plan_name}`"
+
+
+def _example(leak: Leak) -> str:
+    """Two positions that show it."""
+    token = f"token {leak.token}"
+    if leak.token > leak.length // 2:
+        from_end = leak.length - 1 - leak.token
+        token = "the last token" if from_end == 0 else f"the token {from_end} before the last"
+    return f"position {leak.position} depends on {token}{' of another document' * (leak.what == 'document')}"
+
+
+def _help(program: Program, leak: Leak) -> str:
+    """How the op could be written, or that the model looks ahead on purpose."""
+    op = leak.op
+    is_attention = bool(roles(op, program.types).key_seq)
+    if leak.what == "document":
+        return f"write `{DOCUMENTS}={DOCUMENTS}`" if is_attention else f"leave `{SEQUENCE}` out of its dims"
+    purpose = "if the model predicts hidden tokens, write `bidirectional` after its inputs"
+    if is_attention:
+        return f"write `mask=causal`; {purpose}"
+    if OPS[op.kind].permutes:
+        return f"`{op.kind}` is circular: positions at one end get tokens of the other end; leave it out; {purpose}"
+    return f"leave `{SEQUENCE}` out of its dims; {purpose}"

@@ -1,0 +1,262 @@
+"""Models whose losses see what they must predict are refused at the op that lets it in; others are not.
+
+Both opinions are asked of each model: the flow along the sequence, and values of the model whose hidden tokens are
+replaced.  They share no code but the list of the model's inputs.
+"""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from attrs import evolve, frozen
+
+from helpers.small_plans import ATTENTION, DIMS, HEAD, LLAMA, MLP, PARALLEL_BLOCK, START, Plan
+from scalec.compiler.analysis.causality import claim
+from scalec.compiler.frontend.causality import check_causality
+from scalec.compiler.ir import Program
+from scalec.compiler.passes import compile_plan
+from scalec.compiler.proof.causality import depends_on_hidden_tokens
+from scalec.compiler.proof.inputs import scene
+from scalec.compiler.proof.prime_field import Field
+from scalec.compiler.proof.small_sizes import resized, small
+from scalec.compiler.syntax.diagnostics import PlanError
+from scalec.compiler.syntax.source import Source
+
+DOCUMENTS = {"inputs": ", documents[batch, seq]", "data": "separator = 10"}
+MASKED = {
+    "word": "bidirectional",
+    "data": "masked = 15%  mask_token = 0",
+    "dims": DIMS.replace("vocab = 12", "vocab = 256"),
+}
+FULL = LLAMA.replace("mask=causal", "mask=full")
+SEEN = LLAMA.replace("mask=causal", "mask=causal, documents=documents")
+OPS = """def pooled(x):
+    return x.cumsum(1).flip(1)
+
+def doubled(x):
+    return 2 * x
+"""
+EXPERTS = f"""{START}
+  repeat layers {{ {ATTENTION}
+    m = rmsnorm(x, norm2[hidden], eps)
+    route m to experts by top(ROUTER, 2, balance=0.1 LIMIT) {{
+      m = silu(m @ e_in[hidden -> ffn]) @ e_out[ffn -> hidden]
+    }}
+    x = x + m
+  }}
+  {HEAD}"""
+WITH_EXPERTS = f"{DIMS}  experts = 4"
+ROUTER = "m @ router[hidden -> experts]"
+
+
+def after_attention(statement: str) -> str:
+    """The model with a statement in each layer."""
+    return f"{START} repeat layers {{ {ATTENTION} {statement} {MLP} }} {HEAD}"
+
+
+def routed(router: str = ROUTER, limit: str = "") -> str:
+    """The model with experts."""
+    return EXPERTS.replace("ROUTER", router).replace("LIMIT", limit)
+
+
+@frozen
+class Case:
+    """A plan, the text of it that lets hidden tokens in, and ops of its own."""
+
+    plan: Plan
+    refused_at: tuple[str, ...] = ()
+    ops: str = ""
+
+
+LEAKS = {
+    "no mask": Case(Plan(FULL), ("attention(q, k, v, mask=full)",)),
+    "a window that looks ahead": Case(
+        Plan(LLAMA.replace("mask=causal", "mask=full, window=2")), ("attention(q, k, v, mask=full, window=2)",)
+    ),
+    "one layer without a mask": Case(
+        Plan(
+            LLAMA.replace("repeat layers {", "repeat layers as i {").replace(
+                "x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]",
+                "if i < 1 { o = attention(q, k, v, mask=causal) } else { o = attention(q, k, v, mask=full) }"
+                " x = x + o @ wo[heads, head_dim -> hidden]",
+            )
+        ),
+        ("attention(q, k, v, mask=full)",),
+    ),
+    "later keys": Case(
+        Plan(LLAMA.replace("attention(q, k,", "attention(q, roll(k, -1, over=seq),")), ("roll(k, -1, over=seq)",)
+    ),
+    "roll back": Case(Plan(after_attention("x = x + roll(x, -1, over=seq)")), ("roll(x, -1, over=seq)",)),
+    "roll on": Case(Plan(after_attention("x = x + roll(x, 1, over=seq)")), ("roll(x, 1, over=seq)",)),
+    "roll of a long sequence": Case(
+        Plan(after_attention("x = x + roll(x, 4096, over=seq)"), seq=8192), ("roll(x, 4096, over=seq)",)
+    ),
+    "there and too far back": Case(
+        Plan(after_attention("x = x + roll(roll(x, 1, over=seq), -2, over=seq)")),
+        ("roll(roll(x, 1, over=seq), -2, over=seq)", "roll(x, 1, over=seq)"),
+    ),
+    "pooling": Case(Plan(after_attention("x = x + mean(x, over=seq)")), ("mean(x, over=seq)",)),
+    "what is left of a sum": Case(
+        Plan(after_attention("x = x * 0.5 + sum(x, over=seq) * -0.5")), ("sum(x, over=seq)",)
+    ),
+    "softmax over the sequence": Case(Plan(after_attention("x = x * softmax(x, over=seq)")), ("softmax(x, over=seq)",)),
+    "a norm over the sequence": Case(
+        Plan(after_attention("x = x + rmsnorm(x, norm3[seq, hidden], eps)")), ("rmsnorm(x, norm3[seq, hidden], eps)",)
+    ),
+    "a mixer": Case(
+        Plan(after_attention("x = x + mean(x, over=hidden) @ mix[seq -> ffn] @ back[ffn -> hidden]")),
+        ("mean(x, over=hidden) @ mix[seq -> ffn]",),
+    ),
+    "an own op": Case(
+        Plan(after_attention("x = x + pooled(x)")),
+        ("pooled(x)",),
+        'op pooled(x[batch, seq, hidden]) -> [batch, seq, hidden] over batch, hidden from "own:pooled"\n',
+    ),
+    "two tokens ahead": Case(
+        Plan(
+            LLAMA.replace(
+                HEAD, f"y = roll(x, 1, over=seq) {HEAD} + cross_entropy(rmsnorm(y, norm, eps) @ head, labels)"
+            )
+        ),
+        ("roll(x, 1, over=seq)",),
+    ),
+    "experts by later tokens": Case(
+        Plan(routed(f"({ROUTER}) + mean(m, over=[seq, hidden])"), dims=WITH_EXPERTS), ("mean(m, over=[seq, hidden])",)
+    ),
+    "documents left out": Case(
+        Plan(
+            LLAMA.replace("repeat layers {", "repeat layers as i {").replace(
+                "x = x + attention(q, k, v, mask=causal) @ wo[heads, head_dim -> hidden]",
+                "if i < 1 { o = attention(q, k, v, mask=causal, documents=documents) }"
+                " else { o = attention(q, k, v, mask=causal) }"
+                " x = x + o @ wo[heads, head_dim -> hidden]",
+            ),
+            **DOCUMENTS,
+        ),
+        ("attention(q, k, v, mask=causal)",),
+    ),
+}
+
+SOUND = {
+    "llama": Case(Plan()),
+    "a parallel block": Case(Plan(PARALLEL_BLOCK)),
+    "a window": Case(Plan(LLAMA.replace("mask=causal", "mask=causal, window=2"))),
+    "a window of one": Case(Plan(LLAMA.replace("mask=causal", "mask=full, window=1"))),
+    "there and back": Case(Plan(after_attention("x = x + roll(roll(x, 1, over=seq), -1, over=seq)"))),
+    "once around": Case(Plan(after_attention("x = x + roll(x, 4, over=seq)"))),
+    "roll of features": Case(Plan(after_attention("x = x + roll(x, 1, over=hidden)"))),
+    "mean of features": Case(Plan(after_attention("x = x + mean(x * x, over=hidden)"))),
+    "softmax over features": Case(Plan(after_attention("x = x * softmax(x, over=hidden)"))),
+    "positions": Case(Plan(LLAMA.replace(START, f"{START} x = x + wpe[seq, hidden]"))),
+    "dropout": Case(Plan(after_attention("x = dropout(x, 0.1)"))),
+    "documents": Case(Plan(SEEN, **DOCUMENTS)),
+    "experts": Case(Plan(routed(), dims=WITH_EXPERTS)),
+    "experts of a capacity": Case(Plan(routed(limit=", capacity=1.5"), dims=WITH_EXPERTS)),
+    "experts of a capacity, documents": Case(
+        Plan(
+            routed(limit=", capacity=1.5").replace("mask=causal", "mask=causal, documents=documents"),
+            dims=WITH_EXPERTS,
+            **DOCUMENTS,
+        )
+    ),
+    "an own op": Case(
+        Plan(after_attention("x = x + doubled(x)")),
+        ops='op doubled(x[.., hidden]) -> [.., hidden] over .., hidden from "own:doubled"\n',
+    ),
+    "two heads": Case(Plan(LLAMA.replace(HEAD, f"{HEAD} + cross_entropy(x @ head, labels)"))),
+}
+
+PURPOSES = {
+    "masked tokens": Case(Plan(FULL, **MASKED)),
+    "masked tokens, pooled": Case(Plan(after_attention("x = x + mean(x, over=seq)"), **MASKED)),
+    "masked tokens, documents": Case(
+        Plan(
+            FULL.replace("mask=full", "mask=full, documents=documents"),
+            **MASKED | {"inputs": DOCUMENTS["inputs"], "data": f"{MASKED['data']}  separator = 10"},
+        )
+    ),
+}
+
+
+def checked(case: Case, folder: Path) -> Program:
+    """The model, whose mistakes are refused."""
+    (folder / "own.py").write_text(OPS)
+    return compile_plan(Source(str(folder / "tiny.scale"), case.ops + case.plan.text()), "validate")
+
+
+def unchecked(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """The model, whatever its losses see."""
+    validate = import_module("scalec.compiler.frontend.validate")
+    checks = tuple(check for check in validate.CHECKS if check is not check_causality)
+    monkeypatch.setattr(validate, "CHECKS", checks)
+    return checked(case, folder)
+
+
+def depends(program: Program) -> bool:
+    """What values of a small model say."""
+    axes = {axis.name: 1 for axis in program.axes}
+    model = resized(program, axes, small(program, axes))
+    numbers = Field(2, len(model.axes))
+    return depends_on_hidden_tokens(model, scene(model, numbers), numbers)
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_a_loss_that_sees_hidden_tokens_is_refused_where_they_enter(name: str, tmp_path: Path) -> None:
+    case = LEAKS[name]
+    with pytest.raises(PlanError) as refused:
+        checked(case, tmp_path)
+    assert {mistake.code for mistake in refused.value.diagnostics} == {"E0224"}
+    places = [mistake.span for mistake in refused.value.diagnostics]
+    assert [place.text.splitlines()[place.line - 1][place.column - 1 : place.end_column - 1] for place in places] == [
+        *case.refused_at
+    ]
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_values_of_such_a_model_depend_on_hidden_tokens(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = LEAKS[name]
+    if case.plan.seq > 100:
+        case = evolve(case, plan=evolve(case.plan, body=case.plan.body.replace("4096", "1")))
+    assert depends(unchecked(case, tmp_path, monkeypatch))
+
+
+@pytest.mark.parametrize("name", [*SOUND, *PURPOSES])
+def test_other_losses_see_nothing_hidden(name: str, tmp_path: Path) -> None:
+    program = checked((SOUND | PURPOSES)[name], tmp_path)
+    assert not depends(program)
+    assert program.bidirectional == (name in PURPOSES) == claim(program).startswith("the model is bidirectional")
+
+
+@pytest.mark.parametrize("name", ["no mask", "pooling", "roll on"])
+def test_the_word_allows_later_tokens(name: str, tmp_path: Path) -> None:
+    case = evolve(LEAKS[name], plan=evolve(LEAKS[name].plan, word="bidirectional"))
+    assert not depends(checked(case, tmp_path))
+
+
+def test_the_word_allows_no_other_documents(tmp_path: Path) -> None:
+    case = LEAKS["documents left out"]
+    with pytest.raises(PlanError, match="other documents"):
+        checked(evolve(case, plan=evolve(case.plan, word="bidirectional")), tmp_path)
+
+
+def test_all_ops_that_let_tokens_in_are_named_at_once(tmp_path: Path) -> None:
+    body = FULL.replace("x = x + (silu", "x = x + roll(x, -1, over=seq) + mean(x, over=seq) x = x + (silu")
+    with pytest.raises(PlanError) as refused:
+        checked(Case(Plan(body)), tmp_path)
+    assert [mistake.message.rpartition(" by ")[2] for mistake in refused.value.diagnostics] == [
+        "`attention`",
+        "`roll`",
+        "`mean`",
+    ]
+
+
+def test_the_certificate_says_what_losses_depend_on(tmp_path: Path) -> None:
+    cases = SOUND["llama"], SOUND["documents"], SOUND["experts of a capacity, documents"]
+    shared = ", except through the capacity of experts, which the documents of a sequence share"
+    assert [claim(checked(case, tmp_path)) for case in cases] == [
+        "no loss depends on a later token",
+        "no loss depends on a later token or on another document",
+        f"no loss depends on a later token or on another document{shared}",
+    ]
