@@ -60,7 +60,8 @@ def drafts(draw: st.DrawFn, ops: str = "", statements: Sequence[str] = ()) -> st
     kernels = draw(st.sampled_from(["torch", "triton  logits = save", "triton  logits = chunk"]))
     optimizer = draw(st.sampled_from(OPTIMIZERS)).replace("{clip}", draw(st.sampled_from(["0.0", "0.1", "100.0"])))
     documents, data = (", documents[batch, seq]", '  separator = "\\n"') if "documents" in body else ("", "")
-    return Text(f"""{ops}model random(tokens[batch, seq], labels[batch, seq]{documents}) {{
+    sees = "bidirectional cross_document"  # a random model predicts nothing of use
+    return Text(f"""{ops}model random(tokens[batch, seq], labels[batch, seq]{documents}) {sees} {{
   dims {{ vocab = {vocabulary}  {SIZES}  kv_heads = {few}  layers = {LAYERS}  blocks = {blocks} }}
   const {{ eps = 1e-5  theta = 10000  c = 0.7 }}
   init ~ normal(0.02)

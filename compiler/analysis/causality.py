@@ -4,8 +4,8 @@ Purpose: find the ops by which a later token or another document reaches the los
 Non-goals: showing it by values (`proof.causality`); the losses of routers, which predict no token; other sequences of
 the batch, since no op works along `batch` (E0307).
 
-The flow knows, for each position of a short sequence, the set of tokens that a value depends on there.  What an op lets
-through follows from its entry: slices along a dim that an axis may shard know nothing of each other.
+The flow knows, for each position of a short sequence, the set of tokens that a value depends on there.  The entry of an
+op says what it lets through: slices along a dim that an axis may shard know nothing of each other.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 from attrs import Factory, evolve, field, frozen
 
 from ..ir import SEQUENCE, Arg, Enter, Op, Program, Region, Stmt, Type, Value, sources_of
-from ..ops import OPS, OpDef
+from ..ops import OPS, OpDef, moves_positions
 from ..ops.reach import Reach
 from ..ops.routers import CAPACITY
 
@@ -27,7 +27,8 @@ Seen: TypeAlias = tuple[Tokens, ...]
 What = Literal["later", "document"]
 """A token by what it is to the one whose loss depends on it: later than it, or of another document."""
 
-KINDS: tuple[What, ...] = ("later", "document")
+WORDS: dict[What, str] = {"later": "bidirectional", "document": "cross_document"}
+"""The word by which a plan allows a loss to depend on such tokens."""
 
 TOKENS, LABELS, DOCUMENTS = "tokens", "labels", "documents"
 
@@ -54,7 +55,7 @@ class Leak:
 def leaks(program: Program) -> list[Leak]:
     """The ops through which a loss depends on tokens on which it must not, in the program's order.
 
-    A loss of a bidirectional model may depend on later tokens, but on no other document.
+    It may depend on what a word of the model allows.
     """
     flow = _Flow(program)
     flow.run()
@@ -71,19 +72,21 @@ def kinds_seen(program: Program) -> dict[str, tuple[What, ...]]:
     """The kinds of tokens, beside earlier ones of its own document, on which each value of the model depends."""
     flow = _Flow(program)
     flow.run()
-    return {name: tuple(what for what in KINDS if flow.sees(name, what)) for name in program.types}
+    return {name: tuple(what for what in WORDS if flow.sees(name, what)) for name in program.types}
 
 
 def claim(program: Program) -> str:
     """The statement of a certificate about a program without leaks."""
-    if program.bidirectional:
-        later, other = "the model is bidirectional: a loss may depend on later tokens", ", but on no other document"
-    else:
-        later, other = "no loss depends on a later token", " or on another document"
-    if not has_documents(program):
-        return later
-    shared = ", except through the capacity of experts, which the documents of a sequence share"
-    return f"{later}{other}{shared if shares_capacity(program) else ''}"
+    hidden: dict[What, str] = {"later": "a later token"}
+    if has_documents(program):
+        hidden["document"] = "another document"
+    allowed = [tokens for what, tokens in hidden.items() if WORDS[what] in program.sees]
+    others = [tokens for tokens in hidden.values() if tokens not in allowed]
+    statements = [f"no loss depends on {' or on '.join(others)}"] if others else []
+    statements += [f"a loss may depend on {' or on '.join(allowed)}, as the model says"] if allowed else []
+    if "another document" in others and shares_capacity(program):
+        statements.append("documents of a sequence share the capacity of experts")
+    return "; ".join(statements)
 
 
 def model_inputs(program: Program) -> tuple[Arg, ...]:
@@ -138,7 +141,7 @@ class _Flow:
         return any(self.sees(name, what) for what in self._forbidden())
 
     def _forbidden(self) -> Iterator[What]:
-        return (what for what in KINDS if not (self.program.bidirectional and what == "later"))
+        return (what for what, word in WORDS.items() if word not in self.program.sees)
 
     # ---- statements
 
@@ -176,7 +179,7 @@ class _Flow:
     def _operand(self, entry: OpDef, types: Sequence[Type], op: Op, index: int, value: Value) -> Seen:
         """The tokens that a result depends on through one operand."""
         seen = self._value(op.inputs[index])
-        if entry.permutes and op.names("over") == (SEQUENCE,) and self._is_long_enough:
+        if entry.permutes and moves_positions(op) and self._is_long_enough:
             return tuple(seen[source] for source in entry.permutes(op, self.length))
         if reach := entry.reach(types, op).get(index):
             return self._within(seen, reach, op)
@@ -215,7 +218,7 @@ class _Flow:
     # ---- sets of tokens
 
     def _value(self, name: str) -> Seen:
-        """What a value depends on; parameters, labels and document numbers depend on no token."""
+        """The tokens that a value depends on; parameters, labels and document numbers depend on none."""
         return self._values.get(name) or self._nothing()
 
     def _nothing(self) -> Seen:
@@ -266,5 +269,5 @@ def _shifts(program: Program, body: Sequence[Stmt]) -> Iterator[int]:
     for stmt in body:
         if isinstance(stmt, Region):
             yield program.size(stmt.dim) * sum(_shifts(program, stmt.body))
-        elif OPS[stmt.kind].permutes and stmt.names("over") == (SEQUENCE,):
+        elif moves_positions(stmt):
             yield abs(int(str(stmt.get("by"))))

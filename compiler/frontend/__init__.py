@@ -96,7 +96,7 @@ def _program(
         state=state_of_parts(state_axes(sections["state"], claims, sizes, found), divided.copies),
         flow=settings.flow,
         watch=settings.watch,
-        bidirectional=document.model.is_bidirectional,
+        sees=document.model.sees,
     )
     before = found.count
     built = build(divided.model, frame, scope, ops, *element_types(train), found)

@@ -3,7 +3,7 @@
 Non-goals: finding the ops through which they do (`analysis.causality`).
 """
 
-from ..analysis.causality import DOCUMENTS, Leak, leaks
+from ..analysis.causality import DOCUMENTS, WORDS, Leak, leaks
 from ..ir import SEQUENCE, Op, Program
 from ..ops import OPS, roles
 from ..syntax.diagnostics import Diagnostics
@@ -12,6 +12,14 @@ MESSAGES = {
     "later": "the loss of a token depends on later tokens, which it must predict",
     "document": "the loss of a token depends on other documents",
 }
+"""The mistake, where such a token gets in."""
+
+
+PURPOSES = {
+    "later": "if the model predicts hidden tokens",
+    "document": "if documents shall see each other",
+}
+"""When a model may let such tokens in."""
 
 
 def check_causality(program: Program, found: Diagnostics) -> None:
@@ -41,11 +49,9 @@ def _help(program: Program, leak: Leak) -> str:
     """How the op could be written, or that the model looks ahead on purpose."""
     op = leak.op
     is_attention = bool(roles(op, program.types).key_seq)
-    if leak.what == "document":
-        return f"write `{DOCUMENTS}={DOCUMENTS}`" if is_attention else f"leave `{SEQUENCE}` out of its dims"
-    purpose = "if the model predicts hidden tokens, write `bidirectional` after its inputs"
+    purpose = f"{PURPOSES[leak.what]}, write `{WORDS[leak.what]}` after its inputs"
     if is_attention:
-        return f"write `mask=causal`; {purpose}"
+        return f"write `{f'{DOCUMENTS}={DOCUMENTS}' if leak.what == 'document' else 'mask=causal'}`; {purpose}"
     if OPS[op.kind].permutes:
         return f"`{op.kind}` is circular: positions at one end get tokens of the other end; leave it out; {purpose}"
     return f"leave `{SEQUENCE}` out of its dims; {purpose}"

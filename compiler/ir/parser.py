@@ -82,7 +82,7 @@ class _Builder(Transformer[Token, Program]):
         self._axes: list[str] = []  # in mesh order: they are declared before the first type
         self._inner = set[tuple[str, str]]()  # the dims and axes of claims within an op, declared before it too
 
-    def start(self, name: Token, after: Token, word: Token | None, *parts: Any) -> Program:
+    def start(self, name: Token, after: Token, sees: tuple[str, ...], *parts: Any) -> Program:
         lists = defaultdict[str, Parts](list)
         *headers, region = parts
         for field, entry in headers:
@@ -92,8 +92,10 @@ class _Builder(Transformer[Token, Program]):
             rows = {field: _schedule(lists[field]) for field in ("given", "schedule")}
             pipeline = evolve(each, param_stages=tuple(lists["held"]), **rows)
         fields: dict[str, Any] = {field: tuple(lists[field]) for field in FIELDS} | self._given
-        fields["bidirectional"] = word is not None
-        return Program(str(name), str(after), region=region, pipeline=pipeline, **fields)
+        return Program(str(name), str(after), region=region, pipeline=pipeline, sees=sees, **fields)
+
+    def sees(self, *words: Token) -> tuple[str, ...]:
+        return tuple(map(str, words))
 
     # ---- what is declared
 

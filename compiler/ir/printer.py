@@ -26,7 +26,7 @@ def print_ir(program: Program) -> str:
         *([show(program.pipeline.settings)] if program.pipeline else []),
         *([show_names(program.names)] if program.names else []),
         "",
-        f"program {program.name} after {program.after}{' bidirectional' * program.bidirectional}",
+        " ".join(("program", program.name, "after", program.after, *program.sees)),
         *(f"axis {a.name} = {a.size} of {a.parent}{_range(a.within)} !{a.span}" for a in program.axes),
         *(f"dim {d.name} = {d.size}{_more(d)} !{d.span}" for d in program.dims),
         *(

@@ -42,8 +42,8 @@ class Program(Known):
     recomputed: tuple[str, ...] = ()
     """Names that backward recomputes by `recompute = auto`: ops by first results, or the dims of repeats for whole
     layers; from `choose_recomputed` on."""
-    bidirectional: bool = False
-    """Whether the plan says that a loss may depend on later tokens."""
+    sees: tuple[str, ...] = ()
+    """The words of the plan for tokens, beside earlier ones of its own document, that a loss may depend on."""
 
     @cached_property
     def types(self) -> Mapping[str, Type]:

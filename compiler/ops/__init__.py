@@ -7,7 +7,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import cast
 
-from ..ir import Op, Program, Type
+from ..ir import SEQUENCE, Op, Program, Type
 from .messages import Message
 from .protocol import Attribute, Builder, OpDef, Operand, TypingError
 from .roles import Roles
@@ -38,6 +38,12 @@ def roles(op: Op, types: Mapping[str, Type]) -> Roles:
     """The dims of an op by what they mean to it; `types` are those of all values.  An unknown op has none."""
     make = (entry := OPS.get(op.kind)) and entry.roles
     return make([types[name] for name in op.inputs], op) if make else Roles()
+
+
+def moves_positions(op: Op) -> bool:
+    """Whether an op moves the positions of the sequence around."""
+    entry = OPS.get(op.kind)
+    return bool(entry and entry.permutes) and op.names("over") == (SEQUENCE,)
 
 
 def functions(module: str) -> set[str]:

@@ -49,5 +49,9 @@ def _proof(program: Program, model: Program) -> Proof:
         raise PlanError([evolve(found, help=DEFECT) if model.after == FIRST else found]) from None
     except HiddenTokensError:
         message = "a loss depends on a later token, another document or another sequence"
-        help = DEFECT if model.after == FIRST else "write `bidirectional` after the pass if that is on purpose"
+        help = (
+            DEFECT
+            if model.after == FIRST
+            else "if that is on purpose, write `bidirectional` or `cross_document` after the pass"
+        )
         raise wrong("E0224", message, model.region.span, help=help) from None

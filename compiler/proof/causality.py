@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from attrs import evolve
 
-from ..analysis.causality import DOCUMENTS, LABELS, TOKENS, has_documents, shares_capacity
+from ..analysis.causality import DOCUMENTS, LABELS, TOKENS, WORDS, has_documents, shares_capacity
 from ..analysis.vocabulary import vocabulary
 from ..ir import Program
 from .inputs import Inputs, below
@@ -60,8 +60,8 @@ def _masks(model: Program, start: Inputs, last_label: Array) -> tuple[Array, Arr
     seq: int = start.inputs[TOKENS].array.shape[-1]
     (position,) = np.ogrid[:seq,]
     counts: Array = position <= last_label
-    is_visible: Array = (last_label >= 0) if model.bidirectional else counts
-    if has_documents(model) and not shares_capacity(model):
+    is_visible: Array = (last_label >= 0) if WORDS["later"] in model.sees else counts
+    if has_documents(model) and WORDS["document"] not in model.sees and not shares_capacity(model):
         documents = start.inputs[DOCUMENTS].array
         is_alike: Array = documents == np.take_along_axis(documents, np.maximum(last_label, 0), axis=-1)
         counts, is_visible = counts & is_alike, is_visible & is_alike

@@ -12,7 +12,7 @@ from attrs import evolve
 from ..analysis.bucket_layout import flat_size
 from ..config.settings import Cluster
 from ..ir import BATCH, MICROBATCHES, SEQUENCE, Attr, Claim, Dim, Op, Program, map_ops, walk_regions
-from ..ops import OPS, roles
+from ..ops import OPS, moves_positions, roles
 from ..ops.attention import window_of
 from ..ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
 from ..ops.routers import TOP, with_padding
@@ -91,8 +91,7 @@ def _windows(program: Program, seq: int) -> dict[Op, Op]:
 def _shifts(program: Program) -> dict[Op, Op]:
     """Circular shifts of the sequence by as far or further than it is long, by what is left of them."""
     size = program.size(SEQUENCE)
-    rolls = [op for op in program.ops if OPS[op.kind].permutes and op.names("over") == (SEQUENCE,)]
-    left = {op: remainder(int(str(op.get("by"))), size) for op in rolls}
+    left = {op: remainder(int(str(op.get("by"))), size) for op in program.ops if moves_positions(op)}
     return {op: _with_attribute(op, "by", round(by)) for op, by in left.items() if by != op.get("by")}
 
 

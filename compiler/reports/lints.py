@@ -54,7 +54,7 @@ def _reduced_once(program: Program) -> Iterator[Diagnostic]:
 def _answers_in_sight(program: Program) -> Iterator[Diagnostic]:
     """A model that may look ahead, although labels are the next tokens."""
     data = program.train.data
-    if program.bidirectional and data.masked is None:
+    if "bidirectional" in program.sees and data.masked is None:
         message = "a bidirectional model can see the tokens that it must predict"
         notes = (Note(data.spans["kind"], "labels are the tokens that follow"),)
         help = "leave `bidirectional` out, or hide the tokens to predict: `masked = 15%  mask_token = …`"

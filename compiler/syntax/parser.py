@@ -165,8 +165,8 @@ class _Builder(Transformer[Token, tree.Plan]):
     def model(self, parts: Parts) -> tree.Model:
         _, name, *rest = parts
         body = tuple(part for part in rest if isinstance(part, tree.Section | tree.Init | tree.Statement))
-        is_bidirectional = any(_is(part, "BIDIRECTIONAL") for part in rest)
-        return tree.Model(name, _only(tree.Input, rest), is_bidirectional, body, self._span(parts))
+        sees = tuple(str(part) for part in rest if _is(part, "SEES"))
+        return tree.Model(name, _only(tree.Input, rest), sees, body, self._span(parts))
 
     def input(self, parts: Parts) -> tree.Input:
         return tree.Input(parts[0], parts[2], self._span(parts))

@@ -231,12 +231,12 @@ class Input:
 class Model:
     """`model llama(tokens[batch, seq], …) { … }`: sections `dims` and `const`, inits and statements, as written.
 
-    A loss of a model that `is_bidirectional` may depend on later tokens.
+    `sees` has the words that say what a loss may depend on beside its own document's tokens up to its own.
     """
 
     name: Name
     inputs: tuple[Input, ...]
-    is_bidirectional: bool
+    sees: tuple[str, ...]
     body: tuple[Section | Init | Statement, ...]
     span: Span = _span()
 

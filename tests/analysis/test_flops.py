@@ -49,6 +49,8 @@ def test_pairs_are_those_of_the_mask(causal: bool) -> None:
 def compiled(attention: str, until: str = "resolve") -> Program:
     """The plan with this mask in its first layers."""
     text = PLAN.replace("mask=causal, window=4", attention, 1)
+    if "full" in attention:
+        text = text.replace("labels[batch, seq])", "labels[batch, seq]) bidirectional", 1)
     if "documents" in attention:
         text = text.replace("labels[batch, seq])", "labels[batch, seq], documents[batch, seq])", 1)
         text = text.replace("data text {", "data text { separator = 0 ", 1)

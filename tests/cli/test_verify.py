@@ -60,6 +60,7 @@ def test_a_plan_is_equal(scalec: Run) -> None:
         "meshes    dp 2 × tp 3 and dp 3 × tp 2, at small sizes\n"
         "field     integers modulo 2147483579, …\n"
         "ops       104 in the IR, of 21 kinds, each with a field meaning\n"
+        "causality no loss depends on a later token\n"
         "time      … s\n"
     )
 

@@ -111,13 +111,14 @@ def plan(features: Sequence[Feature]) -> str:
 
     settings = "  ".join(dict.fromkeys(joined("train").split("  ")))
     arguments = f"mask={'full' if 'masked' in joined('data') else 'causal'}{''.join(f.attention for f in features)}"
+    sees = "bidirectional " if "masked" in joined("data") else ""
     vocab, kv_heads = joined("vocab") or "64", joined("kv_heads") or "4"
     head = "wte" if any(feature.tied for feature in features) else "head[hidden -> vocab]"
     kinds = {feature.mlp for feature in features}
     if not kinds.isdisjoint(ROUTED) and "branches" not in kinds:
         rules = {rule.replace("ffn", "expert_ffn") for rule in rules}
     return f"""\
-model m(tokens[batch, seq], labels[batch, seq]{joined("inputs")}) {{
+model m(tokens[batch, seq], labels[batch, seq]{joined("inputs")}) {sees}{{
   dims {{ vocab = {vocab}  hidden = 32  heads = 8  kv_heads = {kv_heads}  head_dim = 4  ffn = 48 }}
   dims {{ experts = 4  expert_ffn = 24  layers = 4  dense = 1 }}
   init ~ normal(0.02)

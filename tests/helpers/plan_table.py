@@ -328,7 +328,9 @@ PLANS = {
     "documents, three axes": evolve(
         DOCUMENTS, mesh="replica = 2  dp = 2  tp = 2", shard=WITH_SEQ.replace("dp", "replica, dp"), ranks=4
     ),
-    "documents, both ways": evolve(DOCUMENTS, body=DOCUMENTS.body.replace("causal", "full"), shard=ALL_OVER_TP),
+    "documents, both ways": evolve(
+        DOCUMENTS, body=DOCUMENTS.body.replace("causal", "full"), shard=ALL_OVER_TP, word="bidirectional"
+    ),
     "documents, windows, regathered": evolve(
         DOCUMENTS,
         body=DOCUMENTS.body.replace("causal", "causal, window=2"),

@@ -124,7 +124,10 @@ DOCUMENTS = (
 
 SMALL = {
     "documents": DOCUMENTS,
-    "masked": plan().replace(DATA, f"{DATA}  masked = 15%  mask_token = 3").replace("causal", "full"),
+    "masked": plan()
+    .replace(DATA, f"{DATA}  masked = 15%  mask_token = 3")
+    .replace("causal", "full")
+    .replace("seq]) {", "seq]) bidirectional {"),
     "sequence parallel": plan(),
     "tensor parallel": plan(shard=SHARD),
     "data parallel": plan(mesh="dp = 4", shard="batch over dp"),

@@ -65,7 +65,8 @@ class Plan:
 
     def text(self) -> str:
         """The plan as a person would write it."""
-        return f"""model tiny(tokens[batch, seq], labels[batch, seq]{self.inputs}) {self.word} {{
+        sees = f"{self.word} " if self.word else ""
+        return f"""model tiny(tokens[batch, seq], labels[batch, seq]{self.inputs}) {sees}{{
   dims {{ {self.dims} }}
   const {{ eps = 1e-5  theta = 10000 }}
   init ~ normal(0.02)

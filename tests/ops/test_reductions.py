@@ -41,7 +41,7 @@ ALL = f"""{START}
 MORE = f"{DIMS}  experts = 6  few = 3  wide = 2 * experts + few  pair = 2 * experts"
 KV = MORE.replace("kv_heads = 2", "kv_heads = 1")
 
-ONE = Plan(ALL, dims=MORE)
+ONE = Plan(ALL, dims=MORE, word="bidirectional")
 PLANS = {
     "one device": ONE,
     "data": evolve(ONE, mesh="dp = 2", shard="batch over dp", ranks=2),
@@ -200,7 +200,7 @@ REFUSED = {  # what a layer does → the code, and a part of what is said
 @pytest.mark.parametrize("expression", REFUSED)
 def test_mistakes_are_said_with_their_arithmetic(expression: str) -> None:
     code, words = REFUSED[expression]
-    plan = Plan(f"{START} y = {expression}  x = x + mean(y * y, over=seq) {HEAD}")
+    plan = Plan(f"{START} y = {expression}  x = x + mean(y * y, over=seq) {HEAD}", word="bidirectional")
     if not code:
         plan.program()
         return

@@ -226,7 +226,8 @@ def test_row_93_a_window_is_lost_where_heads_are_exchanged() -> None:
 def test_row_95_tokens_are_shifted_within_a_ranks_part() -> None:
     """Convolutions lacked the tokens before their part, or had those of the rank before (Megatron#6550, #5917)."""
     body = LLAMA.replace("x = x + (silu", "x = x + roll(m, by=1, over=seq) + (silu")
-    assert refusal(Plan(**CONTEXT, shard=PARTS, body=body).text()) == "E0601"
+    assert refusal(Plan(**CONTEXT, shard=PARTS, body=body).text()) == "E0224"
+    assert refusal(Plan(**CONTEXT, shard=PARTS, body=body, word="bidirectional").text()) == "E0601"
 
 
 def test_right_plans_are_right() -> None:

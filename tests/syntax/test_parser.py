@@ -107,7 +107,7 @@ def test_a_plan() -> None:
     inputs = (Input(name("t"), (name("b"), name("s")), NOWHERE),)
     assert parse(text) == (
         Use(String("x.scale", NOWHERE), (dims,), NOWHERE),
-        Model(name("m"), inputs, (*inits, repeat), NOWHERE),
+        Model(name("m"), inputs, (), (*inits, repeat), NOWHERE),
         Section(name("shard"), None, (Rule(ab, xy, None, None, NOWHERE),), NOWHERE),
     )
 

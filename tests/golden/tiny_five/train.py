@@ -13,7 +13,8 @@ Options: see --help.  Shapes in comments are one rank's:
     P→I     a change of placement; bwd: what backward does for it
 
 Shown: the IR's step evaluated equal to the single-device step of the model before any placement,
-and this file matches the IR, op for op.
+and this file matches the IR, op for op;
+no loss depends on a later token.
 Not shown: rounding, kernels, the network.  The certificate is in plan.json; SCALEC_SANITIZE=1 checks a run.
 """
 

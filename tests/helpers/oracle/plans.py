@@ -183,14 +183,16 @@ def plan_text(case: Case) -> str:
     head = "wte" if c.tied else "head[hidden -> vocab]"
     vocab = f"{c.classes} pad 4" if case.padded else c.vocab
     options = "".join(f", {name}={value}" for name, value in (("smoothing", case.smoothing), ("z", case.z)) if value)
-    return f"""model llama(tokens[batch, seq], labels[batch, seq]) {{
+    layer = _layer(c)
+    sees = "bidirectional " if "over=seq" in layer else ""
+    return f"""model llama(tokens[batch, seq], labels[batch, seq]) {sees}{{
   dims  {{ vocab = {vocab}  hidden = {c.hidden}  heads = {c.heads}  kv_heads = {c.kv_heads}
           head_dim = hidden / heads  ffn = {c.ffn}  layers = {c.layers}
           {_more_dims(c)} }}
   const {{ eps = {c.eps}  theta = {c.theta} }}
   init ~ normal(0.02)
   x = embedding(tokens, wte[vocab, hidden])
-  repeat layers {{{_layer(c)}  }}
+  repeat layers {{{layer}  }}
   loss = cross_entropy(rmsnorm(x, norm[hidden], eps) @ {head}, labels{options})
 }}
 mesh  {{ {_outer(case)} dp = {case.dp}  {contexts(case)} tp = {case.tp} }}
