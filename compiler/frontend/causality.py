@@ -41,7 +41,7 @@ def _example(leak: Leak) -> str:
     token = f"token {leak.token}"
     if leak.token > leak.length // 2:
         from_end = leak.length - 1 - leak.token
-        token = "the last token" if from_end == 0 else f"the token {from_end} before the last"
+        token = "the last token" if from_end == 0 else f"the last token but {from_end}"
     return f"position {leak.position} depends on {token}{' of another document' * (leak.what == 'document')}"
 
 

@@ -103,6 +103,7 @@ def test_a_hop_less_would_not_do() -> None:
 
 def program(layout: str, mask: str) -> Program:
     plan = Plan(mesh="dp = 2  cp = 4", shard=f"batch over dp  seq over cp{layout} via ring", ranks=2, seq=16)
+    plan = evolve(plan, word="bidirectional" if mask == "full" else "")
     return compile_plan(Source("plan.scale", plan.text().replace("mask=causal", f"mask={mask}")))
 
 

@@ -13,7 +13,7 @@ from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
 
 LINE = "x = x + {call} @ v_{name}[ffn -> hidden]"
-PLAN = """model unary(tokens[batch, seq], labels[batch, seq]) {
+PLAN = """model unary(tokens[batch, seq], labels[batch, seq]) bidirectional {
   dims { vocab = 12  hidden = 8  ffn = 6 }
   init ~ normal(0.02)
   x = embedding(tokens, wte[vocab, hidden])
