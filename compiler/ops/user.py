@@ -27,6 +27,12 @@ def constants(op: Op) -> tuple[float, ...]:
     return tuple(map(float, op.names("constants")))
 
 
+def positions_in(op: Op) -> tuple[tuple[str, str], ...]:
+    """(keyword, dim): the function takes the positions along the dim that a rank has, by this keyword."""
+    pairs = (words.partition(" ") for words in op.names("positions"))
+    return tuple((keyword, dim) for keyword, _, dim in pairs)
+
+
 def linear_in(op: Op) -> tuple[int, ...]:
     """The operands that the function is linear in, each alone."""
     return tuple(map(int, op.names("linear")))
@@ -86,6 +92,7 @@ CALL = OpDef(
         Attribute("along", kinds=(tuple,)),
         Attribute("linear", kinds=(tuple,)),
         Attribute("constants", kinds=(tuple,)),
+        Attribute("positions", kinds=(tuple,), default=()),
         DETERMINISTIC,
     ),
     variadic=True,
