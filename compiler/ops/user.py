@@ -6,11 +6,13 @@ the same, as before all ops but sums.  Non-goals: reading or running the functio
 """
 
 from collections.abc import Sequence
+from keyword import iskeyword
 from math import isfinite
 
 from ..ir import BATCH, FLOATS, Op, Type
-from .call import Call
+from .call import Call, PositionIds
 from .protocol import DETERMINISTIC, Attribute, OpDef, Operand, Shape, TypingError, Vjp
+from .saved_tensors import Local
 
 LEAD = ".."
 """In dims of a signature: any dims, the same for all operands that have them."""
@@ -53,6 +55,11 @@ def _called(types: Sequence[Type], op: Op) -> list[Shape]:
     for dims in results:
         if len({*dims}) < len(dims) or not {*dims} <= known or not along <= {*dims}:
             raise TypingError(f"{op.get('function')} gives [{', '.join(dims)}] along {', '.join(sorted(along))}")
+    for keyword, dim in positions_in(op):
+        if not keyword.isidentifier() or iskeyword(keyword) or dim not in known:
+            raise TypingError(f"{op.get('function')} takes positions `{keyword}` along {dim}")
+        if dim == BATCH:
+            raise TypingError(f"{op.get('function')} takes positions along batch: samples are independent of each other")
     if BATCH in known - along:
         raise TypingError(f"{op.get('function')} does not work along batch: samples are independent of each other")
     return [(types[0].dtype, dims) for dims in results]
@@ -80,6 +87,18 @@ def _check_words(op: Op, count: int) -> None:
         raise TypingError(f"{op.get('function')} of {count} operands has other attributes")
 
 
+def _call(it: Local) -> Call:
+    """The numbers that the function takes, and its positions by their keywords."""
+    positions = {keyword: _position_ids(it, dim) for keyword, dim in positions_in(it.op)}
+    return Call(constants(it.op), positions)
+
+
+def _position_ids(it: Local, dim: str) -> PositionIds:
+    """The positions along a dim that a rank has: all operands that have the dim are sharded alike."""
+    axes = next(type.axes_of(dim) for type in it.types if dim in type.dims)
+    return PositionIds(dim, axes)
+
+
 CALL = OpDef(
     "call",
     "A function of a module beside the plan: of each slice along the dims `along`, all others whole.",
@@ -98,6 +117,6 @@ CALL = OpDef(
     variadic=True,
     unsharded_dims=lambda types, op: frozenset(dim for type in types for dim in type.dims) - {*op.names("along")},
     vjp=Vjp(),
-    call=lambda it: Call(constants(it.op)),
+    call=_call,
     deterministic=lambda it: False,
 )
