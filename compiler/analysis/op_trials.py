@@ -18,7 +18,7 @@ DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float1
 LEADING = ((2, 3), (4, 2))
 """The sizes that the dims of `..` have in turns, in each of two cases."""
 
-OTHER = (4, 6)
+OTHER = (4, 8)
 """The size of all other dims in each case."""
 
 MOST_NUMBERS = 1 << 20

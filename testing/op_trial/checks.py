@@ -22,7 +22,7 @@ def check_function(call: Callable[..., object], signature: Signature) -> None:
     """Raises Refused where a function is not what its signature says, with the first thing that was seen."""
     functions = list(_get_functions(call, signature))
     for function in functions:
-        trial = _Trial(function, _get_operands(function, seed=0), _get_operands(function, seed=1))
+        trial = _Trial(function, get_operands(function, seed=0), get_operands(function, seed=1))
         trial.check_results()
         trial.check_operands_untouched()
         trial.check_repeatable()
@@ -39,13 +39,13 @@ def _get_functions(call: Callable[..., object], signature: Signature) -> Iterato
     for sizes in signature.cases:
         function = Function(signature, call, sizes)
         try:
-            function.get_results(_get_operands(function, seed=0))
+            function.get_results(get_operands(function, seed=0))
         except Refused as refused:
             if refused.kind != "raise" or not signature.instead:
                 raise
             instead = function.with_sizes(signature.instead)
             try:
-                instead.get_results(_get_operands(instead, seed=0))
+                instead.get_results(get_operands(instead, seed=0))
             except Refused:
                 raise refused from None
             yield instead
@@ -53,7 +53,7 @@ def _get_functions(call: Callable[..., object], signature: Signature) -> Iterato
         yield function
 
 
-def _get_operands(function: Function, seed: int) -> list[Tensor]:
+def get_operands(function: Function, seed: int) -> list[Tensor]:
     """Random operands, of which the function has finite results: normal ones, or else positive ones."""
     normal = _get_random(function, seed, torch.randn)
     with torch.no_grad():
@@ -318,7 +318,7 @@ def _check_type(result: Tensor, dtype: torch.dtype) -> None:
 
 def _check_element_types(function: Function) -> None:
     """Results have the element type of the operands, in float32 and bfloat16 too."""
-    operands = _get_operands(function, seed=0)
+    operands = get_operands(function, seed=0)
     for dtype in (torch.float32, torch.bfloat16):
         narrow = [operand.detach().to(dtype).requires_grad_() for operand in operands]
         word = str(dtype).removeprefix("torch.")
@@ -335,7 +335,7 @@ def _check_element_types(function: Function) -> None:
 
 def _check_device(function: Function) -> None:
     """The function mixes its operands with no tensor that it has made on the CPU, and gives none."""
-    operands = _get_operands(function, seed=0)
+    operands = get_operands(function, seed=0)
     with KeptDevice(operands) as watched:
         results = function.get_results(operands)
     if watched.mixed:

@@ -7,11 +7,12 @@ where the operands are; all others are on the CPU, and a GPU would refuse to mix
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-MOVES = ("to", "cuda", "type_as", "copy_", "__get__", "__set__")
-"""Methods that take a tensor to a device, or take from any device."""
+MIXING = ("to", "type_as", "copy_", "__get__", "__set__")
+"""Methods that take tensors of several devices."""
 
 
 class KeptDevice(TorchFunctionMode):
@@ -40,13 +41,19 @@ class KeptDevice(TorchFunctionMode):
         taken = [*_tensors(args), *_tensors(options.values())]
         kept = [tensor for tensor in taken if self.is_kept(tensor)]
         others = [tensor for tensor in taken if not self.is_kept(tensor) and tensor.dim() > 0]
-        if kept and others and name not in MOVES and not self.mixed:
+        if kept and others and name not in MIXING and not self.mixed:
             self.mixed = name
         results = func(*args, **options)
-        if kept or options.get("device") is not None or name in MOVES:
+        if kept or _names_device(name, args, options):
             for result in _tensors([results]):
                 self._keep(result)
         return results
+
+
+def _names_device(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether a call says on which device its results are to be."""
+    by_position = name == "to" and any(isinstance(each, torch.device | str) for each in args)
+    return options.get("device") is not None or by_position or name == "cuda"
 
 
 def _storage(tensor: Tensor) -> int:

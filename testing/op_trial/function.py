@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -38,23 +39,35 @@ class CannotTry(Exception):
 def load_function(folder: Path, signature: Signature) -> Callable[..., Any]:
     """The function, of a module in `folder`.  Raises Refused, and CannotTry where a package is not installed."""
     path = folder / f"{signature.module}.py"
-    spec = importlib.util.spec_from_file_location(signature.module, path)
-    assert spec is not None, f"op trial: {path} is no Python file"
-    assert spec.loader is not None, f"op trial: nothing loads {path}"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[signature.module] = module  # files beside it may import it
-    try:
-        spec.loader.exec_module(module)
-    except ModuleNotFoundError as error:
-        raise CannotTry(f"there is no module `{error.name}` here") from error
-    except BaseException as error:
-        seen = f"cannot be imported: {_error_words(error, path)}"
-        raise Refused("import", seen, f"make `import {signature.module}` work") from error
+    module = sys.modules.get(signature.module)
+    if module is None or module.__file__ != str(path):
+        module = _load_module(signature.module, path)
     function = getattr(module, signature.name, None)
     if not callable(function):
         seen = f"is not there once `{path.name}` has been imported"
         raise Refused("missing", seen, f"define `{signature.name}` at the top of `{path.name}`")
     return function
+
+
+def _load_module(name: str, path: Path) -> ModuleType:
+    """The module of a file, under the name by which files beside it import it."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, f"op trial: {path} is no Python file"
+    assert spec.loader is not None, f"op trial: nothing loads {path}"
+    module = importlib.util.module_from_spec(spec)
+    known = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if known is not None:
+            sys.modules[name] = known
+        if isinstance(error, ModuleNotFoundError):
+            raise CannotTry(f"there is no module `{error.name}` here") from error
+        seen = f"cannot be imported: {_error_words(error, path)}"
+        raise Refused("import", seen, f"make `import {name}` work") from error
+    return module
 
 
 def _error_words(error: BaseException, path: Path) -> str:
