@@ -17,6 +17,7 @@ from torch import Tensor
 
 from helpers.oracle.harness import imported, run
 from scalec.compiler.emit import emit
+from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.user_ops import copies
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
@@ -103,6 +104,28 @@ def test_steps_are_equal(mesh: str, tmp_path: Path) -> None:
 
 def test_mutants_are_caught(tmp_path: Path) -> None:
     assert_mutants_caught(written(tmp_path, "tp and zigzag ring"))
+
+
+OTHER_PROGRAMS = [  # what is written instead of what
+    ("head=self.heads_positions", "head=self.seq_positions"),
+    ("head=self.heads_positions", "at=self.heads_positions"),
+    (", head=self.heads_positions", ""),
+    ("position_ids(mesh, HEADS, 'tp')", "position_ids(mesh, HEADS)"),
+    ("position_ids(mesh, SEQ, 'cp', zigzag=('cp',))", "position_ids(mesh, SEQ, 'cp')"),
+    ("position_ids(mesh, SEQ, 'cp', zigzag=('cp',))", "torch.arange(8)"),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), OTHER_PROGRAMS, ids=[after for _, after in OTHER_PROGRAMS])
+def test_programs_with_other_positions_are_refused(before: str, after: str, tmp_path: Path) -> None:
+    source = load(written(tmp_path, "tp and zigzag ring"))
+    program = compile_plan(source)
+    text = emit(program, source)["train.py"]
+    before, after = before.replace("'", '"'), after.replace("'", '"')
+    check(text, program)
+    assert before in text
+    with pytest.raises(AssertionError, match="emit: line"):
+        check(text.replace(before, after, 1), program)
 
 
 def test_the_functions_are_as_the_plan_says(tmp_path: Path) -> None:
