@@ -116,7 +116,7 @@ class Plan:
         """
         proof = self.verify() if verify else None
         with trials(Path(self._compiled.source.path), try_functions) as trial:
-            tried = trial.try_functions(self._compiled).tried
+            tried = trial.try_functions(self._compiled.model, self._compiled.source).tried
         compiled.write(self._compiled, proof, Path(folder), tried)
         return Path(folder) / "train.py"
 

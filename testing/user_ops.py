@@ -46,8 +46,7 @@ def _signature(op: UserOp, numbers: Sequence[float], sizes: dict[str, int]) -> S
     operands = tuple(_spelled_out(operand.dims) for operand in tensors)
     dims = dict.fromkeys(dim for each in operands for dim in each)
     cases = (
-        dict(case_sizes(dims, LEAD_DIMS, leading, other)) | sizes
-        for leading, other in zip(LEADING, OTHER, strict=True)
+        dict(case_sizes(dims, LEAD_DIMS, leading, other)) | sizes for leading, other in zip(LEADING, OTHER, strict=True)
     )
     return Signature(
         function=op.function.value,
@@ -70,7 +69,7 @@ def _spelled_out(dims: Sequence[Name]) -> tuple[str, ...]:
 
 
 def _said(name: str, kind: str, dim: str, seen: str) -> str:
-    """What a test says of a function that is not what its signature says."""
+    """The message of a test about a function that is not what its signature says."""
     word = LEAD if dim in LEAD_DIMS else dim
     claims = {
         "along": f"`{name}` is said to work along `{word}`, but does not: it {seen}",

@@ -116,12 +116,15 @@ def untried(program: Program, tried: Sequence[Tried]) -> tuple[str, ...]:
 
 
 def but_for(functions: Sequence[str]) -> str:
-    """What follows the word "verified": nothing, or the functions that were not tried."""
+    """The words after "verified": none, or the functions that were not tried."""
     return f", but for {', '.join(functions)}" if functions else ""
 
 
 def trust_words(functions: Sequence[str], proved: bool) -> str:
-    """The statement about functions that were not tried, of a step that was `proved` or not; "" where there are none."""
+    """The statement about functions that were not tried; "" where there are none.
+
+    proved: whether the step was.
+    """
     if not functions:
         return ""
     begins = f"Verified{but_for(functions)}" if proved else f"Not tried: {', '.join(functions)}"

@@ -1,6 +1,6 @@
-"""What the calls of a plan's own functions say of them, for a process that tries the functions on random numbers.
+"""The signatures in which a plan calls its own functions, for a process that tries these on random numbers.
 
-Purpose: the signatures to try, and the words of the certificate for what was tried.
+Purpose: dims, numbers and sizes of each call; the words of the certificate for what was tried.
 Non-goals: trying them (`scalec.testing.op_trial`), and the process (`cli.op_trials`).
 """
 
@@ -69,9 +69,7 @@ def _signature(op: Op, types: Sequence[Type], model: Program) -> TrialSignature:
         constants=constants(op),
         positions=positions_in(op),
         dtype=DTYPES[types[0].dtype],
-        cases=tuple(
-            case_sizes(dims, lead, leading, other) for leading, other in zip(LEADING, OTHER, strict=True)
-        ),
+        cases=tuple(case_sizes(dims, lead, leading, other) for leading, other in zip(LEADING, OTHER, strict=True)),
         instead=_plan_sizes(operands, lead, op.names("along"), model),
     )
 
@@ -97,9 +95,7 @@ def case_sizes(dims: Iterable[str], lead: Sequence[str], leading: Sequence[int],
     return tuple(sizes.items())
 
 
-def _plan_sizes(
-    operands: Sequence[Sequence[str]], lead: Sequence[str], along: Sequence[str], model: Program
-) -> Sizes:
+def _plan_sizes(operands: Sequence[Sequence[str]], lead: Sequence[str], along: Sequence[str], model: Program) -> Sizes:
     """The plan's own sizes of dims that are whole, a part of the others; none where that is too much."""
     sizes = dict[str, int]()
     for dim in (dim for dims in operands for dim in dims):
@@ -127,7 +123,7 @@ def tried_functions(signatures: Iterable[TrialSignature]) -> tuple[Tried, ...]:
 
 
 def _checks(signature: TrialSignature) -> Iterable[str]:
-    """What was tried, in words."""
+    """The checks that were made, in words."""
     yield f"slice by slice along {', '.join(signature.along)}"
     for number in signature.linear:
         yield f"linear in {signature.names[number]}"

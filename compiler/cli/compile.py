@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from .command import Command, output_arguments, plan_argument, try_argument
-from .op_trials import TriedFunctions, Trials, trials
+from .op_trials import Trials, TriedFunctions, trials
 from .output import PLAN_WRONG, TEXT, UsageError, format_argument, show, tell
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _torch_alone(options: Namespace) -> None:
         plan = load(options.plan, changed=for_torch)
         folder = options.output or Path("out", f"{options.plan.stem}_{DTENSOR}")
         proof, script = plan.proved() if options.verify else None, folder / "train.py"
-        functions = trial.try_functions(plan)
+        functions = trial.try_functions(plan.model, plan.source)
     files = emit(plan.program, plan.source, plan.model, proof, tried=functions.tried)
     try:
         write(folder, files)
@@ -89,7 +89,7 @@ def check(options: Namespace) -> int:
             from ..emit.user_ops import modules  # only a plan with ops of its own waits for these imports
 
             modules(plan.program)
-        functions = trial.try_functions(plan)
+        functions = trial.try_functions(plan.model, plan.source)
     fits, unsure = _fits(plan.program) if options.must_fit else (True, ())
     tell((*warnings(plan), *unsure), options.format)
     if not fits:
@@ -230,14 +230,12 @@ def _wrote(paths: Sequence[Path]) -> str:
     return f"wrote {', '.join(first)} and {last}"
 
 
-def _put(
-    plan: Plan, options: Namespace, trial: Trials
-) -> "tuple[Proof | None, TriedFunctions, tuple[Path, ...]]":
+def _put(plan: Plan, options: Namespace, trial: Trials) -> "tuple[Proof | None, TriedFunctions, tuple[Path, ...]]":
     """The proof, unless it is to be skipped, the functions that were tried, and the files that were written."""
     from ..emit.write_files import OutputError
 
     proof = plan.proved() if options.verify else None
-    functions = trial.try_functions(plan)
+    functions = trial.try_functions(plan.model, plan.source)
     try:
         paths = write(plan, proof, options.output or Path("out", options.plan.stem), functions.tried)
     except OutputError as error:

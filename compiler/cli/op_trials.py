@@ -21,11 +21,10 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..analysis.certificate import Tried
     from ..analysis.op_trials import TrialSignature
-    from ..ir import Op
+    from ..ir import Op, Program
     from ..syntax.diagnostics import PlanError
     from ..syntax.source import Source, Span
     from ..syntax.tree import Name, UserOp
-    from .compile import Plan
 
 PROGRAM = "scalec.testing.op_trial"
 """The module that tries functions: the compiler itself does not import torch."""
@@ -37,7 +36,7 @@ SECONDS = 20
 """How long the trial of one function may take."""
 
 Outcome = dict[str, str]
-"""What was seen of a function: nothing where it is as the plan says; see `scalec.testing.op_trial`."""
+"""The result of a function's trial, as `scalec.testing.op_trial` says it: empty if the function passed."""
 
 
 class TrialProcess:
@@ -111,16 +110,19 @@ class Trials:
             self._process.end()
         self._process = None
 
-    def try_functions(self, plan: "Plan", folder: Path | None = None) -> "TriedFunctions":
-        """Tries the functions that a plan calls, of modules beside it or in `folder`.  Raises PlanError."""
-        from ..analysis.op_trials import tried_functions, trial_signatures
+    def try_functions(self, model: "Program", source: "Source", folder: Path | None = None) -> "TriedFunctions":
+        """Tries the functions that a plan calls, of modules beside its text or in `folder`.  Raises PlanError.
 
-        calls = trial_signatures(plan.model)
+        `model` is the plan before any placement.
+        """
+        from ..analysis.op_trials import trial_signatures, tried_functions
+
+        calls = trial_signatures(model)
         if self.reason or not calls:
             return TriedFunctions((), dict.fromkeys((each.function for each in calls), self.reason))
-        declared = _Declarations(plan.source)
+        declared = _Declarations(source)
         named = [declared.named(each) for each in calls]
-        outcomes = self._outcomes(folder or Path(plan.source.path).parent, named)
+        outcomes = self._outcomes(folder or Path(source.path).parent, named)
         mistakes = [
             declared.mistake(signature, op, outcome)
             for (signature, op), outcome in zip(calls.items(), outcomes, strict=True)
@@ -136,7 +138,7 @@ class Trials:
         return TriedFunctions(tried_functions(tried), untried)
 
     def _outcomes(self, folder: Path, signatures: "Sequence[TrialSignature]") -> list[Outcome]:
-        """What was seen of each function; a process that one of them ends or keeps is followed by another."""
+        """The outcome of each function; a process that one of them ends or keeps is followed by another."""
         outcomes = list[Outcome]()
         while len(outcomes) < len(signatures):
             process = self._process or TrialProcess()

@@ -101,7 +101,7 @@ def _tried(plan: Plan, folder: Path, written: dict[str, Any]) -> "tuple[Tried, .
         return ()
     need("torch", "trying the plan's functions")
     with trials(folder / "train.py", wanted=True) as trial:
-        return trial.try_functions(plan, folder).tried
+        return trial.try_functions(plan.model, plan.source, folder).tried
 
 
 Check = Callable[[str, "Program"], int]

@@ -25,7 +25,8 @@ def emit(
 ) -> dict[str, str]:
     """The files of the program, by name; `modules` among them, those of user ops as they are copied.
 
-    `tried` are the functions of these that were tried.  `model` is the plan before any placement, from which all is recompiled for checks; of IR text, the program.
+    `tried` are the functions of these that were tried.  `model` is the plan before any placement, from which all is
+    recompiled for checks; of IR text, the program.
     """
     files, copies = program_files(program, source, proof, known_by(model or program), tried), modules or {}
     check_files(files)

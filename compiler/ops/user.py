@@ -59,7 +59,9 @@ def _called(types: Sequence[Type], op: Op) -> list[Shape]:
         if not keyword.isidentifier() or iskeyword(keyword) or dim not in known:
             raise TypingError(f"{op.get('function')} takes positions `{keyword}` along {dim}")
         if dim == BATCH:
-            raise TypingError(f"{op.get('function')} takes positions along batch: samples are independent of each other")
+            raise TypingError(
+                f"{op.get('function')} takes positions along batch: samples are independent of each other"
+            )
     if BATCH in known - along:
         raise TypingError(f"{op.get('function')} does not work along batch: samples are independent of each other")
     return [(types[0].dtype, dims) for dims in results]

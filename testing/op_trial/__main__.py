@@ -38,12 +38,11 @@ def main() -> None:
 
 
 def _get_outcome(folder: Path, signature: Signature) -> dict[str, str]:
-    """What was seen: nothing where the function is as its signature says."""
+    """The result of a function's trial: empty if the function is as its signature says."""
     try:
         check_function(load_function(folder, signature), signature)
     except Refused as refused:
-        words = {"kind": refused.kind, "seen": refused.seen, "help": refused.help, "dim": refused.dim}
-        return words
+        return {"kind": refused.kind, "seen": refused.seen, "help": refused.help, "dim": refused.dim}
     except CannotTry as reason:
         return {"cannot": str(reason)}
     return {}

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from attrs import frozen
@@ -133,7 +134,7 @@ class _Trial:
 
     def _get_bits(self, seed: int) -> list[Tensor]:
         """Results and gradients after all generators were seeded."""
-        torch.manual_seed(seed)
+        cast(Any, torch).manual_seed(seed)
         random.seed(seed)
         results = self.function.get_results(self.operands)
         return [result.detach() for result in results] + _get_gradients(results, self.operands)
@@ -160,9 +161,7 @@ class _Trial:
                 kept = torch.tensor([index])
                 mixed = [
                     self._mix(operand, other, dims, dim, index)
-                    for operand, other, dims in zip(
-                        self.operands, self.others, self.signature.operands, strict=True
-                    )
+                    for operand, other, dims in zip(self.operands, self.others, self.signature.operands, strict=True)
                 ]
                 found = self._take(self._get_detached(mixed), self.signature.gives, dim, kept)
                 wanted = self._take(whole, self.signature.gives, dim, kept)

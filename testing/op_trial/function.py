@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from attrs import evolve, frozen
@@ -125,7 +125,7 @@ class Function:
 
     def _get_tensors(self, results: Any) -> Results:
         """The results as a tuple of as many tensors as the signature has.  Raises Refused."""
-        several: tuple[Any, ...] = results if isinstance(results, tuple) else (results,)
+        several = cast("tuple[Any, ...]", results) if isinstance(results, tuple) else (results,)
         for result in several:
             if not isinstance(result, Tensor):
                 seen = f"gives a result of type {type(result).__name__}, not a tensor"

@@ -18,7 +18,7 @@ def _as_sizes(cases: Sequence[Any]) -> tuple[Sizes, ...]:
 
 @frozen
 class Signature:
-    """What a function takes and gives.
+    """The tensors, numbers and positions that a function takes, and the results that it gives.
 
     operands   the dims of each tensor that it takes; `names` has the name of each
     gives      the dims of each result

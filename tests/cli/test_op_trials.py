@@ -1,4 +1,4 @@
-"""What commands make of trials of functions: errors at the plan's line, and what is said of what was not tried.
+"""Commands that try functions: errors at the plan's line, and what is said of functions that were not tried.
 
 Non-goals: the checks (`tests/testing/test_op_trial.py`).
 """
@@ -12,7 +12,7 @@ import pytest
 
 from scalec.compiler.cli import main, op_trials
 from scalec.compiler.cli.compile import compiled
-from scalec.compiler.cli.op_trials import Trials
+from scalec.compiler.cli.op_trials import Trials, TriedFunctions
 from scalec.compiler.syntax.limits import load
 
 MODULE = """
@@ -59,6 +59,12 @@ def written(folder: Path, plan: str, module: str = MODULE) -> Path:
     return path
 
 
+def try_functions(trials: Trials, path: Path) -> TriedFunctions:
+    """The trials of a plan's functions."""
+    plan = compiled(load(path))
+    return trials.try_functions(plan.model, plan.source)
+
+
 def certificate(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "plan.json").read_text())["certificate"]
 
@@ -96,9 +102,7 @@ def test_the_certificate_says_what_was_tried(tmp_path: Path, capsys: pytest.Capt
     assert main(["verify", "--recheck", str(out)]) == 0
 
 
-def test_a_module_that_was_changed_is_not_run_by_a_recheck(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_module_that_was_changed_is_not_run_by_a_recheck(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, out = written(tmp_path, WITHOUT_SLOPES), tmp_path / "out"
     assert main(["compile", str(plan), "-o", str(out)]) == 0
     mark = tmp_path / "was_run"
@@ -167,13 +171,13 @@ def test_ir_text_is_tried_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_nothing_is_left_running(tmp_path: Path) -> None:
-    """What a function starts ends with its trial."""
+    """A process that a function starts ends with its trial."""
     mark = tmp_path / "later"
     command = f"sleep 3; touch {mark}"
     module = f"import subprocess\nsubprocess.Popen(['sh', '-c', {command!r}])\n{MODULE}"
     plan = written(tmp_path, WITHOUT_SLOPES, module)
     trials = Trials("", None)
-    assert trials.try_functions(compiled(load(plan))).untried == {}
+    assert try_functions(trials, plan).untried == {}
     trials.end()
     sleep(3.5)
     assert not mark.exists()

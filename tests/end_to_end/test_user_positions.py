@@ -1,7 +1,7 @@
 """A function that takes its positions trains on any mesh as in one process: ALiBi by hand, against plain torch.
 
-The last feature of a head's queries is its slope, that of keys their place, so that attention adds slope · place to each
-score (Press et al. 2022).  The reference adds it to scores that it computes itself.
+The last feature of a head's queries is its slope, the last one of keys is their place, so that attention adds
+slope · place to each score (Press et al. 2022).  The reference adds it to scores that it computes itself.
 """
 
 from collections.abc import Sequence
@@ -79,10 +79,15 @@ MESHES = {  # the ranks, the sections about them, and further settings of `train
         "mesh { cp = 2  tp = 2 }  shard { vocab, heads over tp  seq over cp as zigzag via ring }",
         "  recompute = full",
     ),
-    "zero 3": (4, "mesh { dp = 2  tp = 2 }  shard { batch over dp  vocab, heads over tp }  state { zero 3 over dp }", ""),
+    "zero 3": (
+        4,
+        "mesh { dp = 2  tp = 2 }  shard { batch over dp  vocab, heads over tp }  state { zero 3 over dp }",
+        "",
+    ),
     "pipeline": (
         4,
-        "mesh { pp = 2  cp = 2 }  shard { layers over pp  seq over cp as zigzag via ring }  pipeline { schedule = 1f1b }",
+        "mesh { pp = 2  cp = 2 }  shard { layers over pp  seq over cp as zigzag via ring }"
+        "  pipeline { schedule = 1f1b }",
         "",
     ),
 }
@@ -135,7 +140,7 @@ def test_the_functions_are_as_the_plan_says(tmp_path: Path) -> None:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax of scores plus slope · place: [batch, seq, heads, head_dim], whose last feature of q and k is not used."""
+    """Softmax of scores plus slope · place, without the last feature of q and k: [batch, seq, heads, head_dim]."""
     seq, heads, width = q.shape[1:]
     slopes = torch.tensor([2.0 ** (-8 / heads * (head + 1)) for head in range(heads)], dtype=q.dtype)
     places = torch.arange(seq, dtype=q.dtype)

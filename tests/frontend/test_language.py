@@ -122,8 +122,8 @@ def test_every_block_is_compiled_and_proved(block: str) -> None:
 
 @pytest.mark.parametrize("block", [b.text for b in BLOCKS if b.error is None and b.text.startswith("op ")])
 def test_the_functions_are_as_their_ops_say(block: str) -> None:
-    trials = Trials("", None)
-    functions = trials.try_functions(compiled(Source("plan.scale", completed(block))))
+    trials, plan = Trials("", None), compiled(Source("plan.scale", completed(block)))
+    functions = trials.try_functions(plan.model, plan.source)
     trials.end()
     assert functions.tried
     assert not functions.untried

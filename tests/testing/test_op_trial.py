@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from helpers.random_models import own_ops
+from helpers.random_models.draws import USER_OPS
 from scalec.compiler.cli.compile import compiled
 from scalec.compiler.cli.op_trials import Trials
 from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
 from scalec.compiler.syntax.limits import load
 
-WRONG_MODULE = '''
+WRONG_MODULE = """
 import os
 import sys
 import time
@@ -153,7 +155,7 @@ def gone(x):
 
 
 del gone
-'''
+"""
 
 WRONG = [  # the signature, the words that are marked, and what was seen
     ("mean_of_all(x[.., f]) -> [.., f] over .., f", "f", "is not slice by slice along `ffn`: "),
@@ -183,7 +185,7 @@ WRONG = [  # the signature, the words that are marked, and what was seen
     ("gone(x[.., f]) -> [.., f] over .., f", "", "is not there once `own.py` has been imported"),
 ]
 
-RIGHT_MODULE = '''
+RIGHT_MODULE = """
 import torch
 from torch.autograd import Function
 from torch.nn.functional import silu
@@ -247,7 +249,7 @@ def by_table(x, at):
 
 def clamped(x, limit):
     return x.clamp(max=limit)
-'''
+"""
 
 RIGHT = [  # the signature, and further arguments of its call
     ("same(linear x[.., f]) -> [.., f] over .., f", ""),
@@ -298,8 +300,9 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> list[Diagnostic]:
     names = [signature.partition("(")[0] for signature in signatures]
     calls = [f"  x = x + {name}({'x, x' if name == 'forgets' else 'x'})" for name in names]
     trials = Trials("", None, seconds=2)
+    plan = compiled(load(written(folder, WRONG_MODULE, signatures, calls)))
     with pytest.raises(PlanError) as caught:
-        trials.try_functions(compiled(load(written(folder, WRONG_MODULE, signatures, calls))))
+        trials.try_functions(plan.model, plan.source)
     trials.end()
     return list(caught.value.diagnostics)
 
@@ -315,6 +318,17 @@ def test_wrong_functions_are_refused(signature: str, words: str, seen: str, refu
     assert mistake.span.line == [each[0] for each in WRONG].index(signature) + 1
 
 
+def test_the_functions_of_random_plans_pass(tmp_path: Path) -> None:
+    calls = ["  a = gated(x, x, 2)", "  b, c = parted(x, x)", "  x = unit(a * b, g[ffn])"]
+    plan = written(tmp_path, Path(own_ops.__file__).read_text(), [], calls)
+    (tmp_path / "own_ops.py").write_text(Path(own_ops.__file__).read_text())
+    plan.write_text(USER_OPS + plan.read_text())
+    trials, model = Trials("", None), compiled(load(plan))
+    functions = trials.try_functions(model.model, model.source)
+    trials.end()
+    assert [each.function for each in functions.tried] == ["own_ops:gated", "own_ops:parted", "own_ops:unit"]
+
+
 def test_right_functions_pass(tmp_path: Path) -> None:
     signatures, calls = [], []
     for signature, further in RIGHT:
@@ -323,7 +337,8 @@ def test_right_functions_pass(tmp_path: Path) -> None:
         results = "a, b" if name == "turned" else "a"
         calls.append(f"  {results} = {name}(x{further})\n  x = x + a{' * b' if name == 'turned' else ''}")
     trials = Trials("", None)
-    functions = trials.try_functions(compiled(load(written(tmp_path, RIGHT_MODULE, signatures, calls))))
+    plan = compiled(load(written(tmp_path, RIGHT_MODULE, signatures, calls)))
+    functions = trials.try_functions(plan.model, plan.source)
     trials.end()
     assert functions.untried == {}
     assert len(functions.tried) == len(RIGHT)

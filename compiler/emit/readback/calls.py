@@ -13,7 +13,20 @@ from attrs import define, frozen
 
 from ...ir import INVARIANT, PRECISIONS, Kind, Op, Placement, Program, Type, sharded
 from ...ops import roles
-from ...ops.call import Argument, Dims, Experts, Group, Keyword, Layout, PositionIds, Positions, Quotient, RotaryTable, Shards, Size
+from ...ops.call import (
+    Argument,
+    Dims,
+    Experts,
+    Group,
+    Keyword,
+    Layout,
+    PositionIds,
+    Positions,
+    Quotient,
+    RotaryTable,
+    Shards,
+    Size,
+)
 from ...ops.saved_tensors import Local
 from ..naming import DTYPES
 from ..target import Target, mesh_axes, zigzag_ranks

@@ -31,7 +31,7 @@ class _Slices:
         self.bent = self.n.total(self._among(dim for part in bent for dim in part.dims), *bent) if bent else None
 
     def _positions(self, c: Call) -> list[Tensor]:
-        """What stands for the positions that the function takes: a random number for each global position."""
+        """The positions that the function takes: a random number for each global position."""
         numbers = list[Tensor]()
         for _, dim in positions_in(c.op):
             holder = next(i for i, type in enumerate(c.types) if dim in type.dims)
