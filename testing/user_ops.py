@@ -27,7 +27,7 @@ def assert_op(plan: Path, name: str, *numbers: float, **sizes: int) -> None:
     `numbers` are its arguments after its tensors, `sizes` those of dims that cannot be 4 and 8.  Raises AssertionError.
     """
     from .op_trial.checks import check_function
-    from .op_trial.function import Refused, load_function
+    from .op_trial.function import CannotTry, Refused, load_function
 
     declared = next((op for op in gather(load(plan), Diagnostics()).ops if op.name.name == name), None)
     assert declared, f"{plan} declares no op {name}"
@@ -37,6 +37,8 @@ def assert_op(plan: Path, name: str, *numbers: float, **sizes: int) -> None:
         check_function(function, signature)
     except Refused as refused:
         raise AssertionError(_said(name, refused.kind, refused.dim, refused.seen)) from None
+    except CannotTry as reason:
+        raise AssertionError(f"{name} cannot be tried: {reason}") from None
     _check_all_gradients(name, function, signature)
 
 

@@ -9,11 +9,14 @@ from attrs import frozen
 from torch import Tensor
 
 from .devices import KeptDevice
-from .function import Function, Refused, Results
+from .function import CannotTry, Function, Refused, Results
 from .signature import Signature
 
 STEP = 1e-6
 """The step of finite differences."""
+
+LARGER = 10
+"""How much larger other slices are when they change."""
 
 DIRECTIONS = 3
 """How many directions each gradient is compared along."""
@@ -54,22 +57,30 @@ def _get_functions(call: Callable[..., object], signature: Signature) -> Iterato
         yield function
 
 
+RANGES = ((0.2, 0.8), (1.2, 1.8), (-0.8, -0.2))
+"""Where operands are drawn from if the function has no finite results of normal ones, as a logarithm has not."""
+
+
 def get_operands(function: Function, seed: int) -> list[Tensor]:
-    """Random operands, of which the function has finite results: normal ones, or else positive ones."""
-    normal = _get_random(function, seed, torch.randn)
-    with torch.no_grad():
-        results = function.get_results(normal)
-    if all(bool(result.isfinite().all()) for result in results):
-        return normal
-    positive = _get_random(function, seed, torch.rand)
-    return [(operand.detach() + 0.5).requires_grad_() for operand in positive]
-
-
-def _get_random(function: Function, seed: int, draw: Callable[..., Tensor]) -> list[Tensor]:
+    """Random operands of which the function has finite results.  Raises CannotTry where none are found."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [function.get_shape(dims) for dims in function.signature.operands]
-    drawn = [draw(shape, dtype=torch.float64, generator=generator) for shape in shapes]
-    return [operand.requires_grad_() for operand in drawn]
+    normal = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+    if _has_finite_results(function, normal):
+        return [operand.requires_grad_() for operand in normal]
+    for low, high in RANGES:
+        drawn = [torch.rand(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+        operands = [low + (high - low) * part for part in drawn]
+        if _has_finite_results(function, operands):
+            return [operand.requires_grad_() for operand in operands]
+    raise CannotTry("its results are not finite for any random operands")
+
+
+def _has_finite_results(function: Function, operands: Sequence[Tensor]) -> bool:
+    copies = [operand.clone() for operand in operands]
+    with torch.no_grad():
+        results = function.get_results(copies)
+    return all(bool(result.isfinite().all()) for result in results)
 
 
 @frozen
@@ -168,11 +179,11 @@ class _Trial:
                 self._demand_close(found, wanted, dim, f"of one slice when the other slices of `{dim}` change")
 
     def _mix(self, operand: Tensor, other: Tensor, dims: Sequence[str], dim: str, index: int) -> Tensor:
-        """One slice of an operand, with another operand's slices around it."""
+        """One slice of an operand, with larger ones around it: a norm of all may matter only where it is large."""
         if dim not in dims:
             return operand.detach()
         at = list(dims).index(dim)
-        mixed = other.detach().clone()
+        mixed = LARGER * other.detach()
         mixed.narrow(at, index, 1).copy_(operand.detach().narrow(at, index, 1))
         return mixed
 
@@ -236,7 +247,7 @@ class _Trial:
         slope = (ends[0] - ends[1]) / (2 * STEP)
         backward = float((gradient * way).sum()) if gradient is not None else 0.0
         size = max(abs(slope), abs(backward), 1.0)
-        if abs(slope - backward) > 1e-4 * size:
+        if not abs(slope - backward) <= 1e-4 * size:  # nor is it NaN
             name = self.signature.names[i]
             figures = f"along one direction {backward:.4g}, where finite differences give {slope:.4g}"
             seen = f"has a wrong gradient by `{name}`: {figures}"

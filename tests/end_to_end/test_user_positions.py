@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from attrs import evolve
 from torch import Tensor
 
 from helpers.oracle.harness import imported, run
 from scalec.compiler.emit import emit
 from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.user_ops import copies
-from scalec.compiler.passes import compile_plan
+from scalec.compiler.ir import Op, Region
+from scalec.compiler.passes import PASS_NAMES, compile_plan, lower
+from scalec.compiler.proof import verify
+from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.limits import load
 from scalec.testing import assert_equal_step, assert_mutants_caught, assert_op
 
@@ -109,6 +113,29 @@ def test_steps_are_equal(mesh: str, tmp_path: Path) -> None:
 
 def test_mutants_are_caught(tmp_path: Path) -> None:
     assert_mutants_caught(written(tmp_path, "tp and zigzag ring"))
+
+
+def with_positions(region: Region, words: tuple[str, ...]) -> Region:
+    """Every call of `with_slopes` with other positions, or none."""
+
+    def changed(op: Op) -> Op:
+        attrs = dict(op.attrs)
+        if attrs.get("function") != "own:with_slopes":
+            return op
+        attrs.pop("positions")
+        return evolve(op, attrs=tuple((attrs | ({"positions": words} if words else {})).items()))
+
+    body = (with_positions(s, words) if isinstance(s, Region) else changed(s) for s in region.body)
+    return evolve(region, body=tuple(body))
+
+
+@pytest.mark.parametrize("words", [(), ("head head_dim",), ("at heads",)], ids=str)
+def test_a_step_with_other_positions_is_another(words: tuple[str, ...], tmp_path: Path) -> None:
+    model = compile_plan(load(written(tmp_path, "tp and zigzag ring")), PASS_NAMES[0])
+    program = lower(model)
+    verify(program, model)
+    with pytest.raises(PlanError, match="E0701"):
+        verify(evolve(program, region=with_positions(program.region, words)), model)
 
 
 OTHER_PROGRAMS = [  # what is written instead of what

@@ -43,6 +43,10 @@ def neighbours(x):
     return x + x.roll(1, -1)
 
 
+def clipped_together(x):
+    return x * (20 / x.norm()).clamp(max=1)
+
+
 def affine(x):
     return 2 * x + 1
 
@@ -162,6 +166,7 @@ WRONG = [  # the signature, the words that are marked, and what was seen
     ("local_index(x[.., f]) -> [.., f] over .., f", "f", "when the function gets half of `ffn`"),
     ("local_count(x[.., f]) -> [.., f] over .., f", "f", "is not slice by slice along `ffn`: 24 of 24 results differ"),
     ("neighbours(x[.., f]) -> [.., f] over .., f", "f", "12 of 24 results differ when the function gets half of `ffn`"),
+    ("clipped_together(x[.., f]) -> [.., f] over .., f", "..", "of one slice when the other slices of `batch` change"),
     ("affine(linear x[.., f]) -> [.., f] over .., f", "linear x[.., f]", "is not linear in `x`: 24 of 24 results"),
     ("half_gradient(x[.., f]) -> [.., f] over .., f", "x[.., f]", "has a wrong gradient by `x`: "),
     ("forgets(x[.., f], y[.., f]) -> [.., f] over .., f", "y[.., f]", "has a wrong gradient by `y`: "),
@@ -247,6 +252,10 @@ def by_table(x, at):
     return x * TABLE.to(device=x.device, dtype=x.dtype)[at]
 
 
+def never_finite(x):
+    return x / 0
+
+
 def clamped(x, limit):
     return x.clamp(max=limit)
 """
@@ -327,6 +336,17 @@ def test_the_functions_of_random_plans_pass(tmp_path: Path) -> None:
     functions = trials.try_functions(model.model, model.source)
     trials.end()
     assert [each.function for each in functions.tried] == ["own_ops:gated", "own_ops:parted", "own_ops:unit"]
+
+
+def test_a_function_without_finite_results_is_not_tried(tmp_path: Path) -> None:
+    signatures = ["never_finite(x[.., f]) -> [.., f] over .., f"]
+    trials, plan = (
+        Trials("", None),
+        compiled(load(written(tmp_path, RIGHT_MODULE, signatures, ["  x = never_finite(x)"]))),
+    )
+    functions = trials.try_functions(plan.model, plan.source)
+    trials.end()
+    assert functions.untried == {"own:never_finite": "its results are not finite for any random operands"}
 
 
 def test_right_functions_pass(tmp_path: Path) -> None:

@@ -117,7 +117,6 @@ def _positions(program: Program) -> Iterator[Span]:
 
 
 REFUSALS = (
-    Refusal("functions that take positions", _positions),
     Refusal(
         "a mesh that loses nodes",
         _elastic,
@@ -157,4 +156,5 @@ REFUSALS = (
         _shared,
         "`fully_shard` of modules that share parameters has them as one, and its forward requires a single root module",
     ),
+    Refusal("functions that take positions", _positions),
 )

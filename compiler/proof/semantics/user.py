@@ -33,9 +33,9 @@ class _Slices:
     def _positions(self, c: Call) -> list[Tensor]:
         """The positions that the function takes: a random number for each global position."""
         numbers = list[Tensor]()
-        for _, dim in positions_in(c.op):
+        for keyword, dim in positions_in(c.op):
             holder = next(i for i, type in enumerate(c.types) if dim in type.dims)
-            of_positions = self.n.random((c.world.dims[dim],), f"positions along {dim}")
+            of_positions = self.n.random((c.world.dims[dim],), f"{keyword}: positions along {dim}")
             numbers.append(Tensor((dim,), of_positions[:, c.indices(holder, dim)[0]], RANDOM))
         return numbers
 
