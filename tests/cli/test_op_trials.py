@@ -170,8 +170,9 @@ def test_ir_text_is_tried_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "is not slice by slice along `heads`" in capsys.readouterr().err
 
 
-def test_nothing_is_left_running(tmp_path: Path) -> None:
-    """A process that a function starts ends with its trial."""
+def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that a function starts ends with its trial, and no compiled module lies beside the plan."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     mark = tmp_path / "later"
     command = f"sleep 3; touch {mark}"
     module = f"import subprocess\nsubprocess.Popen(['sh', '-c', {command!r}])\n{MODULE}"
