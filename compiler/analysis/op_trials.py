@@ -100,8 +100,8 @@ def _plan_sizes(operands: Sequence[Sequence[str]], lead: Sequence[str], along: S
     sizes = dict[str, int]()
     for dim in (dim for dims in operands for dim in dims):
         size = model.size(dim)
-        divisors = [part for part in range(1, 17) if size % part == 0]
-        sizes[dim] = max(divisors) if dim in along else size
+        divisors = [part for part in range(2, 17) if size % part == 0]
+        sizes[dim] = max(divisors, default=min(size, 16)) if dim in along else size
     for number, dim in enumerate(lead):
         sizes[dim] = LEADING[0][number % 2]
     for dims in operands:

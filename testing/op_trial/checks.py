@@ -13,7 +13,13 @@ from .function import CannotTry, Function, Refused, Results
 from .signature import Signature
 
 STEP = 1e-6
-"""The step of finite differences."""
+"""The step of finite differences, of a function that computes in float64 throughout."""
+
+NOISE_STEP = 1e-7
+"""The step along which noise is measured: about that between neighbours in float32."""
+
+LEAST_NOISE = 1e-8
+"""A tenth of float32's rounding; that of float64, and second differences of steep functions, are below it."""
 
 LARGER = 10
 """How much larger other slices are when they change."""
@@ -26,7 +32,7 @@ def check_function(call: Callable[..., object], signature: Signature) -> None:
     """Raises Refused where a function is not what its signature says, with the first thing that was seen."""
     functions = list(_get_functions(call, signature))
     for function in functions:
-        trial = _Trial(function, get_operands(function, seed=0), get_operands(function, seed=1))
+        trial = _get_trial(function)
         trial.check_results()
         trial.check_operands_untouched()
         trial.check_repeatable()
@@ -83,17 +89,58 @@ def _has_finite_results(function: Function, operands: Sequence[Tensor]) -> bool:
     return all(bool(result.isfinite().all()) for result in results)
 
 
+def _get_trial(function: Function) -> "_Trial":
+    """The trial of a function, with the noise that its results have."""
+    operands, others = get_operands(function, seed=0), get_operands(function, seed=1)
+    return _Trial(function, operands, others, _get_noise(function, operands))
+
+
+def _get_noise(function: Function, operands: Sequence[Tensor]) -> float:
+    """How far results jump between operands that nearly are the same, for their size; 0 where float64 does no better.
+
+    A function may well compute in float32 inside, as norms do for operands of bfloat16.  Along a line, a smooth
+    function has second differences of the order of the squared step.
+    """
+    ways = [_get_normal_like(operand, seed=4) for operand in operands]
+    along_line = list[Results]()
+    with torch.no_grad():
+        for count in range(3):
+            moved = [operand + count * NOISE_STEP * way for operand, way in zip(operands, ways, strict=True)]
+            along_line.append(function.get_results(moved))
+    noise = 0.0
+    for first, second, third in zip(*along_line, strict=True):
+        jump = (first.double() - 2 * second.double() + third.double()).abs().max()
+        noise = max(noise, float(jump / first.double().abs().max().clamp(min=1e-30)))
+    return noise if noise > LEAST_NOISE else 0.0
+
+
 @frozen
 class _Trial:
-    """A function, two sets of operands, and the checks of it."""
+    """A function, two sets of operands, and the checks of it; `noise` is how exact its results are."""
 
     function: Function
     operands: list[Tensor]
     others: list[Tensor]
+    noise: float
 
     @property
     def signature(self) -> Signature:
         return self.function.signature
+
+    @property
+    def tolerance(self) -> float:
+        """How far results may differ that should be the same."""
+        return max(1e-9, 20 * self.noise)
+
+    @property
+    def step(self) -> float:
+        """The step of finite differences, with which noise and curvature are least."""
+        return max(STEP, self.noise ** (1 / 3))
+
+    @property
+    def slope_tolerance(self) -> float:
+        """How far finite differences may be from a gradient, for its size."""
+        return max(1e-4, 100 * self.step**2)
 
     def check_results(self) -> None:
         """The results have the dims and the element type that the signature gives."""
@@ -203,7 +250,7 @@ class _Trial:
         return [result.detach() for result in results]
 
     def _demand_close(self, found: Sequence[Tensor], wanted: Sequence[Tensor], dim: str, when: str) -> None:
-        if (count := _count_different(found, wanted, tolerance=1e-9)) == "":
+        if (count := _count_different(found, wanted, self.tolerance)) == "":
             return
         seen = f"is not slice by slice along `{dim}`: {count} {when}"
         help = f"take `{dim}` out of `over`, or compute each slice from the same slice of the operands"
@@ -218,7 +265,7 @@ class _Trial:
             other = self._get_detached(self._replace(i, self.others[i]))
             both = self._get_detached(self._replace(i, 2 * self.operands[i] - 3 * self.others[i]))
             combined = [2 * x - 3 * z for x, z in zip(first, other, strict=True)]
-            if (count := _count_different(both, combined, tolerance=1e-9)) != "":
+            if (count := _count_different(both, combined, self.tolerance)) != "":
                 name = self.signature.names[i]
                 seen = f"is not linear in `{name}`: {count} between f(2·{name} − 3·z) and 2·f({name}) − 3·f(z)"
                 raise Refused("linear", seen, f"write `{name}` without `linear`", name)
@@ -240,14 +287,14 @@ class _Trial:
         """Along one direction `way` of operand `i`, a result changes as its gradient says."""
         ends = list[float]()
         for sign in (1, -1):
-            moved = self._replace(i, self.operands[i].detach() + sign * STEP * way)
+            moved = self._replace(i, self.operands[i].detach() + sign * self.step * way)
             with torch.no_grad():
                 results = self.function.get_results(moved)
             ends.append(float(_get_weighted(results[number], weights)))
-        slope = (ends[0] - ends[1]) / (2 * STEP)
+        slope = (ends[0] - ends[1]) / (2 * self.step)
         backward = float((gradient * way).sum()) if gradient is not None else 0.0
         size = max(abs(slope), abs(backward), 1.0)
-        if not abs(slope - backward) <= 1e-4 * size:  # nor is it NaN
+        if not abs(slope - backward) <= self.slope_tolerance * size:  # nor is it NaN
             name = self.signature.names[i]
             figures = f"along one direction {backward:.4g}, where finite differences give {slope:.4g}"
             seen = f"has a wrong gradient by `{name}`: {figures}"

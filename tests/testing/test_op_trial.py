@@ -67,6 +67,21 @@ class _Forgets(Function):
         return dz * y, None
 
 
+class _HalfInFloat32(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x.float() ** 2).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, dz):
+        return dz * ctx.saved_tensors[0]
+
+
+def half_in_float32(x):
+    return _HalfInFloat32.apply(x)
+
+
 def forgets(x, y):
     return _Forgets.apply(x, y)
 
@@ -169,6 +184,7 @@ WRONG = [  # the signature, the words that are marked, and what was seen
     ("clipped_together(x[.., f]) -> [.., f] over .., f", "..", "of one slice when the other slices of `batch` change"),
     ("affine(linear x[.., f]) -> [.., f] over .., f", "linear x[.., f]", "is not linear in `x`: 24 of 24 results"),
     ("half_gradient(x[.., f]) -> [.., f] over .., f", "x[.., f]", "has a wrong gradient by `x`: "),
+    ("half_in_float32(x[.., f]) -> [.., f] over .., f", "x[.., f]", "has a wrong gradient by `x`: "),
     ("forgets(x[.., f], y[.., f]) -> [.., f] over .., f", "y[.., f]", "has a wrong gradient by `y`: "),
     ("draws(x[.., f]) -> [.., f] over .., f", "", "draws random numbers: "),
     ("counts_calls(x[.., f]) -> [.., f] over .., f", "", "is not the same function in each call: "),
@@ -206,6 +222,19 @@ def same(x):
 
 def normal(x):
     return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def in_float32(x, g):
+    y = x.float()
+    return (y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype) * g
+
+
+def mean_in_float32(x):
+    return x * x.float().square().mean(-1, keepdim=True).rsqrt().to(x.dtype)
+
+
+def steep(x):
+    return torch.sin(100 * x)
 
 
 def running(x):
@@ -265,6 +294,9 @@ def clamped(x, limit):
 RIGHT = [  # the signature, and further arguments of its call
     ("same(linear x[.., f]) -> [.., f] over .., f", ""),
     ("normal(x[.., f]) -> [.., f] over ..", ""),
+    ("in_float32(x[.., f], linear g[.., f]) -> [.., f] over ..", ", x"),
+    ("mean_in_float32(x[.., f]) -> [.., f] over ..", ""),
+    ("steep(x[.., f]) -> [.., f] over .., f", ""),
     ("running(linear x[.., f]) -> [.., f] over ..", ""),
     ("logarithm(x[.., f]) -> [.., f] over .., f", ""),
     ("turned(x[.., f], y[.., f]) -> [.., f], [.., f] over .., f", ", x"),
