@@ -69,13 +69,13 @@ def certificate(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "plan.json").read_text())["certificate"]
 
 
-@pytest.mark.parametrize("command", ["check", "compile"])
+@pytest.mark.parametrize("command", ["check", "compile", "run"])
 def test_a_function_that_counts_a_ranks_heads_is_refused(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With it two meshes train differently: each rank's heads would have the slopes of the first."""
     plan, out = written(tmp_path, CALLS_SLOPES), tmp_path / "out"
-    options = ["-o", str(out)] if command == "compile" else []
+    options = [] if command == "check" else ["-o", str(out)]
     assert main([command, str(plan), *options]) == 1
     said = capsys.readouterr().err
     assert "error[E0222]: `slopes` of `own.py` is not slice by slice along `heads`: " in said
