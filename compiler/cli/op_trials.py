@@ -11,7 +11,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,7 +95,8 @@ class TrialProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
-            self._stream(stream).close()
+            with suppress(BrokenPipeError):  # it ended before it had read all
+                self._stream(stream).close()
 
 
 class Trials:
@@ -116,6 +117,7 @@ class Trials:
         `model` is the plan before any placement.
         """
         from ..analysis.op_trials import trial_signatures, tried_functions
+        from ..syntax.diagnostics import PlanError
 
         calls = trial_signatures(model)
         if self.reason or not calls:
@@ -123,12 +125,11 @@ class Trials:
         declared = _Declarations(source)
         named = [declared.named(each) for each in calls]
         outcomes = self._outcomes(folder or Path(source.path).parent, named)
-        mistakes = [
-            declared.mistake(signature, op, outcome)
-            for (signature, op), outcome in zip(calls.items(), outcomes, strict=True)
-            if "seen" in outcome
-        ]
-        _raise_all(mistakes)
+        mistakes = dict[str, PlanError]()  # by function: other calls of it would only say the same of other dims
+        for (signature, op), outcome in zip(calls.items(), outcomes, strict=True):
+            if "seen" in outcome:
+                mistakes.setdefault(signature.function, declared.mistake(signature, op, outcome))
+        _raise_all(mistakes.values())
         untried = {
             signature.function: outcome["cannot"]
             for signature, outcome in zip(calls, outcomes, strict=True)
@@ -238,9 +239,9 @@ class _Declarations:
         return evolve(signature, names=names)
 
     def _of(self, signature: "TrialSignature") -> "UserOp | None":
+        """The `op` that a call is of: two may have one function, with other dims of it in `over`."""
         for declared in self._declared:
-            tensors = [operand for operand in declared.operands if operand.dims]
-            if declared.function.value == signature.function and len(tensors) == len(signature.operands):
+            if declared.function.value == signature.function and _fits(declared, signature):
                 return declared
         return None
 
@@ -265,6 +266,32 @@ class _Declarations:
         return declared.function.span, "this function"
 
 
+def _fits(declared: "UserOp", signature: "TrialSignature") -> bool:
+    """Whether a call can be of an `op`, by its tensors, its results, and what is linear in it."""
+    from ..ops.user import LEAD
+
+    tensors = [operand for operand in declared.operands if operand.dims]
+    linear = tuple(number for number, operand in enumerate(tensors) if operand.is_linear)
+    counts = len(tensors) == len(signature.operands) and len(declared.gives) == len(signature.gives)
+    if not counts or linear != signature.linear:
+        return False
+    along = 0
+    for name in declared.along:
+        along += _leading(declared, signature) if name.name == LEAD else 1
+    return len(signature.along) == along
+
+
+def _leading(declared: "UserOp", signature: "TrialSignature") -> int:
+    """How many dims `..` means in a call."""
+    from ..ops.user import LEAD
+
+    tensors = [operand.dims for operand in declared.operands if operand.dims]
+    for dims, meant in zip(tensors, signature.operands, strict=True):
+        if any(name.name == LEAD for name in dims):
+            return len(meant) - len(dims) + 1
+    return 0
+
+
 def _along(declared: "UserOp", signature: "TrialSignature", dim: str) -> "Name":
     """The word of `over` that a dim of the call stands for."""
     from ..ops.user import LEAD
@@ -278,7 +305,7 @@ def _along(declared: "UserOp", signature: "TrialSignature", dim: str) -> "Name":
     return next(name for name in declared.along if name.name == LEAD)
 
 
-def _raise_all(mistakes: "Sequence[PlanError]") -> None:
+def _raise_all(mistakes: "Iterable[PlanError]") -> None:
     """Raises one error with all mistakes, each once."""
     from ..syntax.diagnostics import Diagnostics
 

@@ -149,6 +149,29 @@ def test_without_torch_functions_are_named(
     assert "not tried: own:tripled, since torch is not installed" in said
 
 
+def test_where_torch_does_not_work_functions_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(op_trials, "PROGRAM", "no_such_module")
+    assert main(["check", str(written(tmp_path, WITHOUT_SLOPES))]) == 0
+    assert "not tried: own:tripled, since torch cannot be imported" in capsys.readouterr().out
+
+
+def test_a_function_with_several_mistakes_is_told_once_at_its_own_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two ops have the function, and the one with `n` in `over` is called with other dims too."""
+    first, _, rest = CALLS_SLOPES.lstrip().partition("\n")
+    whole = first.replace("op slopes", "op whole").replace("over .., n", "over ..")
+    calls = rest.replace("slopes(q, heads)", "whole(slopes(slopes(q, heads), 2), heads)")
+    ops = f"{whole} deterministic\n{first} deterministic\n"
+    plan = written(tmp_path, f"{ops}{calls}".replace("shard { vocab, heads", "shard { vocab"))
+    assert main(["check", str(plan)]) == 1
+    said = capsys.readouterr().err
+    assert said.count("error[") == 1
+    assert "own.scale:2:" in said
+
+
 def test_programs_of_torch_alone_are_tried_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, out = written(tmp_path, WITHOUT_SLOPES), tmp_path / "out"
     words = ["compile", str(plan), "-o", str(out), "--target", "dtensor"]
