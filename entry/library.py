@@ -14,6 +14,7 @@ from scalec.compiler.analysis.collective import Collective
 from scalec.compiler.analysis.memory import Account
 from scalec.compiler.analysis.time.report import Report
 from scalec.compiler.cli import compile as compiled
+from scalec.compiler.cli.op_trials import trials
 from scalec.compiler.emit.write_files import OutputError
 from scalec.compiler.ir import Program
 from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
@@ -107,12 +108,16 @@ class Plan:
         proofs = (it.verify() if verify else None for it in plans)
         return Page(report(*(Subject(*of, proof) for of, proof in zip(each, proofs, strict=True)), tokens=tokens))
 
-    def write(self, folder: str | Path, *, verify: bool = True) -> Path:
-        """Writes train.py, what it reads, and plan.json, after the proof unless told otherwise; returns train.py.
+    def write(self, folder: str | Path, *, verify: bool = True, try_functions: bool = True) -> Path:
+        """Writes train.py, what it reads, and plan.json, and returns the path of train.py.
 
+        verify: proves the step first.  try_functions: tries the functions of the plan's own ops first.
         Raises PlanError, and OutputError where files that scalec did not write would be lost.
         """
-        compiled.write(self._compiled, self.verify() if verify else None, Path(folder))
+        proof = self.verify() if verify else None
+        with trials(Path(self._compiled.source.path), try_functions) as trial:
+            tried = trial.try_functions(self._compiled.model, self._compiled.source).tried
+        compiled.write(self._compiled, proof, Path(folder), tried)
         return Path(folder) / "train.py"
 
 

@@ -1,4 +1,4 @@
-"""The ops of `05_user_op.scale`: functions of tensors, as plain or as clever as you like.  scalec never runs them."""
+"""The ops of `05_user_op.scale`: functions of tensors, as plain or as clever as you like."""
 
 from typing import Any, cast
 

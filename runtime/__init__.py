@@ -29,7 +29,7 @@ from .comm.exchange import exchange, exchange_back, wait
 from .comm.experts import Experts, exchange_counts, sort_by_expert
 from .comm.mesh import Axis, Mesh
 from .comm.p2p import StageInput
-from .comm.positions import Positions
+from .comm.positions import Positions, position_ids
 from .config.plan import Account, Constant, Cosine, Expected, Metrics, Plan, SmallerMesh, Watch
 from .data.corpus import DataSet, Text, Tokens
 from .data.loader import Batch, Input, Loader
@@ -148,6 +148,7 @@ __all__ = [
     "once_replicated",
     "ones",
     "pad_shard",
+    "position_ids",
     "read_hf_names",
     "read_schedule",
     "recompute",

@@ -4,23 +4,30 @@ Purpose: `assert_equal_step` and `assert_mutants_caught` for a plan of one's own
 `plans`, random ones for hypothesis.
 Non-goals: the numbers of a training run; emitted programs, which each compile reads back.
 
-`plans` is imported when it is asked for: nothing else here needs hypothesis, and `scalec verify --audit` does without.
+Each is imported when it is asked for: nothing but `plans` needs hypothesis, and the process that tries a plan's
+functions needs none of them.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .checks import assert_equal_step, assert_mutants_caught, compiles
-from .user_ops import assert_op
-
 if TYPE_CHECKING:
+    from .checks import assert_equal_step, assert_mutants_caught, compiles
     from .random_plans import plans
+    from .user_ops import assert_op
 
 __all__ = ["assert_equal_step", "assert_mutants_caught", "assert_op", "compiles", "plans"]
 
+_MODULES = {
+    "assert_equal_step": "checks",
+    "assert_mutants_caught": "checks",
+    "assert_op": "user_ops",
+    "compiles": "checks",
+    "plans": "random_plans",
+}
+
 
 def __getattr__(name: str) -> object:
-    if name != "plans":
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .random_plans import plans
-
-    return plans
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

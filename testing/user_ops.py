@@ -1,137 +1,97 @@
 """Whether a function is what a plan's `op` says of it: what no proof shows, since it takes the plan's word.
 
-Purpose: `assert_op`, which runs the function in float64.  Non-goals: speed, other element types, a GPU.
+Purpose: `assert_op`, which makes the checks of `op_trial` in the process of a test, and torch's `gradcheck`.
+Non-goals: speed, a GPU; calls of the op in the plan's model.
 """
 
-import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from attrs import frozen
-
+from ..compiler.analysis.op_trials import LEADING, OTHER, case_sizes
 from ..compiler.frontend.load_plan import gather
 from ..compiler.ops.user import LEAD
 from ..compiler.syntax.diagnostics import Diagnostics
 from ..compiler.syntax.limits import load
 from ..compiler.syntax.tree import Name, UserOp
+from .op_trial.signature import Signature
 
-if TYPE_CHECKING:  # heavy, and the other checks do without
-    from torch import Tensor
-
-LEADING = (2, 3)
-"""The sizes of the dims that `..` means."""
-
-SIZE = 4
-"""The size of any other dim."""
+LEAD_DIMS = (f"{LEAD}0", f"{LEAD}1")
+"""The dims that `..` means here."""
 
 
 def assert_op(plan: Path, name: str, *numbers: float, **sizes: int) -> None:
     """Holds the function of the op `name`, declared in a plan, to its signature, on random numbers.
 
-    Its results have the dims that are stated; slices along each dim that it works along give the slices of its results;
-    it is linear where it is said to be; its gradients are those of finite differences (`torch.autograd.gradcheck`).
-    `numbers` are its arguments after its tensors, `sizes` those of dims that cannot be 4.  Raises AssertionError.
+    These are the checks of `scalec check`, and `torch.autograd.gradcheck`: dims and element types of results, slices
+    along each dim of `over`, linearity, gradients, the same bits in each call, operands that are not written to.
+    `numbers` are its arguments after its tensors, `sizes` those of dims that cannot be 4 and 8.  Raises AssertionError.
     """
+    from .op_trial.checks import check_function
+    from .op_trial.function import CannotTry, Refused, load_function
+
     declared = next((op for op in gather(load(plan), Diagnostics()).ops if op.name.name == name), None)
     assert declared, f"{plan} declares no op {name}"
-    check = _Check(declared, _function(plan.parent, declared.function.value), numbers, sizes)
-    operands = check.operands(seed=0)
-    check.slices(operands)
-    check.linearity(operands, check.operands(seed=1))
-    check.gradients(operands)
+    signature = _signature(declared, numbers, sizes)
+    try:
+        function = load_function(plan.parent, signature)
+        check_function(function, signature)
+    except Refused as refused:
+        raise AssertionError(_said(name, refused.kind, refused.dim, refused.seen)) from None
+    except CannotTry as reason:
+        raise AssertionError(f"{name} cannot be tried: {reason}") from None
+    _check_all_gradients(name, function, signature)
 
 
-def _function(folder: Path, origin: str) -> "Callable[..., Tensor | tuple[Tensor, ...]]":
-    """The function `module:function` of a module in `folder`."""
-    module, _, name = origin.partition(":")
-    spec = importlib.util.spec_from_file_location(module, folder / f"{module}.py")
-    assert spec, f"there is no {module}.py in {folder}"
-    assert spec.loader, f"nothing loads {module}.py"
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return getattr(loaded, name)
+def _signature(op: UserOp, numbers: Sequence[float], sizes: dict[str, int]) -> Signature:
+    """The signature of an op whose `..` are two dims."""
+    tensors = [operand for operand in op.operands if operand.dims]
+    operands = tuple(_spelled_out(operand.dims) for operand in tensors)
+    dims = dict.fromkeys(dim for each in operands for dim in each)
+    cases = (
+        dict(case_sizes(dims, LEAD_DIMS, leading, other)) | sizes for leading, other in zip(LEADING, OTHER, strict=True)
+    )
+    return Signature(
+        function=op.function.value,
+        names=tuple(operand.name.name for operand in tensors),
+        operands=operands,
+        gives=tuple(map(_spelled_out, op.gives)),
+        along=_spelled_out(op.along),
+        linear=tuple(number for number, operand in enumerate(tensors) if operand.is_linear),
+        constants=tuple(numbers),
+        positions=tuple((each.keyword.name, each.dim.name) for each in op.positions),
+        dtype="float64",
+        cases=tuple(cases),
+        instead={},
+    )
 
 
-@frozen
-class _Check:
-    op: UserOp
-    function: "Callable[..., Tensor | tuple[Tensor, ...]]"
-    numbers: Sequence[float]
-    sizes: dict[str, int]
-
-    def operands(self, seed: int) -> "list[Tensor]":
-        """Random tensors of the signature's dims."""
-        import torch
-
-        generator = torch.Generator().manual_seed(seed)
-        shapes = [self._shape(operand.dims) for operand in self.op.operands if operand.dims]
-        return [torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_() for shape in shapes]
-
-    def slices(self, operands: "Sequence[Tensor]") -> None:
-        """The function of slices is the slices of the function, along each dim that it works along."""
-        results, gives = self._called(operands), self.op.gives
-        found = ", ".join(str(tuple(each.shape)) for each in results)
-        stated = ", ".join(map(str, map(self._shape, gives)))
-        assert found == stated, f"{self.op.name} gives {found}, not {stated}"
-        for dim in _names(self.op.along):
-            for i in range(self._size(dim)):
-                parts = [self._slice(x, dims, dim, i) for x, dims in zip(operands, self._takes(), strict=True)]
-                whole = [self._slice(y, dims, dim, i) for y, dims in zip(results, gives, strict=True)]
-                self._same(self._called(parts), whole, f"work along {_word(dim)}")
-
-    def linearity(self, operands: "Sequence[Tensor]", others: "Sequence[Tensor]") -> None:
-        """f(2x − 3z) = 2f(x) − 3f(z) in each operand that is said to be linear."""
-        tensors = [operand for operand in self.op.operands if operand.dims]
-        for i in (i for i, operand in enumerate(tensors) if operand.is_linear):
-            at = (others[i], 2 * operands[i] - 3 * others[i])
-            apart, both = (self._called([*operands[:i], x, *operands[i + 1 :]]) for x in at)
-            first = self._called(operands)
-            combined = [2 * x - 3 * z for x, z in zip(first, apart, strict=True)]
-            self._same(both, combined, f"be linear in `{tensors[i].name}`")
-
-    def gradients(self, operands: "Sequence[Tensor]") -> None:
-        """Backward is the derivative of forward."""
-        from torch.autograd import gradcheck
-        from torch.autograd.gradcheck import GradcheckError
-
-        try:
-            gradcheck(lambda *xs: self._called(xs), tuple(operands))
-        except GradcheckError as error:
-            raise AssertionError(f"the gradients of {self.op.name} are wrong: {error}") from None
-
-    def _called(self, operands: "Sequence[Tensor]") -> "tuple[Tensor, ...]":
-        found = self.function(*operands, *self.numbers)
-        return found if isinstance(found, tuple) else (found,)
-
-    def _takes(self) -> list[tuple[Name, ...]]:
-        return [operand.dims for operand in self.op.operands if operand.dims]
-
-    def _shape(self, dims: Sequence[Name]) -> tuple[int, ...]:
-        return tuple(map(self._size, _names(dims)))
-
-    def _size(self, dim: str) -> int:
-        return LEADING[int(dim[-1])] if dim.startswith(LEAD) else self.sizes.get(dim, SIZE)
-
-    def _slice(self, x: "Tensor", dims: Sequence[Name], dim: str, index: int) -> "Tensor":
-        names = list(_names(dims))
-        return x.narrow(names.index(dim), index, 1) if dim in names else x
-
-    def _same(self, found: "Sequence[Tensor]", expected: "Sequence[Tensor]", claim: str) -> None:
-        import torch
-
-        alike = all(
-            x.shape == y.shape and torch.allclose(x, y, rtol=1e-9, atol=1e-9)
-            for x, y in zip(found, expected, strict=True)
-        )
-        assert alike, f"`{self.op.name}` is said to {claim}, but does not"
+def _spelled_out(dims: Sequence[Name]) -> tuple[str, ...]:
+    """The dims one by one, with two in the place of `..`."""
+    return tuple(dim for name in dims for dim in (LEAD_DIMS if name.name == LEAD else (name.name,)))
 
 
-def _names(dims: Sequence[Name]) -> Iterator[str]:
-    """The dims one by one: `..` is `..0` and `..1`."""
-    for dim in dims:
-        yield from (f"{LEAD}{i}" for i in range(len(LEADING))) if dim.name == LEAD else [dim.name]
+def _said(name: str, kind: str, dim: str, seen: str) -> str:
+    """The message of a test about a function that is not what its signature says."""
+    word = LEAD if dim in LEAD_DIMS else dim
+    claims = {
+        "along": f"`{name}` is said to work along `{word}`, but does not: it {seen}",
+        "linear": f"`{name}` is said to be linear in `{word}`, but does not: it {seen}",
+        "gradients": f"the gradients of {name} are wrong: it {seen}",
+    }
+    return claims.get(kind, f"{name} {seen}")
 
 
-def _word(dim: str) -> str:
-    return f"`{LEAD}`" if dim.startswith(LEAD) else f"`{dim}`"
+def _check_all_gradients(name: str, function: object, signature: Signature) -> None:
+    """Each gradient by itself, as torch compares them.  Raises AssertionError."""
+    from torch.autograd import gradcheck
+    from torch.autograd.gradcheck import GradcheckError
+
+    from .op_trial.checks import get_operands
+    from .op_trial.function import Function
+
+    assert callable(function), "user ops: a function is loaded"
+    trial = Function(signature, function, signature.cases[0])
+    try:
+        gradcheck(lambda *operands: trial.get_results(operands), tuple(get_operands(trial, seed=0)))
+    except GradcheckError as error:
+        raise AssertionError(f"the gradients of {name} are wrong: {error}") from None

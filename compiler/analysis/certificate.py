@@ -4,7 +4,7 @@ Purpose: one text for the command line, `plan.json` and the header of `train.py`
 Non-goals: showing it (`verify`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
@@ -90,7 +90,7 @@ class Proof:
         if self.stages:
             rows["stages"] = self.rows()
         if self.trusted:
-            rows["trusted"] = f"taken at their word: {', '.join(self.trusted)}"
+            rows["trusted"] = f"{', '.join(self.trusted)}: each taken to be some function of its slices"
         return "\n".join(f"{name:<9} {text}" for name, text in rows.items())
 
 
@@ -104,13 +104,43 @@ def trusted(program: Program) -> tuple[str, ...]:
     return tuple(sorted({str(op.get("function")) for op in program.ops if op.kind == "call"}))
 
 
-def trust_words(functions: Sequence[str]) -> str:
-    """The statement that such functions are not proved; "" where there are none."""
+@frozen
+class Tried:
+    """A function of the user's own that was run on random numbers, and what was seen to hold, in words."""
+
+    function: str
+    checks: tuple[str, ...]
+
+
+def untried(program: Program, tried: Sequence[Tried]) -> tuple[str, ...]:
+    """The user's own functions that a program calls and nothing has tried."""
+    done = {each.function for each in tried}
+    return tuple(function for function in trusted(program) if function not in done)
+
+
+def but_for(functions: Sequence[str]) -> str:
+    """The words after "verified": none, or the functions that were not tried."""
+    return f", but for {', '.join(functions)}" if functions else ""
+
+
+def trust_words(functions: Sequence[str], proved: bool) -> str:
+    """The statement about functions that were not tried; "" where there are none.
+
+    proved: whether the step was.
+    """
+    if not functions:
+        return ""
+    begins = f"Verified{but_for(functions)}" if proved else f"Not tried: {', '.join(functions)}"
+    return f"{begins}.  Nothing has shown that a function does what the plan's `op` says of it."
+
+
+def tried_words(functions: Sequence[str]) -> str:
+    """The statement about functions that were tried; "" where there are none."""
     if not functions:
         return ""
     return (
-        f"Taken at their word: {', '.join(functions)}, from the plan's own modules beside this file.  Not shown: what"
-        " they compute, and that they work along the dims that the plan says; scalec.testing.assert_op tests that."
+        f"Tried on random numbers: {', '.join(functions)}.  Each does what the plan's `op` says of it; plan.json lists"
+        " what was tried.  What it computes is not shown."
     )
 
 
@@ -135,17 +165,36 @@ def composite(program: Program) -> dict[str, str]:
     }
 
 
-def certificate(proof: Proof | None, matched: int, program: Program, torch_alone: bool = False) -> dict[str, object]:
-    """The certificate of `plan.json`; `matched` ops were matched by the read-back."""
-    functions, made_of_calls = trusted(program), composite(program)
+def certificate(
+    proof: Proof | None,
+    matched: int,
+    program: Program,
+    torch_alone: bool = False,
+    tried: Sequence[Tried] = (),
+    hashes: Mapping[str, str] | None = None,
+) -> dict[str, object]:
+    """The certificate of `plan.json`; `matched` ops were matched by the read-back.
+
+    `tried` are the functions that were tried, `hashes` those of their modules' files, by name.
+    """
+    functions, made_of_calls = untried(program, tried), composite(program)
+    trials = [_trial(each, hashes or {}) for each in tried]
     return {
         "placements": "every op type-checked after every pass",
         "values": _values(proof) if proof else NOT_EVALUATED,
         "emission": f"train.py read back, {matched} ops matched to the IR",
         "run_time": RUN_TIME_OF_TORCH if torch_alone else RUN_TIME,
         **({"composite_ops": made_of_calls} if made_of_calls else {}),
+        **({"tried": trials} if trials else {}),
+        **({"verified": f"verified{but_for(functions)}"} if functions and proof else {}),
         **({"taken_at_their_word": list(functions)} if functions else {}),
     }
+
+
+def _trial(tried: Tried, hashes: Mapping[str, str]) -> dict[str, object]:
+    """A function that was tried, the hash of its module, and what was tried."""
+    module = f"{tried.function.partition(':')[0]}.py"
+    return {"function": tried.function, "module": hashes.get(module, ""), "tried": list(tried.checks)}
 
 
 FULL_ROWS = "those of this plan are checked to be complete, in order and free of deadlock, not run"

@@ -67,3 +67,10 @@ def output_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=file_path, metavar="DIR", help=help)
     help = "skip the proof, and say so in the written files"
     parser.add_argument("--no-verify", dest="verify", action="store_false", help=help)
+    try_argument(parser)
+
+
+def try_argument(parser: ArgumentParser) -> None:
+    """The option of a command that runs the plan's own functions on random numbers."""
+    help = "do not try the functions of the plan's `op`s; they are then named as not verified"
+    parser.add_argument("--no-try", dest="try_functions", action="store_false", help=help)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from .command import Command, output_arguments, plan_argument
+from .command import Command, output_arguments, plan_argument, try_argument
+from .op_trials import Trials, TriedFunctions, trials
 from .output import PLAN_WRONG, TEXT, UsageError, format_argument, show, tell
 
 if TYPE_CHECKING:
-    from ..analysis.certificate import Proof
+    from ..analysis.certificate import Proof, Tried
     from ..ir import Program
     from ..syntax.diagnostics import Diagnostic
     from ..syntax.source import Source
@@ -42,12 +43,13 @@ def compile_(options: Namespace) -> None:
     if options.target == DTENSOR:
         _torch_alone(options)
         return
-    plan = load(options.plan)
-    if options.format != TEXT:
-        _put(plan, options)
-        tell(warnings(plan), options.format)
-        return
-    script = written(plan, options)
+    with trials(options.plan, options.try_functions) as trial:
+        plan = load(options.plan)
+        if options.format != TEXT:
+            _put(plan, options, trial)
+            tell(warnings(plan), options.format)
+            return
+        script = written(plan, options, trial)
     how = launch(plan.program)
     several = f"to train, run this on each of the {how.nodes:,} nodes ($HEAD is the address of one of them)"
     print(f"{'to train' if how.nodes == 1 else several}:\n\n  {how.command(script)}")
@@ -60,10 +62,12 @@ def _torch_alone(options: Namespace) -> None:
     from ..emit.write_files import OutputError, write
     from ..reports.summary import headline, launch
 
-    plan = load(options.plan, changed=for_torch)
-    folder = options.output or Path("out", f"{options.plan.stem}_{DTENSOR}")
-    proof, script = plan.proved() if options.verify else None, folder / "train.py"
-    files = emit(plan.program, plan.source, plan.model, proof)
+    with trials(options.plan, options.try_functions) as trial:
+        plan = load(options.plan, changed=for_torch)
+        folder = options.output or Path("out", f"{options.plan.stem}_{DTENSOR}")
+        proof, script = plan.proved() if options.verify else None, folder / "train.py"
+        functions = trial.try_functions(plan.model, plan.source)
+    files = emit(plan.program, plan.source, plan.model, proof, tried=functions.tried)
     try:
         write(folder, files)
     except OutputError as error:
@@ -72,25 +76,28 @@ def _torch_alone(options: Namespace) -> None:
     if options.format == TEXT:
         start = f"to train on the bytes of a file:\n\n  {launch(plan.program).command(script)} FILE"
         wrote = _wrote([folder / name for name in files])
-        print(f"{headline(plan.program)}\n\n{_verified(proof)}\n{wrote}\n{start}")
+        print(f"{headline(plan.program)}\n\n{_verified(proof, functions)}\n{wrote}\n{start}")
 
 
 def check(options: Namespace) -> int:
     """`scalec check`; returns the exit status."""
     from ..reports.summary import elastic, headline, tokens
 
-    plan = load(options.plan)
-    if any(op.kind == "call" for op in plan.program.ops):
-        from ..emit.user_ops import modules  # only a plan with ops of its own waits for these imports
+    with trials(options.plan, options.try_functions) as trial:
+        plan = load(options.plan)
+        if any(op.kind == "call" for op in plan.program.ops):
+            from ..emit.user_ops import modules  # only a plan with ops of its own waits for these imports
 
-        modules(plan.program)
+            modules(plan.program)
+        functions = trial.try_functions(plan.model, plan.source)
     fits, unsure = _fits(plan.program) if options.must_fit else (True, ())
     tell((*warnings(plan), *unsure), options.format)
     if not fits:
         return PLAN_WRONG
     if options.format != TEXT:
         return 0
-    show("\n".join(filter(None, (f"ok  {headline(plan.program)}, {tokens(plan.program)}", elastic(plan.program)))))
+    size = f"ok{_but_for(functions)}  {headline(plan.program)}, {tokens(plan.program)}"
+    show("\n".join(filter(None, (size, elastic(plan.program), functions.words()))))
     return 0
 
 
@@ -186,8 +193,8 @@ def _fits(program: "Program") -> "tuple[bool, tuple[Diagnostic, ...]]":
     return bool(found), (unknown(program),) if found is None else ()
 
 
-def written(plan: Plan, options: Namespace) -> Path:
-    """Proves and writes the files, says so with a summary, and returns the path of the program."""
+def written(plan: Plan, options: Namespace, trial: Trials) -> Path:
+    """Proves, tries functions and writes the files, says so with a summary, and returns the path of the program."""
     from ..reports.summary import (
         communication,
         elastic,
@@ -199,15 +206,23 @@ def written(plan: Plan, options: Namespace) -> Path:
     )
 
     tell(warnings(plan))
-    proof, paths = _put(plan, options)
+    proof, functions, paths = _put(plan, options, trial)
     parts = [said(plan.program) for said in (headline, elastic, communication, needs_by_load, kernels, recomputation)]
     parts.append(largest_bucket(plan.program, plan.model))
-    show("\n\n".join(filter(None, (*parts, f"{_verified(proof)}\n{_wrote(paths)}"))))
+    show("\n\n".join(filter(None, (*parts, f"{_verified(proof, functions)}\n{_wrote(paths)}"))))
     return paths[0].parent / "train.py"
 
 
-def _verified(proof: "Proof | None") -> str:
-    return f"verified: {proof.summary()}" if proof else "not verified: --no-verify"
+def _verified(proof: "Proof | None", functions: TriedFunctions) -> str:
+    """The line that says what was shown, and lines about the plan's own functions."""
+    shown = f"verified{_but_for(functions)}: {proof.summary()}" if proof else "not verified: --no-verify"
+    return "\n".join(filter(None, (shown, functions.words())))
+
+
+def _but_for(functions: TriedFunctions) -> str:
+    from ..analysis.certificate import but_for
+
+    return but_for(sorted(functions.untried))
 
 
 def _wrote(paths: Sequence[Path]) -> str:
@@ -215,24 +230,27 @@ def _wrote(paths: Sequence[Path]) -> str:
     return f"wrote {', '.join(first)} and {last}"
 
 
-def _put(plan: Plan, options: Namespace) -> "tuple[Proof | None, tuple[Path, ...]]":
-    """The proof, unless it is to be skipped, and the files that were written with it."""
+def _put(plan: Plan, options: Namespace, trial: Trials) -> "tuple[Proof | None, TriedFunctions, tuple[Path, ...]]":
+    """The proof, unless it is to be skipped, the functions that were tried, and the files that were written."""
     from ..emit.write_files import OutputError
 
     proof = plan.proved() if options.verify else None
+    functions = trial.try_functions(plan.model, plan.source)
     try:
-        return proof, write(plan, proof, options.output or Path("out", options.plan.stem))
+        paths = write(plan, proof, options.output or Path("out", options.plan.stem), functions.tried)
     except OutputError as error:
         raise UsageError(str(error)) from error
+    return proof, functions, paths
 
 
-def write(plan: Plan, proof: "Proof | None", folder: Path) -> tuple[Path, ...]:
+def write(plan: Plan, proof: "Proof | None", folder: Path, tried: "Sequence[Tried]" = ()) -> tuple[Path, ...]:
     """Writes the files of a plan into `folder`, and returns them.  Raises PlanError and OutputError."""
     from ..emit import emit
     from ..emit.user_ops import copies
     from ..emit.write_files import write
 
-    files = emit(plan.program, plan.source, plan.model, proof, copies(plan.program, plan.source))
+    modules = copies(plan.program, plan.source)
+    files = emit(plan.program, plan.source, plan.model, proof, modules, tried)
     write(folder, files)
     return tuple(folder / name for name in files)
 
@@ -265,6 +283,7 @@ def _check_arguments(parser: ArgumentParser) -> None:
     plan_argument(parser)
     help = "exit with status 1 unless the plan fits the GPU named in its cluster"
     parser.add_argument("--must-fit", action="store_true", help=help)
+    try_argument(parser)
     format_argument(parser)
 
 

@@ -15,13 +15,15 @@ def launch(options: Namespace) -> None:
     from ..emit.write_files import OutputError, write
     from ..reports.job import FILES, files
     from .compile import load, written
+    from .op_trials import trials
 
     if options.scheduler == "k8s" and not options.image:
         raise UsageError("a job of Kubernetes needs an image with scalec in it: --image IMAGE")
     if options.scheduler == "slurm":
         _check_time(options.time, options.grace)
-    plan = load(options.plan)
-    folder = Path(written(plan, options).parent)
+    with trials(options.plan, options.try_functions) as trial:
+        plan = load(options.plan)
+        folder = Path(written(plan, options, trial).parent)
     how = {name: getattr(options, name) for name in ("time", "grace", "cpus", "sbatch", "image", "claim")}
     run = run_word(plan.source.path)
     try:

@@ -6,10 +6,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from .command import need
 from .compile import DTENSOR, Plan, read
+from .op_trials import trials
 from .output import UsageError
 
 if TYPE_CHECKING:
+    from ..analysis.certificate import Tried
     from ..ir import Program
     from ..syntax.source import Source, Span
 
@@ -26,6 +29,7 @@ def recheck(folder: Path) -> str:
     proof = plan.proved()
     emit, check = _target(written)
     matched, modules = _matched(script, plan, check), copied(plan.program, folder)
+    _compare_modules(modules, written)
     unverified = _values(written) == NOT_EVALUATED
     made = emit(
         plan.program,
@@ -33,9 +37,9 @@ def recheck(folder: Path) -> str:
         plan.model,
         None if unverified else proof,
         {name: module.text for name, module in modules.items()},
+        _tried(plan, folder, written),
     )
     account = json.loads(made["plan.json"])
-    _compare_modules(modules, written, account)
     _compare(folder / "plan.json", written, account)
     _compare_text(script, made["train.py"])
     files = sorted({*made} - {"train.py", "plan.json", *modules})
@@ -90,6 +94,16 @@ def _values(account: dict[str, Any]) -> object:
     return cast("dict[str, Any]", said).get("values") if isinstance(said, dict) else None
 
 
+def _tried(plan: Plan, folder: Path, written: dict[str, Any]) -> "tuple[Tried, ...]":
+    """The functions that the certificate says were tried, tried once more."""
+    said: Any = written.get("certificate")
+    if not isinstance(said, dict) or "tried" not in said:
+        return ()
+    need("torch", "trying the plan's functions")
+    with trials(folder / "train.py", wanted=True) as trial:
+        return trial.try_functions(plan.model, plan.source, folder).tried
+
+
 Check = Callable[[str, "Program"], int]
 
 
@@ -126,11 +140,14 @@ def _compare(path: Path, written: dict[str, Any], made: dict[str, Any]) -> None:
         )
 
 
-def _compare_modules(modules: "Mapping[str, Source]", written: dict[str, Any], made: dict[str, Any]) -> None:
+def _compare_modules(modules: "Mapping[str, Source]", written: dict[str, Any]) -> None:
+    """Compares the modules with the hashes of their copies, before any of them is run."""
+    from ..emit.plan_json import digest
+
     hashes: Any = written.get("modules")
     known = cast("dict[str, Any]", hashes) if isinstance(hashes, dict) else {}
     for name, module in modules.items():
-        if known.get(name) != made["modules"][name]:
+        if known.get(name) != digest(module.text):
             why = "it is not the copy that was made when the plan was compiled"
             _refuse(
                 f"{name} is not the plan's", module.whole(), why, "change the file beside the plan and compile again"

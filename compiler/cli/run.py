@@ -19,14 +19,17 @@ def run(options: Namespace) -> NoReturn:
     """`scalec run`."""
     from ..reports.summary import launch
     from .compile import load, written
+    from .op_trials import trials
 
     words = _words(options.rest, options.anew, options.max_restarts)
-    plan = None if options.plan.suffix == ".py" else load(options.plan)
-    how = launch(plan.program) if plan else _compiled(options.plan)
-    if how.nodes > 1:
-        raise UsageError(f"this plan runs on {how.nodes} nodes: `scalec compile` prints the command for each")
-    need("torch", "training")
-    script = written(plan, options) if plan else options.plan
+    is_compiled = options.plan.suffix == ".py"
+    with trials(options.plan, options.try_functions and not is_compiled) as trial:
+        plan = None if is_compiled else load(options.plan)
+        how = launch(plan.program) if plan else _compiled(options.plan)
+        if how.nodes > 1:
+            raise UsageError(f"this plan runs on {how.nodes} nodes: `scalec compile` prints the command for each")
+        need("torch", "training")
+        script = written(plan, options, trial) if plan else options.plan
     restarts = [f"--max-restarts={options.max_restarts}"] if options.max_restarts else []
     torchrun([*how.options(), *restarts, str(script), *words], how.ranks_per_node)
 
@@ -61,7 +64,8 @@ def _compiled(script: Path) -> "Launch":
 def _arguments(parser: ArgumentParser) -> None:
     plan_argument(parser)
     output_arguments(parser)
-    parser.usage = "scalec run [-h] [-o DIR] [--no-verify] [--max-restarts N] [--anew] PLAN|train.py [-- ARGUMENT ...]"
+    parser.usage = "scalec run [-h] [-o DIR] [--no-verify] [--no-try] [--max-restarts N] [--anew] PLAN|train.py"
+    parser.usage += " [-- ARGUMENT ...]"
     help = "how often all ranks start anew, from the newest checkpoint, after one has failed (default: 0)"
     parser.add_argument("--max-restarts", type=count, default=0, metavar="N", help=help)
     help = "begin, though there is a checkpoint: an earlier run's files are moved into a folder beside it"

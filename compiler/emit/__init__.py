@@ -4,9 +4,9 @@ Purpose: `train.py`, the files that it reads, and `plan.json`; and the check tha
 Non-goals: writing them (`write_files`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from ..analysis.certificate import Proof
+from ..analysis.certificate import Proof, Tried
 from ..analysis.elastic import every_size
 from ..ir import Program
 from ..syntax.source import Source
@@ -21,12 +21,15 @@ def emit(
     model: Program | None = None,
     proof: Proof | None = None,
     modules: Mapping[str, str] | None = None,
+    tried: Sequence[Tried] = (),
 ) -> dict[str, str]:
     """The files of the program, by name; `modules` among them, those of user ops as they are copied.
 
-    `model` is the plan before any placement, from which all is recompiled for checks; of IR text, the program.
+    `tried` are the functions of these that were tried.  `model` is the plan before any placement, from which all is
+    recompiled for checks; of IR text, the program.
     """
-    files, copies = program_files(program, source, proof, known_by(model or program)), modules or {}
+    files, copies = program_files(program, source, proof, known_by(model or program), tried), modules or {}
     check_files(files)
     matched = min(check(files["train.py"], each) for each in every_size(program))
-    return {**files, "plan.json": plan_json(program, source, model or program, proof, matched, copies), **copies}
+    account = plan_json(program, source, model or program, proof, matched, copies, tried=tried)
+    return {**files, "plan.json": account, **copies}

@@ -17,6 +17,7 @@ from ..ops.call import (
     Group,
     Keyword,
     Layout,
+    PositionIds,
     Positions,
     Quotient,
     RotaryTable,
@@ -144,7 +145,7 @@ def _argument(argument: Argument, op: Op, operands: Sequence[Expr], context: Con
             return context.sizes.get(dim, str(context.program.size(dim)))
         case Group(axes):
             return context.axis(axes)
-        case Positions() | Experts():
+        case Positions() | PositionIds() | Experts():
             return context.layout(argument)
         case Shards(parts):
             texts = {dim: _argument(part, op, operands, context) for dim, part in parts.items()}

@@ -17,7 +17,7 @@ from ..ops.call import Layout
 from ..ops.experts import begins
 from .expressions import ATOM, CASTS, Context, Expr
 from .module import Frame, Module, Table, table_of
-from .naming import WIDTH, axes_word, fitted, identifier, place, shape
+from .naming import WIDTH, axes_word, fitted, identifier, layout_stem, place, shape
 
 
 class _Assigned(NamedTuple):
@@ -160,7 +160,7 @@ class Lines:
     def _layout(self, layout: Layout) -> str:
         """The positions or the experts that a rank holds."""
         if layout not in self._module.layouts:
-            self._module.layouts[layout] = identifier(type(layout).__name__.lower(), self._module.attributes())
+            self._module.layouts[layout] = identifier(layout_stem(layout), self._module.attributes())
         return f"self.{self._module.layouts[layout]}"
 
     def table(self, table: Table) -> str:

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from textwrap import wrap
 
 from ..ir import BATCH, SEQUENCE, Kind, Program, Type
-from ..ops.call import Experts, Layout
+from ..ops.call import Experts, Layout, PositionIds
 from ..syntax.source import Span
 from .imports import IMPORTS
 
@@ -231,12 +231,18 @@ def axes_word(axes: tuple[str, ...], program: Program) -> str:
     return "_".join(dict.fromkeys(words))
 
 
+def layout_stem(it: Layout) -> str:
+    """The stem of the attribute that holds a layout."""
+    return f"{it.dim}_positions" if isinstance(it, PositionIds) else type(it).__name__.lower()
+
+
 def layout(it: Layout, program: Program, sizes: Mapping[str, str]) -> str:
     """The positions or the experts that a rank holds; `sizes` are names of dims' sizes."""
     arguments = ["mesh", sizes.get(it.dim, str(program.size(it.dim))), *map(literal, it.axes)]
     some = ("tokens", it.tokens) if isinstance(it, Experts) else ("zigzag", program.zigzag_axes(it.dim, it.axes))
     arguments += [f"{some[0]}={literal(some[1])}"] if some[1] else []
-    return f"{type(it).__name__}({', '.join(arguments)})"
+    function = "position_ids" if isinstance(it, PositionIds) else type(it).__name__
+    return f"{function}({', '.join(arguments)})"
 
 
 def shape(type: Type, program: Program) -> str:

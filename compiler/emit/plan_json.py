@@ -13,7 +13,7 @@ from typing import Any, cast
 from attrs import NOTHING, Attribute, asdict, evolve
 
 from .. import __version__
-from ..analysis.certificate import Proof, certificate
+from ..analysis.certificate import Proof, Tried, certificate
 from ..analysis.collective import Collective
 from ..analysis.communication import active_count, collectives, evaluation, parameter_count, places
 from ..analysis.elastic import every_size
@@ -42,11 +42,14 @@ def plan_json(
     matched: int,
     modules: Mapping[str, str],
     torch_alone: Mapping[str, str] | None = None,
+    tried: Sequence[Tried] = (),
 ) -> str:
     """The text; `matched` is the number of ops that `readback` matched, `model` the plan before any placement.
 
-    `modules` are the files of user ops, `torch_alone` those of a program of torch alone, name → text.
+    `modules` are the files of user ops, `torch_alone` those of a program of torch alone, name → text; `tried` are the
+    functions of user ops that were tried.
     """
+    hashes = {name: digest(text) for name, text in modules.items()}
     content = {
         "written_by": f"scalec {__version__}",
         "schema": SCHEMA,
@@ -68,7 +71,7 @@ def plan_json(
         },
         **_accounts(program),
         **({"smaller": [_sized(it) | _accounts(it) for it in smaller]} if (smaller := every_size(program)[1:]) else {}),
-        "certificate": certificate(proof, matched, program, bool(torch_alone)),
+        "certificate": certificate(proof, matched, program, bool(torch_alone), tried, hashes),
         **{
             key: {name: digest(text) for name, text in files.items()}
             for key, files in (("files", torch_alone), ("modules", modules))

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..analysis.certificate import Proof, header, trust_words, trusted
+from ..analysis.certificate import Proof, Tried, header, tried_words, trust_words, untried
 from ..analysis.elastic import alternatives, elastic_axis, every_size, sizes
 from ..analysis.kernel_tiles import Used, kernels_of, tiles_file
 from ..analysis.memory import Account, account, accounts, at_loads
@@ -59,8 +59,10 @@ def train_py(program: Program, source: Source, proof: Proof | None = None, known
     return program_files(program, source, proof, known)["train.py"]
 
 
-def program_files(program: Program, source: Source, proof: Proof | None = None, known: str = "") -> dict[str, str]:
-    """That, and the files that it reads from where it lies, name → text."""
+def program_files(
+    program: Program, source: Source, proof: Proof | None = None, known: str = "", tried: Sequence[Tried] = ()
+) -> dict[str, str]:
+    """That, and the files that it reads from where it lies, name → text; `tried` are functions that were tried."""
     model = model_classes(program)
     names = names_file(program, model.patterns)
     train, evaluate = step_lines(program, model.patterns, model.sizes)
@@ -75,7 +77,7 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
         launch=textwrap.wrap(launch(program).command(PurePath("train.py")), 112, break_on_hyphens=False),
         legend=legend(program),
         shown=header(proof),
-        trusted=textwrap.wrap(trust_words(trusted(program)), 116),
+        trusted=trust_lines(program, tried, proof),
         modules=modules(program),
         kernels=kernel_lines(program),
         sizes=[*size_lines(program, model.sizes)],
@@ -98,6 +100,13 @@ def program_files(program: Program, source: Source, proof: Proof | None = None, 
     )
     beside = schedule_files(program) | tiles_file(program) | names
     return {**beside, "train.py": _with_imports(body, kernels_of(program))}
+
+
+def trust_lines(program: Program, tried: Sequence[Tried], proof: Proof | None) -> list[str]:
+    """The lines of the docstring about the user's own functions."""
+    of_untried = trust_words(untried(program, tried), proved=proof is not None)
+    statements = of_untried, tried_words([each.function for each in tried])
+    return [line for statement in statements for line in textwrap.wrap(statement, 116)]
 
 
 def legend(program: Program) -> list[str]:

@@ -46,8 +46,17 @@ class UserOp:
             ("along", tuple(dim for name in self.declared.along for dim in meant[name.name])),
             ("linear", tuple(str(i) for i, operand in enumerate(tensors) if operand.is_linear)),
             ("constants", tuple(map(repr, numbers))),
+            *self._positions(meant),
             *([(DETERMINISTIC.name, "on")] if self.declared.is_deterministic else []),
         )
+
+    def _positions(self, meant: Mapping[str, tuple[str, ...]]) -> list[tuple[str, Attr]]:
+        """The attribute that says by which keywords the function takes positions, if it does."""
+        words = list[str]()
+        for each in self.declared.positions:
+            (dim,) = meant[each.dim.name]
+            words.append(f"{each.keyword} {dim}")
+        return [("positions", tuple(words))] if words else []
 
 
 def _match(operand: syntax.UserOperand, type: Type, meant: dict[str, tuple[str, ...]]) -> None:
@@ -95,10 +104,11 @@ def _check_signature(op: syntax.UserOp, known: Mapping[str, UserOp]) -> None:
     if first := known.get(op.name.name):
         notes = [Note(first.declared.name.span, "declared here")]
         raise wrong("E0207", f"op `{op.name}` is declared twice", op.name.span, "repeated", notes=notes)
-    _once(operand.name for operand in op.operands)
+    _once([*(operand.name for operand in op.operands), *(each.keyword for each in op.positions)])
     for dims in (*(operand.dims for operand in op.operands), *op.gives, op.along):
         _once(dims)
     _check_operands(op)
+    _check_positions(op)
     for dims in op.gives:
         _among(dims, [dim for operand in op.operands for dim in operand.dims], "a dim of no operand")
         _among(op.along, dims, "a dim that the result lacks, so that it has no slices along it")
@@ -113,6 +123,16 @@ def _check_operands(op: syntax.UserOp) -> None:
     if odd := next((operand for operand in numbers if operand.is_linear), None):
         help = "write `linear` only before tensors"
         raise wrong("E0217", f"`{odd.name}` is a number", odd.span, "linear in no dims", help)
+
+
+def _check_positions(op: syntax.UserOp) -> None:
+    """Positions are along dims of operands, and have keywords that Python allows."""
+    known = [dim for operand in op.operands for dim in operand.dims if dim.name != LEAD]
+    for each in op.positions:
+        _among([each.dim], known, "a dim that no operand names")
+        if iskeyword(each.keyword.name):
+            help = "give it another name"
+            raise wrong("E0217", f"`{each.keyword}` is a word of Python", each.keyword.span, "no name there", help)
 
 
 def _once(names: Iterable[syntax.Name]) -> None:
@@ -146,11 +166,22 @@ def _check_function(op: syntax.UserOp, source: Source) -> str:
         help = did_you_mean(name, functions)
         raise wrong("E0218", f"`{module}.py` has no function `{name}`", text.span, "not defined there", help)
     args, count = functions[name].args, len(op.operands)
-    most = len(args.posonlyargs) + len(args.args)
-    if None in args.kw_defaults or not most - len(args.defaults) <= count <= most:  # others must be named
+    keywords = [each.keyword.name for each in op.positions]
+    if not _takes(args, count, keywords):
         label = f"line {functions[name].lineno} of `{module}.py` takes ({ast.unparse(args)})"
-        raise wrong("E0218", f"`{name}` is given {count} arguments by position", text.span, label)
+        named = f", and {', '.join(keywords)} by name" if keywords else ""
+        raise wrong("E0218", f"`{name}` is given {count} arguments by position{named}", text.span, label)
     return module
+
+
+def _takes(args: ast.arguments, count: int, keywords: Sequence[str]) -> bool:
+    """Whether a function can be called with `count` arguments by position, and some by these names."""
+    by_position = [*args.posonlyargs, *args.args]
+    needed = [arg.arg for arg in by_position[: len(by_position) - len(args.defaults)]]
+    needed += [arg.arg for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value is None]
+    given = {*(arg.arg for arg in by_position[:count]), *keywords}
+    by_name = {arg.arg for arg in (*args.args, *args.kwonlyargs)} - {arg.arg for arg in by_position[:count]}
+    return count <= len(by_position) and {*needed} <= given and (args.kwarg is not None or {*keywords} <= by_name)
 
 
 def parsed(module: Source, at: Span) -> ast.Module:

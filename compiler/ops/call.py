@@ -43,6 +43,14 @@ class Positions:
 
 
 @frozen
+class PositionIds:
+    """The same as a tensor of whole numbers, of a dim that axes may shard: `self.position_ids`."""
+
+    dim: str
+    axes: tuple[str, ...]
+
+
+@frozen
 class Shards:
     """Dims of the first operand with the part of each that this rank holds: `{1: self.tp}`."""
 
@@ -78,10 +86,10 @@ class Quotient:
     divisor: int
 
 
-Layout = Positions | Experts
+Layout = Positions | PositionIds | Experts
 """A table that a module makes once, from the mesh."""
 
-Argument = Attr | Dims | Size | Group | Shards | Positions | Keyword | RotaryTable | Experts | Quotient
+Argument = Attr | Dims | Size | Group | Shards | Positions | PositionIds | Keyword | RotaryTable | Experts | Quotient
 
 
 @frozen

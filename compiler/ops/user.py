@@ -6,11 +6,13 @@ the same, as before all ops but sums.  Non-goals: reading or running the functio
 """
 
 from collections.abc import Sequence
+from keyword import iskeyword
 from math import isfinite
 
 from ..ir import BATCH, FLOATS, Op, Type
-from .call import Call
+from .call import Call, PositionIds
 from .protocol import DETERMINISTIC, Attribute, OpDef, Operand, Shape, TypingError, Vjp
+from .saved_tensors import Local
 
 LEAD = ".."
 """In dims of a signature: any dims, the same for all operands that have them."""
@@ -25,6 +27,12 @@ def module_and_function(op: Op) -> tuple[str, str]:
 def constants(op: Op) -> tuple[float, ...]:
     """The numbers that the function takes after its operands."""
     return tuple(map(float, op.names("constants")))
+
+
+def positions_in(op: Op) -> tuple[tuple[str, str], ...]:
+    """(keyword, dim): the function takes the positions along the dim that a rank has, by this keyword."""
+    pairs = (words.partition(" ") for words in op.names("positions"))
+    return tuple((keyword, dim) for keyword, _, dim in pairs)
 
 
 def linear_in(op: Op) -> tuple[int, ...]:
@@ -47,6 +55,13 @@ def _called(types: Sequence[Type], op: Op) -> list[Shape]:
     for dims in results:
         if len({*dims}) < len(dims) or not {*dims} <= known or not along <= {*dims}:
             raise TypingError(f"{op.get('function')} gives [{', '.join(dims)}] along {', '.join(sorted(along))}")
+    for keyword, dim in positions_in(op):
+        if not keyword.isidentifier() or iskeyword(keyword) or dim not in known:
+            raise TypingError(f"{op.get('function')} takes positions `{keyword}` along {dim}")
+        if dim == BATCH:
+            raise TypingError(
+                f"{op.get('function')} takes positions along batch: samples are independent of each other"
+            )
     if BATCH in known - along:
         raise TypingError(f"{op.get('function')} does not work along batch: samples are independent of each other")
     return [(types[0].dtype, dims) for dims in results]
@@ -74,6 +89,18 @@ def _check_words(op: Op, count: int) -> None:
         raise TypingError(f"{op.get('function')} of {count} operands has other attributes")
 
 
+def _call(it: Local) -> Call:
+    """The numbers that the function takes, and its positions by their keywords."""
+    positions = {keyword: _position_ids(it, dim) for keyword, dim in positions_in(it.op)}
+    return Call(constants(it.op), positions)
+
+
+def _position_ids(it: Local, dim: str) -> PositionIds:
+    """The positions along a dim that a rank has: all operands that have the dim are sharded alike."""
+    axes = next(type.axes_of(dim) for type in it.types if dim in type.dims)
+    return PositionIds(dim, axes)
+
+
 CALL = OpDef(
     "call",
     "A function of a module beside the plan: of each slice along the dims `along`, all others whole.",
@@ -86,11 +113,12 @@ CALL = OpDef(
         Attribute("along", kinds=(tuple,)),
         Attribute("linear", kinds=(tuple,)),
         Attribute("constants", kinds=(tuple,)),
+        Attribute("positions", kinds=(tuple,), default=()),
         DETERMINISTIC,
     ),
     variadic=True,
     unsharded_dims=lambda types, op: frozenset(dim for type in types for dim in type.dims) - {*op.names("along")},
     vjp=Vjp(),
-    call=lambda it: Call(constants(it.op)),
+    call=_call,
     deterministic=lambda it: False,
 )

@@ -41,6 +41,7 @@ CODES = {
     "E0219": "an index out of place",
     "E0220": "a value that no route can send, or that experts do not see",
     "E0221": "a module that cannot be copied",
+    "E0222": "a function that is not what its `op` says",
     "E0224": "a loss that depends on tokens that it must not see",
     # dims and arithmetic
     "E0301": "not arithmetic on dims",

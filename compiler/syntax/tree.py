@@ -264,6 +264,15 @@ class UserOperand:
 
 
 @frozen
+class UserPositions:
+    """`at = s`: a user op takes its positions along a dim by this keyword."""
+
+    keyword: Name
+    dim: Name
+    span: Span = _span()
+
+
+@frozen
 class UserOp:
     """`op swiglu(x[.., f], y[.., f]) -> [.., f] over .., f from "my_ops:swiglu"`; dims are the op's own names.
 
@@ -272,6 +281,7 @@ class UserOp:
 
     name: Name
     operands: tuple[UserOperand, ...]
+    positions: tuple[UserPositions, ...]
     gives: tuple[tuple[Name, ...], ...]
     along: tuple[Name, ...]
     function: String

@@ -86,3 +86,8 @@ class Positions:
     def indices(self, device: torch.device) -> Tensor:
         """The positions, int64 [local]."""
         return torch.cat([torch.arange(start, start + length, device=device) for start, length in self.chunks])
+
+
+def position_ids(mesh: Mesh, size: int, *axes: str, zigzag: Collection[str] = ()) -> Tensor:
+    """The positions of a dim of `size` that this rank holds, as `Positions` has them: int64, in this rank's order."""
+    return Positions(mesh, size, *axes, zigzag=zigzag).indices(mesh.device)

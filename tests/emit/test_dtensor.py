@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 from end_to_end.test_stages import CASES, MODELS, plan_of
 from helpers.forked_ranks import run_ranks
 from helpers.oracle.plans import Case, plan_text
+from helpers.random_models import own_ops
 from helpers.torch_target import compiled, files_of, text_of
 from scalec.codegen_templates.torch_recompute import recompute
 from scalec.compiler.emit.dtensor import emit, for_torch, refusals
@@ -100,6 +101,9 @@ REFUSED = {
     "sharded parameters that several stages of one rank share": plan_text(
         Case(pp=2, dp=2, layers=4, microbatches=2, schedule="zbv", model="tied", state="zero 1 over dp")
     ),
+    "functions that take positions": plan_text(Case())
+    .replace("model ", 'op placed(x[.., s, d], at=s) -> [.., s, d] over .., s from "own_ops:placed"\nmodel ', 1)
+    .replace("wte[vocab, hidden])\n  repeat", "wte[vocab, hidden])\n  x = placed(x)\n  repeat"),
 }
 """A plan for each refusal, in their order."""
 
@@ -109,6 +113,7 @@ def test_it_refuses_what_torch_cannot_express(
 ) -> None:
     """Each by one error; its text names the feature and, where torch cannot do it, its version and the call."""
     monkeypatch.setattr(refusals, "version", lambda _: "2.x")
+    monkeypatch.chdir(Path(own_ops.__file__).parent)
     golden("dtensor/refusals.txt", "\n\n".join(_told(feature, plan) for feature, plan in REFUSED.items()) + "\n")
 
 

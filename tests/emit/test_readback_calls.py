@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from helpers.random_models import own_ops
 from helpers.readback_plans import DIMS, KERNELS, LLAMA, LOSS, SMALL, START, plan
 from scalec.compiler.emit.expressions import ATOM, Context, Expr, express
 from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.train_py import train_py
 from scalec.compiler.ir import SEQUENCE, Op, Program, Region, walk
 from scalec.compiler.ops import OPS
-from scalec.compiler.ops.call import Experts, Layout, Positions
+from scalec.compiler.ops.call import Experts, Layout, PositionIds, Positions
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
@@ -67,6 +68,9 @@ PLANS = {
         "experts = padded",
     ).replace(DIMS, f"{DIMS}  experts = 8"),
     "ring": plan(mesh="dp = 2  cp = 2", shard="batch over dp  seq over cp as zigzag via ring"),
+    "positions": plan(
+        f"{START}  x = placed(x)\n{LOSS}", mesh="dp = 2  cp = 2", shard="batch over dp  seq over cp as zigzag"
+    ).replace("model ", 'op placed(x[.., s, d], at=s) -> [.., s, d] over .., s from "own_ops:placed"\nmodel ', 1),
     "kernels": plan(
         LLAMA.replace("rmsnorm(x, norm2[hidden]", "layernorm(x, norm2[hidden], bias[hidden]"), options=KERNELS
     ),
@@ -94,6 +98,7 @@ KINDS = {
     "fused, two losses": ("logit_softmax_stats",),
     "kernels": ("add_layernorm", "silu_mul"),
     "user op": ("call",),
+    "positions": ("call",),
 }
 """The kinds of ops that each plan has, one of each kind to be called otherwise."""
 
@@ -106,7 +111,9 @@ Change = Callable[[str], str]
 
 def program_of(name: str) -> tuple[Program, Source]:
     """A plan's program; the one with a user op is an example."""
-    source = load(ROOT / "examples" / "05_user_op.scale") if name == "user op" else Source("p.scale", PLANS[name])
+    folder = Path(own_ops.__file__).parent  # where user ops are
+    source = load(ROOT / "examples" / "05_user_op.scale") if name == "user op" else None
+    source = source or Source(str(folder / "p.scale"), PLANS[name])
     return compile_plan(source), source
 
 
@@ -130,6 +137,8 @@ def mutants(text: str) -> Iterator[str]:
                 yield from changed(tree, node, "id", "other")
             case ast.Name(id="held"):
                 yield from changed(tree, node, "id", "elsewhere")
+            case ast.Name(id="positions"):
+                yield from changed(tree, node, "id", "other_positions")
             case ast.BinOp(op=ast.Div() | ast.Sub()):
                 yield from changed(tree, node, "op", ast.Mult())
             case ast.BinOp(op=ast.Mult() | ast.Add()):
@@ -178,6 +187,9 @@ class Emitter:
         if "held" in text or "elsewhere" in text:
             held, elsewhere = (context.layout(Positions(SEQUENCE, (axis,))) for axis in ("cp", "dp"))
             names |= {"held": held, "elsewhere": elsewhere}
+        if "positions" in text:
+            names["positions"] = context.layout(layouts["positions"])
+            names["other_positions"] = context.layout(PositionIds(SEQUENCE, ("dp",)))
         for name, said in names.items():
             text = re.sub(rf"\b{name}\b", f"({said})", text)
         return evolve(made, text=ast.unparse(ast.parse(text)), binds=0)
@@ -191,7 +203,7 @@ def own_text(op: Op, count: int, context: Context, groups: list[tuple[str, ...]]
         return f"group{len(groups) - 1}"
 
     def layout(each: Layout) -> str:
-        name = "held" if isinstance(each, Positions) else "experts"
+        name = {Positions: "held", PositionIds: "positions", Experts: "experts"}[type(each)]
         layouts[name] = each
         return name
 

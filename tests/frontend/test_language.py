@@ -13,6 +13,8 @@ import attrs
 import pytest
 
 from helpers.unary_ops import UNARY, goes_over_one, written
+from scalec.compiler.cli.compile import compiled
+from scalec.compiler.cli.op_trials import Trials
 from scalec.compiler.config.fields import Field, Part, fields_of, heading_of
 from scalec.compiler.config.settings import (
     Cluster,
@@ -116,6 +118,15 @@ def test_every_block_is_compiled_and_proved(block: str) -> None:
     model = compile_plan(source, "resolve")
     program = lower(model)
     emit(program, source, model, verify(program, model))
+
+
+@pytest.mark.parametrize("block", [b.text for b in BLOCKS if b.error is None and b.text.startswith("op ")])
+def test_the_functions_are_as_their_ops_say(block: str) -> None:
+    trials, plan = Trials("", None), compiled(Source("plan.scale", completed(block)))
+    functions = trials.try_functions(plan.model, plan.source)
+    trials.end()
+    assert functions.tried
+    assert not functions.untried
 
 
 # ---- the table of ops

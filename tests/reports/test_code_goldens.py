@@ -32,6 +32,7 @@ ELSEWHERE = {  # the tests of what only a run, a proof, a file of IR or a config
     "E0413": "passes/test_fuse_ops.py",
     "W0915": "analysis/memory/test_fits.py",
     "E0221": "frontend/test_user_ops.py",
+    "E0222": "testing/test_op_trial.py",
     "E0701": "proof/test_locate.py",
     "E0702": "cli/test_verify.py",
     "E0703": "cli/test_verify.py",

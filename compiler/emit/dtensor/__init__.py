@@ -6,13 +6,13 @@ Non-goals: what torch cannot do (`refusals`), how state is sharded (`sharded`).
 
 import json
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from attrs import evolve
 
 from ... import __version__
-from ...analysis.certificate import Proof
+from ...analysis.certificate import Proof, Tried
 from ...config.settings import OFF, TORCH
 from ...config.units import counted
 from ...ir import MICROBATCHES, SEQUENCE, Arg, Param, Program, base
@@ -26,7 +26,7 @@ from ..module import Child, Module, parameter_sizes, ropes
 from ..naming import DTYPES, call, class_name, file_word, fitted, literal, matrix_shape
 from ..plan_json import plan_json
 from ..target import DTENSOR, mesh_axes, placements, whole_mesh, zigzag_ranks
-from ..train_py import legend, mesh_words
+from ..train_py import legend, mesh_words, trust_lines
 from ..user_ops import copies
 from ..user_ops import modules as user_modules
 from . import staged
@@ -47,6 +47,7 @@ def emit(
     model: Program | None = None,
     proof: Proof | None = None,
     modules: Mapping[str, str] | None = None,
+    tried: Sequence[Tried] = (),
 ) -> dict[str, str]:
     """The files of a program of torch alone, by name, as `emit.emit` has those of the runtime's.
 
@@ -54,12 +55,13 @@ def emit(
     """
     refuse(program)
     own = copies(program, source) if modules is None else modules
-    files = {"train.py": train_py(program, source, proof), **staged.row_files(program)}
+    files = {"train.py": train_py(program, source, proof, tried), **staged.row_files(program)}
     matched = check(files["train.py"], program)
-    return {**own, **files, "plan.json": plan_json(program, source, model or program, proof, matched, own, files)}
+    account = plan_json(program, source, model or program, proof, matched, own, files, tried)
+    return {**own, **files, "plan.json": account}
 
 
-def train_py(program: Program, source: Source, proof: Proof | None = None) -> str:
+def train_py(program: Program, source: Source, proof: Proof | None = None, tried: Sequence[Tried] = ()) -> str:
     """The text of a program that torch can express."""
     model = model_classes(program, DTENSOR)
     inputs = [base(arg.value.name) for arg in program.microbatches.args]
@@ -74,7 +76,7 @@ def train_py(program: Program, source: Source, proof: Proof | None = None) -> st
         name=class_name(program.name),
         launch=textwrap.wrap(start if windows else "# for a program that gives it the data of the plan", 112),
         legend=legend(program),
-        shown=_shown(proof),
+        shown="\n".join([_shown(proof), *trust_lines(program, tried, proof)]),
         sizes=[*size_lines(program, model.sizes)],
         axes=json.dumps(whole_mesh(program)),
         stages=[*staged.constants(program)],

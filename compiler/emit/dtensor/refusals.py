@@ -14,6 +14,7 @@ from ...config.fields import fields_of
 from ...config.settings import Watch
 from ...ir import SEQUENCE, Program, walk
 from ...ops.dropout import are_draws
+from ...ops.user import positions_in
 from ...syntax.diagnostics import Diagnostic, Diagnostics, Note
 from ...syntax.source import Span
 from .staged import of as staged
@@ -110,6 +111,11 @@ def _shared(program: Program) -> Iterator[Span]:
         yield program.axis(staged(program).axis).span
 
 
+def _positions(program: Program) -> Iterator[Span]:
+    """Functions that take positions: each rank would have to know which part of a DTensor it has."""
+    return (op.span for op in walk(program.forward.body) if op.kind == "call" and positions_in(op))
+
+
 REFUSALS = (
     Refusal(
         "a mesh that loses nodes",
@@ -150,4 +156,5 @@ REFUSALS = (
         _shared,
         "`fully_shard` of modules that share parameters has them as one, and its forward requires a single root module",
     ),
+    Refusal("functions that take positions", _positions),
 )

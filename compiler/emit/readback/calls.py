@@ -13,7 +13,20 @@ from attrs import define, frozen
 
 from ...ir import INVARIANT, PRECISIONS, Kind, Op, Placement, Program, Type, sharded
 from ...ops import roles
-from ...ops.call import Argument, Dims, Experts, Group, Keyword, Layout, Positions, Quotient, RotaryTable, Shards, Size
+from ...ops.call import (
+    Argument,
+    Dims,
+    Experts,
+    Group,
+    Keyword,
+    Layout,
+    PositionIds,
+    Positions,
+    Quotient,
+    RotaryTable,
+    Shards,
+    Size,
+)
 from ...ops.saved_tensors import Local
 from ..naming import DTYPES
 from ..target import Target, mesh_axes, zigzag_ranks
@@ -279,7 +292,7 @@ class Reader:
                 return _same(said, self.it.program.size(dim))
             case Group(axes):
                 return said is self._group(axes)
-            case Positions() | Experts():
+            case Positions() | PositionIds() | Experts():
                 return said is self.machine.spec(layout_of(self.it.program, wanted))
             case Shards(parts):
                 given = cast(dict[int, object], said)
@@ -318,7 +331,8 @@ def layout_of(program: Program, it: Layout) -> str:
     if isinstance(it, Experts):
         return f"Experts({over}{f', tokens={it.tokens!r}' if it.tokens else ''})"
     chunked = tuple(axis for axis in it.axes if (it.dim, axis) in program.zigzags)
-    return f"Positions({over}{f', zigzag={chunked!r}' if chunked else ''})"
+    function = "position_ids" if isinstance(it, PositionIds) else "Positions"
+    return f"{function}({over}{f', zigzag={chunked!r}' if chunked else ''})"
 
 
 def _flattened(shape: Shape, start: int, end: int = -1) -> Shape:

@@ -116,6 +116,7 @@ STUBS: dict[str, Stub] = {
     "rope_frequencies": _table,
     "Experts": accessor,
     "Positions": accessor,
+    "position_ids": accessor,
 }
 """By the names that the text imports, or Python's own."""
 

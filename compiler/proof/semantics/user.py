@@ -2,12 +2,13 @@
 
 Each element of a slice's results is a nonlinear function of a random combination of all elements of the slice: in the
 field a keyed hash, so that two steps agree only if they call it with the same slices; and the product of such
-combinations of the operands that it is linear in.
+combinations of the operands that it is linear in.  Positions that the function takes are operands without a gradient:
+a random number for each global position, so that a rank that took others would have other results.
 """
 
 from collections.abc import Iterable
 
-from ...ops.user import constants, linear_in
+from ...ops.user import constants, linear_in, positions_in
 from ..tensors import RANDOM, Dims, Tensor
 from .call import Call, Semantics
 
@@ -18,8 +19,9 @@ class _Slices:
     def __init__(self, c: Call, result: int, dims: Dims) -> None:
         """`dims` are those of the result."""
         self.n, self.dims, self.op, self.result = c.numbers, dims, c.op, result
+        self.count = len(c.args)
         self.along, self.linear = c.op.names("along"), linear_in(c.op)
-        self.operands = [self._apart(x) for x in c.args]
+        self.operands = [self._apart(x) for x in (*c.args, *self._positions(c))]
         self.keys = [self._key(c, i, x) for i, x in enumerate(self.operands)]
         self.parts = [
             self.n.product(self._among([*x.dims, *key.dims]), x, key)
@@ -27,6 +29,15 @@ class _Slices:
         ]
         bent = [part for i, part in enumerate(self.parts) if i not in self.linear]
         self.bent = self.n.total(self._among(dim for part in bent for dim in part.dims), *bent) if bent else None
+
+    def _positions(self, c: Call) -> list[Tensor]:
+        """The positions that the function takes: a random number for each global position."""
+        numbers = list[Tensor]()
+        for keyword, dim in positions_in(c.op):
+            holder = next(i for i, type in enumerate(c.types) if dim in type.dims)
+            of_positions = self.n.random((c.world.dims[dim],), f"{keyword}: positions along {dim}")
+            numbers.append(Tensor((dim,), of_positions[:, c.indices(holder, dim)[0]], RANDOM))
+        return numbers
 
     def _among(self, dims: Iterable[str]) -> Dims:
         """The dims among the result's, in its order."""
@@ -62,7 +73,7 @@ class _Slices:
         return Tensor(tuple(dim.rstrip("'") for dim in x.dims), grad.array, grad.degree)
 
     def gradients(self, dy: Tensor) -> list[Tensor]:
-        return [self.gradient(i, dy) for i in range(len(self.operands))]
+        return [self.gradient(i, dy) for i in range(self.count)]
 
 
 def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:

@@ -17,3 +17,8 @@ def unit(x: Tensor, g: Tensor) -> Tensor:
 def parted(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """x · cos y, and the mean of sin x · y over the last dim."""
     return x * y.cos(), (x.sin() * y).mean(-1)
+
+
+def placed(x: Tensor, at: Tensor) -> Tensor:
+    """x plus its place."""
+    return x + at.to(x.dtype)[:, None]

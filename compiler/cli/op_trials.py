@@ -1,0 +1,315 @@
+"""The functions of a plan's own ops, tried in a process of its own before a plan that calls them is trusted.
+
+Purpose: starts `scalec.testing.op_trial`, ends it where a function hangs, and says what was seen at the plan's line.
+Non-goals: the checks.  This process imports neither torch nor the user's modules.
+"""
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..analysis.certificate import Tried
+    from ..analysis.op_trials import TrialSignature
+    from ..ir import Op, Program
+    from ..syntax.diagnostics import PlanError
+    from ..syntax.source import Source, Span
+    from ..syntax.tree import Name, UserOp
+
+PROGRAM = "scalec.testing.op_trial"
+"""The module that tries functions: the compiler itself does not import torch."""
+
+IMPORT_SECONDS = 180
+"""How long torch may take to be imported."""
+
+SECONDS = 20
+"""How long the trial of one function may take."""
+
+Outcome = dict[str, str]
+"""The result of a function's trial, as `scalec.testing.op_trial` says it: empty if the function passed."""
+
+
+class TrialProcess:
+    """A process that tries functions; it imports torch while the plan is being compiled."""
+
+    def __init__(self) -> None:
+        # no GPU: a trial is on the CPU, and another run may need all of a GPU's memory
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # so that what a function starts ends with it
+        )
+        self._unread = b""
+
+    def send(self, folder: Path, signatures: "Sequence[TrialSignature]") -> None:
+        """Says which functions to try."""
+        from attrs import asdict
+
+        request = {"folder": str(folder.resolve()), "signatures": [asdict(each) for each in signatures]}
+        with suppress(BrokenPipeError):  # it has ended: there will be no answer
+            stream = self._stream(self._process.stdin)
+            stream.write(json.dumps(request).encode())
+            stream.close()
+
+    def read_answer(self, seconds: float) -> dict[str, Any] | None:
+        """The next answer; None if none comes in time, or the process has ended."""
+        stream, deadline = self._stream(self._process.stdout), monotonic() + seconds
+        while b"\n" not in self._unread:
+            left = max(deadline - monotonic(), 0)
+            ready, _, _ = select.select([stream], [], [], left)
+            part = os.read(stream.fileno(), 1 << 16) if ready else b""
+            if not part:
+                return None
+            self._unread += part
+        line, _, self._unread = self._unread.partition(b"\n")
+        return json.loads(line)
+
+    def _stream(self, stream: IO[bytes] | None) -> IO[bytes]:
+        assert stream is not None, "op trials: the process has no pipes"
+        return stream
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended by itself."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        """Ends it, and all that it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            with suppress(BrokenPipeError):  # it ended before it had read all
+                self._stream(stream).close()
+
+
+class Trials:
+    """Tries the functions of a plan; `reason` says why none is tried, if so."""
+
+    def __init__(self, reason: str, process: TrialProcess | None, seconds: float = SECONDS) -> None:
+        self.reason, self._process, self._seconds = reason, process, seconds
+
+    def end(self) -> None:
+        """Ends the process, if there is one."""
+        if self._process:
+            self._process.end()
+        self._process = None
+
+    def try_functions(self, model: "Program", source: "Source", folder: Path | None = None) -> "TriedFunctions":
+        """Tries the functions that a plan calls, of modules beside its text or in `folder`.  Raises PlanError.
+
+        `model` is the plan before any placement.
+        """
+        from ..analysis.op_trials import trial_signatures, tried_functions
+        from ..syntax.diagnostics import PlanError
+
+        calls = trial_signatures(model)
+        if self.reason or not calls:
+            return TriedFunctions((), dict.fromkeys((each.function for each in calls), self.reason))
+        declared = _Declarations(source)
+        named = [declared.named(each) for each in calls]
+        outcomes = self._outcomes(folder or Path(source.path).parent, named)
+        mistakes = dict[str, PlanError]()  # by function: other calls of it would only say the same of other dims
+        for (signature, op), outcome in zip(calls.items(), outcomes, strict=True):
+            if "seen" in outcome:
+                mistakes.setdefault(signature.function, declared.mistake(signature, op, outcome))
+        _raise_all(mistakes.values())
+        untried = {
+            signature.function: outcome["cannot"]
+            for signature, outcome in zip(calls, outcomes, strict=True)
+            if "cannot" in outcome
+        }
+        tried = [signature for signature in calls if signature.function not in untried]
+        return TriedFunctions(tried_functions(tried), untried)
+
+    def _outcomes(self, folder: Path, signatures: "Sequence[TrialSignature]") -> list[Outcome]:
+        """The outcome of each function; a process that one of them ends or keeps is followed by another."""
+        outcomes = list[Outcome]()
+        while len(outcomes) < len(signatures):
+            process = self._process or TrialProcess()
+            self._process = process
+            process.send(folder, signatures[len(outcomes) :])
+            if process.read_answer(IMPORT_SECONDS) is None:
+                left = len(signatures) - len(outcomes)
+                outcomes += [{"cannot": "torch cannot be imported"}] * left
+                break
+            outcomes += self._read_outcomes(process, len(signatures) - len(outcomes))
+            self.end()
+        return outcomes
+
+    def _read_outcomes(self, process: TrialProcess, count: int) -> list[Outcome]:
+        """The outcomes of one process: of all functions, or up to the one that it did not survive."""
+        outcomes = list[Outcome]()
+        while len(outcomes) < count:
+            answer = process.read_answer(self._seconds)
+            if answer is None:
+                outcomes.append(_lost(process.has_ended, self._seconds))
+                break
+            if "ended" in answer:
+                outcomes.append({key: str(value) for key, value in answer.items() if key != "ended"})
+        return outcomes
+
+
+def _lost(has_ended: bool, seconds: float) -> Outcome:
+    if has_ended:
+        return {"kind": "exit", "seen": "ends its process", "help": "raise an error instead", "dim": ""}
+    help = "it is tried on tensors of a few numbers; with `--no-try` it is not tried, and named as not verified"
+    return {"kind": "hang", "seen": f"has not ended after {seconds:g} s", "help": help, "dim": ""}
+
+
+class TriedFunctions:
+    """The functions that were tried, for the certificate, and those that were not, each with the reason."""
+
+    def __init__(self, tried: "Sequence[Tried]", untried: dict[str, str]) -> None:
+        self.tried, self.untried = tuple(tried), untried
+
+    def words(self) -> str:
+        """Lines that name all; "" for a plan that has none."""
+        lines = list[str]()
+        if self.tried:
+            lines.append(f"tried: {', '.join(each.function for each in self.tried)}, on random numbers")
+        for function, reason in sorted(self.untried.items()):
+            lines.append(f"not tried: {function}, since {reason}")
+        return "\n".join(lines)
+
+
+@contextmanager
+def trials(path: Path, wanted: bool) -> Generator[Trials]:
+    """The trials of the plan in a file; the process is started at once if its text has an op of its own."""
+    if not wanted:
+        yield Trials("--no-try was given", None)
+        return
+    if find_spec("torch") is None:
+        yield Trials("torch is not installed", None)
+        return
+    running = Trials("", TrialProcess() if _has_own_ops(path) else None)
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+def _has_own_ops(path: Path) -> bool:
+    """Whether a plan seems to have an op of its own: a guess, for a start before the plan has been read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+    return re.search(r'\bfrom\s+"\w+:\w+"', text) is not None
+
+
+# ---- the plan's words
+
+
+class _Declarations:
+    """The plan's `op`s, for the names and the places of what they say; IR text has none."""
+
+    def __init__(self, source: "Source") -> None:
+        from ..frontend.load_plan import gather
+        from ..syntax.diagnostics import Diagnostics
+        from ..syntax.source import is_ir
+
+        has_ops = bool(source.text) and not is_ir(source.text)
+        self._declared = gather(source, Diagnostics()).ops if has_ops else ()
+
+    def named(self, signature: "TrialSignature") -> "TrialSignature":
+        """The signature with the operands' names in the plan."""
+        from attrs import evolve
+
+        declared = self._of(signature)
+        if declared is None:
+            return signature
+        names = tuple(operand.name.name for operand in declared.operands if operand.dims)
+        return evolve(signature, names=names)
+
+    def _of(self, signature: "TrialSignature") -> "UserOp | None":
+        """The `op` that a call is of: two may have one function, with other dims of it in `over`."""
+        for declared in self._declared:
+            if declared.function.value == signature.function and _fits(declared, signature):
+                return declared
+        return None
+
+    def mistake(self, signature: "TrialSignature", op: "Op", outcome: Outcome) -> "PlanError":
+        """The error of a function that is not what the plan says, at the word that says it."""
+        from ..syntax.diagnostics import wrong
+
+        module, _, name = signature.function.partition(":")
+        message = f"`{name}` of `{module}.py` {outcome['seen']}"
+        span, label = self._place(signature, op, outcome)
+        return wrong("E0222", message, span, label, outcome["help"])
+
+    def _place(self, signature: "TrialSignature", op: "Op", outcome: Outcome) -> "tuple[Span, str]":
+        declared, wrong_name = self._of(signature), outcome["dim"]
+        if declared is None:
+            return op.span, "called here"
+        if outcome["kind"] == "along":
+            return _along(declared, signature, wrong_name).span, f"`{wrong_name}` of the call"
+        for operand in declared.operands:
+            if wrong_name and operand.name.name == wrong_name:
+                return operand.span, "not so"
+        return declared.function.span, "this function"
+
+
+def _fits(declared: "UserOp", signature: "TrialSignature") -> bool:
+    """Whether a call can be of an `op`, by its tensors, its results, and what is linear in it."""
+    from ..ops.user import LEAD
+
+    tensors = [operand for operand in declared.operands if operand.dims]
+    linear = tuple(number for number, operand in enumerate(tensors) if operand.is_linear)
+    counts = len(tensors) == len(signature.operands) and len(declared.gives) == len(signature.gives)
+    if not counts or linear != signature.linear:
+        return False
+    along = 0
+    for name in declared.along:
+        along += _leading(declared, signature) if name.name == LEAD else 1
+    return len(signature.along) == along
+
+
+def _leading(declared: "UserOp", signature: "TrialSignature") -> int:
+    """How many dims `..` means in a call."""
+    from ..ops.user import LEAD
+
+    tensors = [operand.dims for operand in declared.operands if operand.dims]
+    for dims, meant in zip(tensors, signature.operands, strict=True):
+        if any(name.name == LEAD for name in dims):
+            return len(meant) - len(dims) + 1
+    return 0
+
+
+def _along(declared: "UserOp", signature: "TrialSignature", dim: str) -> "Name":
+    """The word of `over` that a dim of the call stands for."""
+    from ..ops.user import LEAD
+
+    tensors = [operand.dims for operand in declared.operands if operand.dims]
+    for dims, given in zip(tensors, signature.operands, strict=True):
+        named = [name for name in dims if name.name != LEAD]
+        matching = dict(zip(reversed(given), reversed(named), strict=False))
+        if dim in matching:
+            return next(name for name in declared.along if name.name == matching[dim].name)
+    return next(name for name in declared.along if name.name == LEAD)
+
+
+def _raise_all(mistakes: "Iterable[PlanError]") -> None:
+    """Raises one error with all mistakes, each once."""
+    from ..syntax.diagnostics import Diagnostics
+
+    found = Diagnostics()
+    for mistake in mistakes:
+        found.add(mistake)
+    found.check()
