@@ -4,7 +4,9 @@ Purpose: `assert_op`, which makes the checks of `op_trial` in the process of a t
 Non-goals: speed, a GPU; calls of the op in the plan's model.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..compiler.analysis.op_trials import LEADING, OTHER, case_sizes
@@ -33,13 +35,26 @@ def assert_op(plan: Path, name: str, *numbers: float, **sizes: int) -> None:
     assert declared, f"{plan} declares no op {name}"
     signature = _signature(declared, numbers, sizes)
     try:
-        function = load_function(plan.parent, signature)
+        with _modules_kept(signature.module):
+            function = load_function(plan.parent, signature)
         check_function(function, signature)
     except Refused as refused:
         raise AssertionError(_said(name, refused.kind, refused.dim, refused.seen)) from None
     except CannotTry as reason:
         raise AssertionError(f"{name} cannot be tried: {reason}") from None
     _check_all_gradients(name, function, signature)
+
+
+@contextmanager
+def _modules_kept(name: str) -> Generator[None]:
+    """Takes back what is imported under a name: the module of another plan may have it."""
+    known = sys.modules.pop(name, None)
+    try:
+        yield
+    finally:
+        sys.modules.pop(name, None)
+        if known is not None:
+            sys.modules[name] = known
 
 
 def _signature(op: UserOp, numbers: Sequence[float], sizes: dict[str, int]) -> Signature:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scalec.compiler.cli import main, op_trials
+from scalec.compiler.cli import main, op_trials, run
 from scalec.compiler.cli.compile import compiled
 from scalec.compiler.cli.op_trials import Trials, TriedFunctions
 from scalec.compiler.syntax.limits import load
@@ -71,9 +71,10 @@ def certificate(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("command", ["check", "compile", "run"])
 def test_a_function_that_counts_a_ranks_heads_is_refused(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With it two meshes train differently: each rank's heads would have the slopes of the first."""
+    monkeypatch.setattr(run, "torchrun", lambda *words: pytest.fail("the plan was started"))
     plan, out = written(tmp_path, CALLS_SLOPES), tmp_path / "out"
     options = [] if command == "check" else ["-o", str(out)]
     assert main([command, str(plan), *options]) == 1
@@ -163,7 +164,9 @@ def test_a_function_with_several_mistakes_is_told_once_at_its_own_line(
     """Two ops have the function, and the one with `n` in `over` is called with other dims too."""
     first, _, rest = CALLS_SLOPES.lstrip().partition("\n")
     whole = first.replace("op slopes", "op whole").replace("over .., n", "over ..")
-    calls = rest.replace("slopes(q, heads)", "whole(slopes(slopes(q, heads), 2), heads)")
+    calls = rest.replace("slopes(q, heads)", "whole(slopes(q, heads), heads)")
+    other_dims = "x = x + slopes(x @ wz[hidden -> groups, head_dim], 4) @ wy[groups, head_dim -> hidden]\n  loss"
+    calls = calls.replace("heads = 4", "heads = 4  groups = 4").replace("loss", other_dims, 1)
     ops = f"{whole} deterministic\n{first} deterministic\n"
     plan = written(tmp_path, f"{ops}{calls}".replace("shard { vocab, heads", "shard { vocab"))
     assert main(["check", str(plan)]) == 1

@@ -44,8 +44,8 @@ def with_places(k, at):
 """
 
 MODEL = """
-op with_slopes(q[.., n, d], count, head=n) -> [.., n, d] over .., n from "own:with_slopes" deterministic
-op with_places(k[.., s, n, d], at=s) -> [.., s, n, d] over .., s, n from "own:with_places" deterministic
+op with_slopes(q[.., n, d], count, head=n) -> [.., n, d] over .., n from "alibi_ops:with_slopes" deterministic
+op with_places(k[.., s, n, d], at=s) -> [.., s, n, d] over .., s, n from "alibi_ops:with_places" deterministic
 
 model alibi(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 32  hidden = 16  heads = 4  head_dim = 8  layers = 2 }
@@ -99,7 +99,7 @@ MESHES = {  # the ranks, the sections about them, and further settings of `train
 
 def written(folder: Path, mesh: str) -> Path:
     """The plan on a mesh, its module beside it."""
-    (folder / "own.py").write_text(MODULE)
+    (folder / "alibi_ops.py").write_text(MODULE)
     _, sections, more = MESHES[mesh]
     plan = folder / "alibi.scale"
     plan.write_text(MODEL + sections + TRAIN.format(more=more))
@@ -120,7 +120,7 @@ def with_positions(region: Region, words: tuple[str, ...]) -> Region:
 
     def changed(op: Op) -> Op:
         attrs = dict(op.attrs)
-        if attrs.get("function") != "own:with_slopes":
+        if attrs.get("function") != "alibi_ops:with_slopes":
             return op
         attrs.pop("positions")
         return evolve(op, attrs=tuple((attrs | ({"positions": words} if words else {})).items()))

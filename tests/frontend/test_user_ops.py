@@ -4,6 +4,7 @@ Non-goals: typing, meaning and adjoint of `call` (`tests/ops/test_op_rules.py`, 
 """
 
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -420,6 +421,13 @@ def test_claims_are_held_to(ops: str, name: str, numbers: tuple[float, ...], sai
         return
     with pytest.raises(AssertionError, match=said):
         assert_op(plan, name, *numbers)
+
+
+def test_nothing_stays_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = ModuleType("own")
+    monkeypatch.setitem(sys.modules, "own", other)
+    assert_op(written(tmp_path), "centred")
+    assert sys.modules["own"] is other
 
 
 # ---- several results
