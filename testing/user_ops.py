@@ -74,6 +74,7 @@ def _signature(op: UserOp, numbers: Sequence[float], sizes: dict[str, int]) -> S
         linear=tuple(number for number, operand in enumerate(tensors) if operand.is_linear),
         constants=tuple(numbers),
         positions=tuple((each.keyword.name, each.dim.name) for each in op.positions),
+        causal=op.causal.name if op.causal else "",
         dtype="float64",
         cases=tuple(cases),
         instead={},

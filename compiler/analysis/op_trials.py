@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from attrs import frozen
 
 from ..ir import Op, Program, Type
-from ..ops.user import LEAD, constants, linear_in, positions_in
+from ..ops.user import LEAD, causal_dim, constants, linear_in, positions_in
 from .certificate import Tried
 
 DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -41,6 +41,7 @@ class TrialSignature:
     linear: tuple[int, ...]
     constants: tuple[float, ...]
     positions: tuple[tuple[str, str], ...]
+    causal: str
     dtype: str
     cases: tuple[Sizes, ...]
     instead: Sizes
@@ -68,6 +69,7 @@ def _signature(op: Op, types: Sequence[Type], model: Program) -> TrialSignature:
         linear=linear_in(op),
         constants=constants(op),
         positions=positions_in(op),
+        causal=causal_dim(op),
         dtype=DTYPES[types[0].dtype],
         cases=tuple(case_sizes(dims, lead, leading, other) for leading, other in zip(LEADING, OTHER, strict=True)),
         instead=_plan_sizes(operands, lead, op.names("along"), model),
@@ -127,6 +129,8 @@ def _checks(signature: TrialSignature) -> Iterable[str]:
     yield f"slice by slice along {', '.join(signature.along)}"
     for number in signature.linear:
         yield f"linear in {signature.names[number]}"
+    if signature.causal:
+        yield f"causal along {signature.causal}"
     yield "gradients, against finite differences"
     yield "the same bits in each call, whatever was called before and the state of random generators is"
     yield "operands are not written to"

@@ -260,6 +260,8 @@ class _Declarations:
             return op.span, "called here"
         if outcome["kind"] == "along":
             return _along(declared, signature, wrong_name).span, f"`{wrong_name}` of the call"
+        if outcome["kind"] == "causal" and declared.causal:
+            return declared.causal.span, f"`{wrong_name}` of the call"
         for operand in declared.operands:
             if wrong_name and operand.name.name == wrong_name:
                 return operand.span, "not so"

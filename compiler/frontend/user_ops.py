@@ -47,6 +47,7 @@ class UserOp:
             ("linear", tuple(str(i) for i, operand in enumerate(tensors) if operand.is_linear)),
             ("constants", tuple(map(repr, numbers))),
             *self._positions(meant),
+            *self._causal(meant),
             *([(DETERMINISTIC.name, "on")] if self.declared.is_deterministic else []),
         )
 
@@ -57,6 +58,13 @@ class UserOp:
             (dim,) = meant[each.dim.name]
             words.append(f"{each.keyword} {dim}")
         return [("positions", tuple(words))] if words else []
+
+    def _causal(self, meant: Mapping[str, tuple[str, ...]]) -> list[tuple[str, Attr]]:
+        """The attribute with the dim along which the function is causal, if it says so."""
+        if not self.declared.causal:
+            return []
+        (dim,) = meant[self.declared.causal.name]
+        return [("causal", dim)]
 
 
 def _match(operand: syntax.UserOperand, type: Type, meant: dict[str, tuple[str, ...]]) -> None:
@@ -109,6 +117,7 @@ def _check_signature(op: syntax.UserOp, known: Mapping[str, UserOp]) -> None:
         _once(dims)
     _check_operands(op)
     _check_positions(op)
+    _check_causal(op)
     for dims in op.gives:
         _among(dims, [dim for operand in op.operands for dim in operand.dims], "a dim of no operand")
         _among(op.along, dims, "a dim that the result lacks, so that it has no slices along it")
@@ -133,6 +142,18 @@ def _check_positions(op: syntax.UserOp) -> None:
         if iskeyword(each.keyword.name):
             help = "give it another name"
             raise wrong("E0217", f"`{each.keyword}` is a word of Python", each.keyword.span, "no name there", help)
+
+
+def _check_causal(op: syntax.UserOp) -> None:
+    """A causal dim is one of every result, and none along which the function works slice by slice."""
+    dim = op.causal
+    if dim is None:
+        return
+    for dims in op.gives:
+        _among([dim], dims, "no dim of each result")
+    if dim.name in [name.name for name in op.along]:
+        help = f"leave `causal {dim}` out: slices along a dim of `over` do not see each other"
+        raise wrong("E0217", f"`{dim}` is in `over` too", dim.span, "slice by slice", help)
 
 
 def _once(names: Iterable[syntax.Name]) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from keyword import iskeyword
 from math import isfinite
 
-from ..ir import BATCH, FLOATS, Op, Type
+from ..ir import BATCH, FLOATS, SEQUENCE, Op, Type
 from .call import Call, PositionIds
 from .protocol import DETERMINISTIC, Attribute, OpDef, Operand, Shape, TypingError, Vjp
+from .reach import PAST, Reach
 from .saved_tensors import Local
 
 LEAD = ".."
@@ -40,6 +41,16 @@ def linear_in(op: Op) -> tuple[int, ...]:
     return tuple(map(int, op.names("linear")))
 
 
+def causal_dim(op: Op) -> str:
+    """The dim along which a position of the results depends on no later position of the operands; "" for none."""
+    return str(dict(op.attrs).get("causal", ""))
+
+
+def _reach(types: Sequence[Type], op: Op) -> dict[int, Reach]:
+    """The positions before and its own, of operands that have the sequence, where the function is causal along it."""
+    return {i: PAST for i, type in enumerate(types) if causal_dim(op) == SEQUENCE and SEQUENCE in type.dims}
+
+
 def _called(types: Sequence[Type], op: Op) -> list[Shape]:
     """Leading dims as the operands have them, then those that `gives` names."""
     _check_words(op, len(types))
@@ -62,6 +73,9 @@ def _called(types: Sequence[Type], op: Op) -> list[Shape]:
             raise TypingError(
                 f"{op.get('function')} takes positions along batch: samples are independent of each other"
             )
+    causal = causal_dim(op)
+    if causal and (causal in along or any(causal not in dims for dims in results)):
+        raise TypingError(f"{op.get('function')} is causal along {causal}")
     if BATCH in known - along:
         raise TypingError(f"{op.get('function')} does not work along batch: samples are independent of each other")
     return [(types[0].dtype, dims) for dims in results]
@@ -114,10 +128,12 @@ CALL = OpDef(
         Attribute("linear", kinds=(tuple,)),
         Attribute("constants", kinds=(tuple,)),
         Attribute("positions", kinds=(tuple,), default=()),
+        Attribute("causal", kinds=(str,), default=""),
         DETERMINISTIC,
     ),
     variadic=True,
     unsharded_dims=lambda types, op: frozenset(dim for type in types for dim in type.dims) - {*op.names("along")},
+    reach=_reach,
     vjp=Vjp(),
     call=_call,
     deterministic=lambda it: False,

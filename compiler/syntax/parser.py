@@ -195,16 +195,20 @@ class _Builder(Transformer[Token, tree.Plan]):
 
     def user_op(self, parts: Parts) -> tree.UserOp:
         name, *rest, function = _nodes(parts)
-        taken = tree.UserOperand | tree.UserPositions
-        *gives, along = (part for part in rest if not isinstance(part, taken))
         operands, positions = _only(tree.UserOperand, rest), _only(tree.UserPositions, rest)
+        causal = next(iter(_only(tree.Name, rest)), None)
+        apart = tree.UserOperand | tree.UserPositions | tree.Name
+        *gives, along = (part for part in rest if not isinstance(part, apart))
         is_deterministic = _is(parts[-1], "DETERMINISTIC")
-        said = operands, positions, tuple(gives), along, function, is_deterministic
+        said = operands, positions, tuple(gives), along, causal, function, is_deterministic
         return tree.UserOp(name, *said, self._span(parts))
 
     def positions(self, parts: Parts) -> tree.UserPositions:
         keyword, _, dim = parts
         return tree.UserPositions(keyword, dim, self._span(parts))
+
+    def causal(self, parts: Parts) -> tree.Name:
+        return parts[1]
 
     def result(self, parts: Parts) -> tuple[tree.Name, ...]:
         return parts[1]

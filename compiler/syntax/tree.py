@@ -276,7 +276,8 @@ class UserPositions:
 class UserOp:
     """`op swiglu(x[.., f], y[.., f]) -> [.., f] over .., f from "my_ops:swiglu"`; dims are the op's own names.
 
-    `gives` has the dims of each result; a function that is deterministic gives the same bits each time, backward too.
+    `gives` has the dims of each result.  Along the dim `causal` a position of the results depends on no later position.
+    A function that is deterministic gives the same bits each time, backward too.
     """
 
     name: Name
@@ -284,6 +285,7 @@ class UserOp:
     positions: tuple[UserPositions, ...]
     gives: tuple[tuple[Name, ...], ...]
     along: tuple[Name, ...]
+    causal: Name | None
     function: String
     is_deterministic: bool
     span: Span = _span()

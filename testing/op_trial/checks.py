@@ -38,6 +38,7 @@ def check_function(call: Callable[..., object], signature: Signature) -> None:
         trial.check_repeatable()
         trial.check_slices()
         trial.check_other_slices()
+        trial.check_causality()
         trial.check_linearity()
         trial.check_gradients()
     _check_element_types(functions[0])
@@ -257,6 +258,35 @@ class _Trial:
         if not self.signature.positions:
             help += "; a function that needs to know which slices it has can ask for its positions"
         raise Refused("along", seen, help, dim)
+
+    def check_causality(self) -> None:
+        """Results up to a position do not change when all operands change after it."""
+        dim = self.signature.causal
+        if not dim:
+            return
+        whole = self._get_detached(self.operands)
+        for border in range(1, self.function.sizes[dim]):
+            kept = torch.arange(border)
+            changed = [
+                self._change_after(operand, other, dims, dim, border)
+                for operand, other, dims in zip(self.operands, self.others, self.signature.operands, strict=True)
+            ]
+            found = self._take(self._get_detached(changed), self.signature.gives, dim, kept)
+            wanted = self._take(whole, self.signature.gives, dim, kept)
+            if (count := _count_different(found, wanted, self.tolerance)) != "":
+                seen = (
+                    f"is not causal along `{dim}`: {count} before position {border} when the operands change from there"
+                )
+                help = f"leave `causal {dim}` out, or compute each position from those up to it"
+                raise Refused("causal", seen, help, dim)
+
+    def _change_after(self, operand: Tensor, other: Tensor, dims: Sequence[str], dim: str, border: int) -> Tensor:
+        """An operand with other numbers from a position on."""
+        if dim not in dims:
+            return operand.detach()
+        kept = operand.detach().narrow(list(dims).index(dim), 0, border)
+        after = other.detach().narrow(list(dims).index(dim), border, other.shape[list(dims).index(dim)] - border)
+        return torch.cat([kept, after], list(dims).index(dim))
 
     def check_linearity(self) -> None:
         """f(2x − 3z) = 2f(x) − 3f(z) in each operand in which the signature says linear."""

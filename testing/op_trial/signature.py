@@ -26,6 +26,7 @@ class Signature:
     linear     the operands in which it is linear, each alone, by number
     constants  the numbers that it takes after its tensors
     positions  (keyword, dim): the function takes its positions along the dim by this keyword
+    causal     the dim along which a position of the results depends on no later one; "" for none
     dtype      the element type of the call in the plan, in torch's words
     cases      sizes of all dims; each case is tried
     instead    the sizes to try where the function cannot be called with those of a case
@@ -39,6 +40,7 @@ class Signature:
     linear: tuple[int, ...] = field(converter=tuple)
     constants: tuple[float, ...] = field(converter=tuple)
     positions: tuple[tuple[str, ...], ...] = field(converter=_as_tuples)
+    causal: str
     dtype: str
     cases: tuple[Sizes, ...] = field(converter=_as_sizes)
     instead: Sizes = field(converter=dict)

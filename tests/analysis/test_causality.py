@@ -32,6 +32,9 @@ OWN_OPS = """def pooled(x):
 
 def doubled(x):
     return 2 * x
+
+def scanned(x):
+    return x.cumsum(-2)
 """
 EXPERTS = f"""{START}
   repeat layers {{ {ATTENTION}
@@ -163,6 +166,10 @@ SOUND = {
     "an own op": Case(
         Plan(after_attention("x = x + doubled(x)")),
         ops='op doubled(x[.., hidden]) -> [.., hidden] over .., hidden from "own:doubled"\n',
+    ),
+    "an own op that looks back": Case(
+        Plan(after_attention("x = x + scanned(x)")),
+        ops='op scanned(x[.., s, d]) -> [.., s, d] over .., d causal s from "own:scanned"\n',
     ),
     "two heads": Case(Plan(LLAMA.replace(HEAD, f"{HEAD} + cross_entropy(x @ head, labels)"))),
 }

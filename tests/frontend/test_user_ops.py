@@ -156,6 +156,8 @@ MISTAKES += [  # of positions
     (AT, AT.replace(")", ", at=e)", 1), "E0217", "e", "a dim that no operand names"),
     (AT, AT.replace(")", ", x=d)", 1), "E0217", "x", "help: give it another name"),
     (AT, AT.replace(")", ", in=d)", 1), "E0217", "in", "`in` is a word of Python"),
+    ("over .. from", "over .. causal e from", "E0217", "e", "no dim of each result"),
+    ("over .., f from", "over .., f causal f from", "E0217", "f", "slices along a dim of `over` do not see each other"),
     (AT, AT.replace(")", ", at=d)", 1), "E0218", '"own:centred"', "`centred` is given 2 arguments by position, and at"),
     (AT, AT.replace(")", ", at=d)", 1).replace("at=d", "at=d, z[d]"), "E0104", "", "z"),
 ]

@@ -39,6 +39,14 @@ def local_count(x):
     return x / x.shape[-1]
 
 
+def looks_ahead(x):
+    return x + x.roll(-1, -2)
+
+
+def sees_the_last(x):
+    return x + 1e-3 * x[..., -1:, :]
+
+
 def neighbours(x):
     return x + x.roll(1, -1)
 
@@ -203,6 +211,8 @@ WRONG = [  # the signature, the words that are marked, and what was seen
     ("leaves(x[.., f]) -> [.., f] over .., f", "", "calls sys.exit"),
     ("kills(x[.., f]) -> [.., f] over .., f", "", "ends its process"),
     ("hangs(x[.., f]) -> [.., f] over .., f", "", "has not ended after 2 s"),
+    ("looks_ahead(x[.., s, f]) -> [.., s, f] over .., f causal s", "s", "is not causal along `seq`"),
+    ("sees_the_last(x[.., s, f]) -> [.., s, f] over .., f causal s", "s", "is not causal along `seq`"),
     ("gone(x[.., f]) -> [.., f] over .., f", "", "is not there once `own.py` has been imported"),
 ]
 
@@ -239,6 +249,10 @@ def steep(x):
 
 def running(x):
     return x.cumsum(-1)
+
+
+def scanned(x):
+    return x.cumsum(-2)
 
 
 def logarithm(x):
@@ -298,6 +312,7 @@ RIGHT = [  # the signature, and further arguments of its call
     ("mean_in_float32(x[.., f]) -> [.., f] over ..", ""),
     ("steep(x[.., f]) -> [.., f] over .., f", ""),
     ("running(linear x[.., f]) -> [.., f] over ..", ""),
+    ("scanned(linear x[.., s, f]) -> [.., s, f] over .., f causal s", ""),
     ("logarithm(x[.., f]) -> [.., f] over .., f", ""),
     ("turned(x[.., f], y[.., f]) -> [.., f], [.., f] over .., f", ", x"),
     ("swiglu(x[.., f], linear y[.., f]) -> [.., f] over .., f", ", x"),

@@ -8,8 +8,10 @@ a random number for each global position, so that a rank that took others would 
 
 from collections.abc import Iterable
 
-from ...ops.user import constants, linear_in, positions_in
-from ..tensors import RANDOM, Dims, Tensor
+import numpy as np
+
+from ...ops.user import causal_dim, constants, linear_in, positions_in
+from ..tensors import RANDOM, Array, Dims, Tensor
 from .call import Call, Semantics
 
 
@@ -54,6 +56,10 @@ class _Slices:
         dims = (*sorted(dim for dim in self.dims if dim not in self.along), *inner)
         shape = tuple(c.world.dims[dim.rstrip("'")] for dim in dims)
         array = self.n.random(shape, f"{c.get('function')} {constants(c.op)} {self.result} {operand}")
+        causal = causal_dim(c.op)
+        if causal and f"{causal}'" in inner:
+            is_past = _is_past(dims.index(causal), dims.index(f"{causal}'"), shape)
+            array = np.where(is_past, array, array.dtype.type(0))
         return Tensor(dims, array.reshape(len(array), *(1 for _ in c.world.axes), *shape), RANDOM)
 
     def _factors(self, slope: bool, without: int = -1) -> list[Tensor]:
@@ -74,6 +80,12 @@ class _Slices:
 
     def gradients(self, dy: Tensor) -> list[Tensor]:
         return [self.gradient(i, dy) for i in range(self.count)]
+
+
+def _is_past(result: int, operand: int, shape: tuple[int, ...]) -> Array:
+    """Where the position of an operand is not after that of the result; both are dims of the shape, by index."""
+    positions = np.indices(shape)
+    return positions[operand] <= positions[result]
 
 
 def _gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
