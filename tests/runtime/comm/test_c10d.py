@@ -212,7 +212,8 @@ def _group(rows: list[list[int]], merged: list[int], splits: bool) -> str:
 
     device = torch.device("cpu") if splits else None
     job = SimpleNamespace(WORLD=SimpleNamespace(bound_device_id=device))
-    c10d.dist = SimpleNamespace(group=job, get_rank=dist.get_rank, split_group=split_group, new_group=new_group)
+    usual = {"get_rank": dist.get_rank, "get_backend": dist.get_backend}
+    c10d.dist = SimpleNamespace(group=job, split_group=split_group, new_group=new_group, **usual)
     try:
         c10d.group_of(rows, "dp", timedelta(seconds=60))
     except RunError as error:
