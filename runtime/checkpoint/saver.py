@@ -20,7 +20,7 @@ from ..comm import c10d
 from ..comm.store import meet
 from ..errors import RunError, named, reason
 from ..state.engine import TrainState
-from ..state.shards import Box, whole
+from ..state.shards import Box
 from ..state.skips import Held, Losses, LossScale
 from . import index, tensor_file
 from .agreement import anywhere, together
@@ -60,7 +60,7 @@ def save(folder: Path, step: int, state: TrainState, disk: Disk | None = None, r
 
 def own_boxes(state: TrainState) -> dict[str, Box]:
     """The boxes that this rank writes, by their names in its file."""
-    return {_tensor_name(box): box for box in state.boxes() if box.own and box.tensor.numel()}
+    return {box.name: box for box in state.boxes() if box.own and box.tensor.numel()}
 
 
 def write(
@@ -258,8 +258,3 @@ class _Saving:
 
 def _rank_name(rank: int) -> str:
     return f"rank-{rank:05d}"
-
-
-def _tensor_name(box: Box) -> str:
-    """The key; for a part with its place, as in `wq[0:4, 8:16]`."""
-    return box.key if box.extent == whole(box.shape) else f"{box.key}{box.extent}"

@@ -130,7 +130,7 @@ class Mesh:
         self._limit = limit
         self.device = torch.device(device)
         self.watch = watch
-        self._coordinate = self._place()
+        self._coordinate = self._place(self._own_number())
         self._cache: dict[_Key, Axis] = {}
         self._asked: list[_Key] | None = None
         for name in self.axes:
@@ -138,13 +138,18 @@ class Mesh:
         if watch is not None:
             self._make_all()
 
-    def _place(self) -> dict[str, int]:
+    def _own_number(self) -> int:
+        """This process' global rank."""
         ranks = self.size(*self.axes)
         world = dist.get_world_size() if dist.is_initialized() and ranks > 1 else 1
         assert world == ranks, f"mesh {self.axes}: {ranks} ranks, but {world} in the process group"
-        index, found = dist.get_rank() if ranks > 1 else 0, dict[str, int]()
+        return dist.get_rank() if ranks > 1 else 0
+
+    def _place(self, number: int) -> dict[str, int]:
+        """The index of a global rank along each axis."""
+        found = dict[str, int]()
         for name, size in [*self.axes.items()][::-1]:
-            index, found[name] = divmod(index, size)
+            number, found[name] = divmod(number, size)
         return found
 
     @cached_property
@@ -187,9 +192,16 @@ class Mesh:
 
     def rank(self, *names: str) -> int:
         """This rank's index along the named axes together, the first of them outermost."""
+        return self._index(self._coordinate, names)
+
+    def rank_of(self, number: int, *names: str) -> int:
+        """The same of the job's rank of this number."""
+        return self._index(self._place(number), names)
+
+    def _index(self, coordinate: Mapping[str, int], names: Sequence[str]) -> int:
         index = 0
         for name in names:
-            index = index * self.axes[name] + self._coordinate[name]
+            index = index * self.axes[name] + coordinate[name]
         return index
 
     def axis(self, *names: str) -> Axis:
