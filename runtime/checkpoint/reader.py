@@ -1,6 +1,5 @@
 """Reads any box of any tensor of a checkpoint, after checking the hashes of its files."""
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,7 +12,7 @@ from torch import Tensor
 from ..errors import RunError, named
 from ..state.shards import Box, common_shape, pieces, whole
 from . import index, tensor_file
-from .files import index_of
+from .files import cores_of_rank, index_of
 from .index import Identity
 
 INDEX = "index.json"
@@ -64,8 +63,7 @@ class Saved:
     def check_files(self, part: int, parts: int) -> None:
         """RunError unless these files, each `parts`th one from `part` on, are what was written; on several threads."""
         names = sorted(self._index.files)[part::parts]
-        cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        with ThreadPoolExecutor(max(1, min(cores, len(names)))) as pool:
+        with ThreadPoolExecutor(max(1, min(cores_of_rank(), len(names)))) as pool:
             self._files.update(zip(names, pool.map(self._read, names), strict=True))
 
     def checked(self) -> None:
