@@ -28,7 +28,7 @@ from .launch import check, check_options, connect, end_with_launcher, is_first, 
 from .log import Log
 from .options import Options, going_on, mesh_words, parse, torchrun
 from .progress import Progress
-from .same_state import require_same_state
+from .same_state import SameState
 from .shutdown import ending, refuse
 from .sinks import Sinks
 from .speed import Speed
@@ -105,7 +105,7 @@ class _Run:
         )
         keep = saver.Keep(options.keep, options.keep_every)
         self.saver = Saver(checkpoints(options), self.state, start.run, keep, start.check_claim)
-        self.has_saved = False
+        self.same_state, self.has_saved = SameState(self.state), False
         self.stop = Stop(start.first)
 
     def _loader(self, data: Mixture) -> Loader:
@@ -208,7 +208,7 @@ class _Run:
         else:
             saver.load(self.start.resume, self.state)
             self.log.say(f"resuming from {self.start.resume}")
-        require_same_state(self.state, "before the first step")
+        self.same_state.require("before the first step")
         mesh = f"mesh {mesh_words(self.plan)}" if self.plan.mesh else "one rank"
         self.log.say(
             f"{self.plan.name} on {self.mesh.device.type}, {mesh}: steps {self.start.first + 1} to"
@@ -245,7 +245,7 @@ class _Run:
         if due(self.options.save_every):
             self._doing("save", done)
             if not self.has_saved:
-                require_same_state(self.state, "before the first save")
+                self.same_state.require("before the first save")
                 self.has_saved = True
             self.saver.begin(done)
             self.log.mark(done)

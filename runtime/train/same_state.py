@@ -10,29 +10,33 @@ from ..errors import RunError
 from ..state.engine import TrainState
 
 
-def require_same_state(state: TrainState, when: str) -> None:
-    """RunError on all ranks where two hold other values of what they should hold alike.  All ranks call it.
+class SameState:
+    """Compares what ranks hold alike, by hashes in the job's store: no group of the plan takes part."""
 
-    Ranks compare hashes in the job's store, in which no group takes part.
-    """
-    if (store := job_store()) is None:
-        return
-    witness = Witness(store)
-    faults = list[str]()
-    for axes, hashes in _hashes(state).items():
-        names = blake2b("\n".join(hashes).encode(), digest_size=8).hexdigest()
-        difference = witness.difference(f"state/{when}/{axes}/{names}", hashes)
-        if difference is not None:
-            faults.append(f"`{difference.name}` differs between {difference.ranks}")
-    words = [word for word in meet("state", "\n".join(faults)) if word]
-    witness.forget()
-    if words:
-        first, *others = "\n".join(words).splitlines()
-        more = f" and {len(others)} more" if others else ""
-        raise RunError(
-            f"{when} ranks do not hold the same state: {first}{more}",
-            "give all nodes the same files, versions and hardware; SCALEC_SANITIZE=1 finds the first such step",
-        )
+    def __init__(self, state: TrainState) -> None:
+        self._state, self._looks = state, 0
+
+    def require(self, when: str) -> None:
+        """RunError on all ranks where two hold other values of what they should hold alike.  All ranks call it."""
+        if (store := job_store()) is None:
+            return
+        self._looks += 1
+        witness = Witness(store)
+        faults = list[str]()
+        for axes, hashes in _hashes(self._state).items():
+            names = blake2b("\n".join(hashes).encode(), digest_size=8).hexdigest()
+            difference = witness.difference(f"state/{self._looks}/{axes}/{names}", hashes)
+            if difference is not None:
+                faults.append(f"`{difference.name}` differs between {difference.ranks}")
+        words = [word for word in meet("state", "\n".join(faults)) if word]
+        witness.forget()
+        if words:
+            first, *others = "\n".join(words).splitlines()
+            more = f" and {len(others)} more" if others else ""
+            raise RunError(
+                f"{when} ranks do not hold the same state: {first}{more}",
+                "give all nodes the same files, versions and hardware; SCALEC_SANITIZE=1 finds the first such step",
+            )
 
 
 @torch.no_grad()

@@ -56,8 +56,9 @@ def test_steps_are_early_at_first_and_after_a_save_or_a_validation(monkeypatch: 
     monkeypatch.setattr(watcher, "counts", lambda mesh: {})
     torch_dist: Any = dist
     watchdog = Watchdog(torch_dist.HashStore(), Mesh({}), 0, Pace(first=1800, step=None, save=600))
-    doing: list[tuple[Kind, int]] = [("step", step) for step in (7, 8, 9, 10, 11, 11, 12)]
-    doing += [("save", 12), *(("step", step) for step in (13, 14, 15, 16))]
+    before: list[tuple[Kind, int]] = [("step", step) for step in (7, 8, 9, 10, 11, 11, 12)]
+    after: list[tuple[Kind, int]] = [("step", step) for step in (13, 14, 15, 16)]
+    doing: list[tuple[Kind, int]] = [*before, ("save", 12), *after]
     seen = list[tuple[int, bool]]()
     for kind, step in doing:
         watchdog.begin(kind, step)
