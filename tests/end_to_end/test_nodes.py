@@ -44,11 +44,15 @@ def _write_corpus(folder: Path, damaged: range = range(0)) -> None:
     (folder / "corpus.bin").write_bytes(text)
 
 
-def _run(folder: Path, ranks: int, options: str, *faults: Fault) -> Outcome:
-    """Each rank in its folder `r0`, `r1`, …, as on nodes that share the folder of the run alone."""
+def _run(folder: Path, ranks: int, options: str, *faults: Fault, nodes: bool = True) -> Outcome:
+    """Each rank in its folder `r0`, `r1`, …, as on nodes that share the folder of the run alone.
+
+    Without `nodes` they say that they are ranks of one machine.
+    """
 
     def main() -> None:
-        os.environ["LOCAL_WORLD_SIZE"], os.environ["LOCAL_RANK"] = "1", "0"
+        if nodes:
+            os.environ["LOCAL_WORLD_SIZE"], os.environ["LOCAL_RANK"] = "1", "0"
         os.chdir(f"r{os.environ['RANK']}")
         sys.argv[0] = "../train.py"
         run_path(sys.argv[0], run_name="__main__")
@@ -132,7 +136,7 @@ def _windows(folder: Path, step: int, case: Case) -> list[int]:
 def test_held_out_data_that_is_damaged_on_one_node_is_named(tmp_path: Path) -> None:
     """Of the two files the one that is trained on is good."""
     case = DATA["tensors"]
-    harness.written(plan_text(case), tmp_path)
+    harness.written(plan_text(case).replace("tokenizer", "holdout = 5%  tokenizer"), tmp_path)
     for rank in range(2):
         _write_corpus(tmp_path / f"r{rank}")
         for name in ("a.bin", "b.bin"):
@@ -215,7 +219,9 @@ def _fill(module: ModuleType, folder: Path) -> str:
     return ""
 
 
-def test_a_run_does_not_begin_with_weights_that_differ(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nodes", [True, False])
+def test_a_run_does_not_begin_with_weights_that_differ(nodes: bool, tmp_path: Path) -> None:
+    """Ranks of one machine do not look at each other's files, but at what they hold alike."""
     hf_models.model("llama", torch.float32).save_pretrained(tmp_path / "r0" / "w")
     harness.written(hf_models.plan(tmp_path / "r0" / "w", "dp = 2  tp = 1", 2, "fp32"), tmp_path)
     _write_corpus(tmp_path / "r0")
@@ -223,9 +229,12 @@ def test_a_run_does_not_begin_with_weights_that_differ(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "r1" / "w" / "model.safetensors")
     tensors["lm_head.weight"][5, 7] += 1
     save_file(tensors, tmp_path / "r1" / "w" / "model.safetensors", {"format": "pt"})
-    ended = _run(tmp_path, 2, "--data=corpus.bin --steps=2 --init w")
+    ended = _run(tmp_path, 2, "--data=corpus.bin --steps=2 --init w", nodes=nodes)
     assert {*ended.statuses} == {1}
-    assert re.search(r"`lm_head.weight` of w differs between rank \d on \S+ and rank \d on ", "".join(ended.err))
+    start = "" if nodes else "before the first step ranks do not hold the same state: "
+    name = "`lm_head.weight` of w" if nodes else "`head`"
+    said = "".join(ended.err)
+    assert re.search(rf"error: {start}{name} differs between rank \d on \S+ and rank \d on ", said), said
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
