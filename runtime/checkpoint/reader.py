@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from hashlib import blake2b
 from itertools import product
 from pathlib import Path
 
@@ -27,7 +28,8 @@ class Saved:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._index = _index_of(path)
+        self._index, self.digest = _index_of(path)
+        """The index, and a short hash of its text, which all ranks must have read alike."""
         self._files: dict[str, dict[str, Tensor]] = {}
         self._is_checked = False
 
@@ -131,7 +133,7 @@ def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
 
 
-def _index_of(path: Path) -> index.Index:
+def _index_of(path: Path) -> tuple[index.Index, str]:
     file = path / INDEX
     if not file.exists() and (path / ".metadata").exists():
         how = f"`scalec convert PLAN {path} -o step-NNNNNN` makes a checkpoint of it"
@@ -143,7 +145,7 @@ def _index_of(path: Path) -> index.Index:
         raise RunError(f"{file} {error}") from None
     if path.name != folder_name(found.step):
         raise RunError(f"{path} holds step {found.step}: it was saved as {folder_name(found.step)}")
-    return found
+    return found, blake2b(data, digest_size=6).hexdigest()
 
 
 def folder_name(step: int) -> str:

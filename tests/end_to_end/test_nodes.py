@@ -3,11 +3,13 @@
 Each rank is a node of its own, with a working folder of its own; nodes that are alike train as ever.
 """
 
+import json
 import os
 import re
 import shutil
 import sys
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from runpy import run_path
 from types import ModuleType
@@ -18,6 +20,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
+import scalec
 from helpers import hf_models
 from helpers.forked_ranks import run_ranks
 from helpers.oracle import harness
@@ -29,6 +32,7 @@ from scalec.runtime.data.mixture import Mixture, Part, Stream
 from scalec.runtime.train.same_state import SameState
 from scalec.testing.faults import Fault, Flip, Outcome, Point, Program, fork
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 OPTIONS = "--device=cpu --log-every=1 --out=../run"
 BYTES, DAMAGED = 200_000, range(70_000, 130_000)  # longer than the ends that are hashed at the start
 LINE = re.compile(
@@ -44,7 +48,9 @@ def _write_corpus(folder: Path, damaged: range = range(0)) -> None:
     (folder / "corpus.bin").write_bytes(text)
 
 
-def _run(folder: Path, ranks: int, options: str, *faults: Fault, nodes: bool = True) -> Outcome:
+def _run(
+    folder: Path, ranks: int, options: str, *faults: Fault, nodes: bool = True, program: str = "../train.py"
+) -> Outcome:
     """Each rank in its folder `r0`, `r1`, …, as on nodes that share the folder of the run alone.
 
     Without `nodes` they say that they are ranks of one machine.
@@ -54,7 +60,8 @@ def _run(folder: Path, ranks: int, options: str, *faults: Fault, nodes: bool = T
         if nodes:
             os.environ["LOCAL_WORLD_SIZE"], os.environ["LOCAL_RANK"] = "1", "0"
         os.chdir(f"r{os.environ['RANK']}")
-        sys.argv[0] = "../train.py"
+        sys.argv[0] = program
+        sys.path.insert(0, str(Path(program).absolute().parent))
         run_path(sys.argv[0], run_name="__main__")
 
     with fork(Program(folder, ranks, f"{OPTIONS} {options}"), *faults, main=main) as job:
@@ -153,6 +160,22 @@ def test_held_out_data_that_is_damaged_on_one_node_is_named(tmp_path: Path) -> N
 def _held_out(folder: Path) -> str:
     _, (held,) = split_files([str(folder / "a.bin"), str(folder / "b.bin")], 0.05)
     return Path(held).name
+
+
+# ---- programs
+
+
+def test_functions_of_user_ops_that_differ_on_one_node_are_named(tmp_path: Path) -> None:
+    scalec.plan(EXAMPLES / "05_user_op.scale").write(tmp_path / "r0")
+    _write_corpus(tmp_path / "r0")
+    ranks = prod(json.loads((tmp_path / "r0" / "plan.json").read_text())["mesh"].values())
+    for rank in range(1, ranks):
+        shutil.copytree(tmp_path / "r0", tmp_path / f"r{rank}")
+    module = tmp_path / f"r{ranks - 1}" / "my_ops.py"
+    module.write_text(module.read_text() + "\n# another revision\n")
+    ended = _run(tmp_path, ranks, "--data=corpus.bin --steps=2", program="train.py")
+    assert {*ended.statuses} == {2}
+    assert f"error: the ranks are not alike\n  rank {ranks - 1} has my_ops.py sha256 " in ended.err[0], ended.err[0]
 
 
 # ---- files of weights
