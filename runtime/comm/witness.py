@@ -35,7 +35,7 @@ class Witness:
         self._store = store
         self._first_at = deque[str]()
 
-    def difference(self, key: str, values: Mapping[str, str]) -> Difference | None:
+    def difference(self, key: str, values: Mapping[str, str | int]) -> Difference | None:
         """The first difference from the rank that came first to this key, which has values of the same names."""
         text = json.dumps(values)
         digest = blake2b(text.encode(), digest_size=16).hexdigest()
@@ -49,7 +49,7 @@ class Witness:
         first_digest, first_rank = json.loads(first)
         if first_digest == digest:
             return None
-        theirs: dict[str, str] = json.loads(self._store.get(f"{key}/values"))
+        theirs: dict[str, str | int] = json.loads(self._store.get(f"{key}/values"))
         names = [*values, *theirs]
         name = next(name for name in names if values.get(name) != theirs.get(name))
         return Difference(name, f"rank {rank} on {gethostname()} and {first_rank}")

@@ -108,7 +108,7 @@ class Loader:
             place = self._data.place(sample, self._seed)
             raise RunError(
                 f"step {step + 1}: the data differs between {ranks}, in sample {sample}: {place}",
-                "one copy of the file is damaged or another version: give all nodes the same, then --resume",
+                "one copy of the file is damaged or another version: give all nodes the same, then --resume auto",
             )
         if int(windows.max()) >= self._vocab or int(windows.min()) < 0:
             ids = f"{int(windows.min())} to {int(windows.max())}"
