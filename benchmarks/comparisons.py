@@ -74,9 +74,8 @@ def main() -> None:
     process, wall = ((marks[-1][of] - marks[0][of]) / count for of in (1, 2))
     print(f"a step takes {wall * 1e3:.1f} ms, and {process * 1e3:.1f} ms of CPU time of a rank")
     print(f"windows: {compared * 1e6:.0f} us of CPU time a step, {compared / process:.3%} of the rank's")
-    print(
-        f"state: {', '.join(f'{seconds * 1e3:.1f} ms' for seconds in looks)} of CPU time, at the start and before the save"
-    )
+    start, save = looks
+    print(f"state: {start * 1e3:.1f} ms of CPU time at the start, {save * 1e3:.1f} ms before the first save")
 
 
 if __name__ == "__main__":

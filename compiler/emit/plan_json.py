@@ -16,6 +16,7 @@ from .. import __version__
 from ..analysis.certificate import Proof, certificate
 from ..analysis.collective import Collective
 from ..analysis.communication import active_count, collectives, evaluation, parameter_count, places
+from ..analysis.compared import Compared, compared
 from ..analysis.elastic import every_size
 from ..analysis.expert_loads import Load
 from ..analysis.memory import Account, account, at_loads, capacity, fits
@@ -47,6 +48,7 @@ def plan_json(
 
     `modules` are the files of user ops, `torch_alone` those of a program of torch alone, name → text.
     """
+    smaller = every_size(program)[1:]
     content = {
         "written_by": f"scalec {__version__}",
         "schema": SCHEMA,
@@ -66,8 +68,8 @@ def plan_json(
             **({"state": _plain(program.flow)} if model.flow.bucket == AUTO else {}),
             **({"watch": _plain(program.watch)} if program.watch != Watch() else {}),
         },
-        **_accounts(program),
-        **({"smaller": [_sized(it) | _accounts(it) for it in smaller]} if (smaller := every_size(program)[1:]) else {}),
+        **_accounts(program, bool(torch_alone)),
+        **({"smaller": [_sized(it) | _accounts(it, bool(torch_alone)) for it in smaller]} if smaller else {}),
         "certificate": certificate(proof, matched, program, bool(torch_alone)),
         **{
             key: {name: digest(text) for name, text in files.items()}
@@ -87,12 +89,16 @@ def _sized(program: Program) -> dict[str, Any]:
     }
 
 
-def _accounts(program: Program) -> dict[str, Any]:
-    """A step: its stages, communication, memory and, where it is known, time."""
+def _accounts(program: Program, torch_alone: bool) -> dict[str, Any]:
+    """A step: its stages, communication, memory and, where it is known, time.
+
+    Programs of torch alone compare nothing.
+    """
     return {
         **({"pipeline": _pipeline(program, program.pipeline)} if program.pipeline else {}),
         "collectives": [_collective(each) for rank in places(program) for each in collectives(program, rank)],
         "evaluation": [_collective(each) for rank in places(program) for each in evaluation(program, rank)],
+        **({} if torch_alone else {"compared": [_as_json(each) for each in compared(program)]}),
         "memory": _memory(program),
         **({"time": time} if (time := _time(program)) else {}),
     }
@@ -130,6 +136,11 @@ def _pipeline(program: Program, pipeline: Pipeline) -> dict[str, Any]:
         ],
         "rows": [*map(" ".join, pipeline.schedule.words)],
     }
+
+
+def _as_json(each: Compared) -> dict[str, Any]:
+    of = {"of": [*each.of]} if each.of else {}
+    return {"what": each.what, **of, "over": [*each.over], "when": each.when}
 
 
 def _memory(program: Program) -> dict[str, Any]:

@@ -312,6 +312,33 @@ def _flipped(module: Any) -> list[Any]:
     return lines
 
 
+@pytest.mark.parametrize("kind", STATE)
+def test_plan_json_says_what_is_compared(kind: str, tmp_path: Path) -> None:
+    """Of each parameter the axes along which ranks hold it alike, as the ranks do, and those of data."""
+    case = STATE[kind]
+    module = harness.compiled(case, tmp_path)
+    rows = json.loads((tmp_path / "plan.json").read_text())["compared"]
+    said = {param: "*".join(row["over"]) for row in rows if row["what"] == "state" for param in row["of"]}
+    found = dict[str, str]()
+    for of_rank in run_ranks(case.ranks, _axes_of_params, module):
+        found |= of_rank
+    assert said == found
+    (windows,) = (row["over"] for row in rows if row["what"] == "windows")
+    batch = {axis for axes in module.PLAN.inputs["tokens"].split.get("batch", ()) for axis in [axes]}
+    assert windows == [axis for axis, size in module.PLAN.mesh.items() if size > 1 and axis not in batch]
+
+
+def _axes_of_params(module: Any) -> dict[str, str]:
+    _, state = module.build(Mesh(module.PLAN.mesh))
+    found = dict[str, str]()
+    for axes, boxes in state.shared_boxes().items():
+        along = "*".join(name for name in axes.split("*") if "[" not in name)  # stages that share are not among axes
+        for box in boxes:
+            if along and not box.key.startswith("optimizer/"):
+                found[box.key.rpartition(".")[2]] = along
+    return found
+
+
 def _flip(state: Any, name: str) -> None:
     box = next(box for box in state.boxes() if box.name == name)
     box.tensor.view(-1).view(torch.uint8)[-1] ^= 1
