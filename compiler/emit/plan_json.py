@@ -229,6 +229,17 @@ _NOT_COMPUTED = re.compile(r" !\S+:\d+|\b(bf16|f16|f32|f64)(?=\[)| ~ \w+\([^)]*\
 """Lines of the plan, element types, initial values."""
 
 
+def known_unpadded(model: Program) -> str:
+    """The same hash as of the model without padding, where it has any; "" where it has none."""
+    unpadded = [evolve(dim, size=dim.valid) for dim in model.dims]
+    return known_by(evolve(model, dims=tuple(unpadded))) if is_padded(model) else ""
+
+
+def is_padded(program: Program) -> bool:
+    """Whether a dim has padding."""
+    return any(dim.valid != dim.size for dim in program.dims)
+
+
 def known_by(model: Program) -> str:
     """The hash of a model before any placement: of its dims, parameters and ops; "" for a program that has placements.
 

@@ -26,6 +26,9 @@ _HASH = "blake2b"
 _DIGITS = 64  # of the hash, in hexadecimal
 _OPENING = f'{{"format": "{_FORMAT}", "version": {_VERSION}, "{_HASH}": "'.encode()
 
+PADDED_ROWS = "padded rows"
+"""The setting of a run that has the rows of each padded parameter without padding, as JSON, by patterns of names."""
+
 Identity = Mapping[str, str | int | float | None]
 """The identity of a run: settings by name."""
 

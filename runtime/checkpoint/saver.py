@@ -93,13 +93,14 @@ def prune(folder: Path, keep: Keep, disk: Disk) -> None:
         disk.remove(gone)
 
 
-def load(path: Path | Saved, state: TrainState) -> None:
+def load(path: Path | Saved, state: TrainState, padded_rows: Mapping[str, int] | None = None) -> None:
     """Fills the state from a checkpoint written on any mesh, and closes it.  Collective.
 
+    `padded_rows` are the rows of padded parameters without padding, of which the checkpoint may have more or less.
     A loss scale or a window of losses that it lacks begins anew, and one that the state has no use for is ignored.
     RunError, on all ranks and before anything is changed, where one cannot read what it needs.
     """
-    saved, boxes = together(lambda: _opened(path, [*state.boxes()]))
+    saved, boxes = together(lambda: _opened(path, [*state.boxes()], padded_rows or {}))
     keys, held = [key for key in saved.tensors() if key not in ADAPTED], {box.key for box in boxes}
     used = anywhere([key in held for key in keys])
     if extra := [key for key, is_used in zip(keys, used, strict=True) if not is_used]:
@@ -170,9 +171,10 @@ def _checked(path: Path) -> tuple[Saved | None, str]:
     return saved, ""
 
 
-def _opened(path: Path | Saved, boxes: list[Box]) -> tuple[Saved, list[Box]]:
+def _opened(path: Path | Saved, boxes: list[Box], padded_rows: Mapping[str, int]) -> tuple[Saved, list[Box]]:
     """A checkpoint, and those of the boxes that are filled from it."""
     saved = opened(path)
+    saved.repad(padded_rows)
     there = saved.tensors()
     filled = [box for box in boxes if box.key in there or box.key not in ADAPTED]
     saved.check(filled)

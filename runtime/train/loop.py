@@ -206,7 +206,7 @@ class _Run:
         elif self.start.resume is None:
             self.state.initialise(self.options.seed)
         else:
-            saver.load(self.start.resume, self.state)
+            saver.load(self.start.resume, self.state, self.plan.padded_rows)
             self.log.say(f"resuming from {self.start.resume}")
         self.same_state.require("before the first step")
         mesh = f"mesh {mesh_words(self.plan)}" if self.plan.mesh else "one rank"

@@ -68,7 +68,9 @@ def _prepare(
     """Opens the weights, and looks at checkpoint and data.  RunError if any is not there or not enough."""
     training, held = data
     if options.resume == "newest" and resume is None:
-        raise RunError(f"nothing to resume: no checkpoint in {checkpoints(options)}")
+        raise RunError(
+            f"nothing to resume: no checkpoint in {checkpoints(options)}; --resume auto begins where there is none"
+        )
     first = saver.finished_steps(resume.path) if resume else 0
     if first >= options.steps and options.resume == "newest":
         raise RunError(f"{resume} has finished its {first} steps already: ask for more with --steps {2 * first}")
