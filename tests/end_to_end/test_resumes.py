@@ -138,10 +138,16 @@ REFUSALS: dict[str, tuple[Planned, Planned, str, str]] = {
         ANOTHER + r"  model was \w+, now \w+: the weights were trained to compute something else",
     ),
     "another vocabulary anyway": (
-        (PADDED, [("29 pad 4", "24 pad 4")]),
-        (PADDED, [("29 pad 4", "29 pad 4")]),
+        (PADDED, [("29 pad 4", "24 pad 5")]),
+        (PADDED, ()),
         "--resume-anyway",
-        r"`wte` is float32 \[24, 16\], but the plan's is float32 \[32, 16\]: a run goes on with the model",
+        r"`wte` is float32 \[25, 16\], but the plan's is float32 \[32, 16\]: a run goes on with the model",
+    ),
+    "a smaller vocabulary anyway": (
+        (PADDED, ()),
+        (PADDED, [("29 pad 4", "24 pad 5")]),
+        "--resume-anyway",
+        r"`wte` is float32 \[32, 16\], but the plan's is float32 \[25, 16\]: a run goes on with the model",
     ),
     "another seed": (
         (DENSE, ()),
