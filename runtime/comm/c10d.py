@@ -211,7 +211,7 @@ def group_of(rows: Sequence[Sequence[int]], name: str, limit: timedelta) -> Grou
     """The group of this rank's row, of rows that have each rank of the job once.  All ranks call it in one order.
 
     One split of the job's communicator makes all rows of it, or a few do (`apart`).  A backend that cannot split makes
-    this rank's row alone.  RunError where the group is not that row's.
+    this rank's row alone.  RunError where the group is not that row's, for which one call is made in it.
     """
     job, torch_dist = cast(Any, dist.group.WORLD), cast(Any, dist)
     own = [*next(row for row in rows if dist.get_rank() in row)]
@@ -237,7 +237,8 @@ def _check_members(group: Group, row: Sequence[int], name: str, device: torch.de
         return
     mine = _hash_of_row(row)
     total = torch.tensor([mine], dtype=torch.int64, device=device)
-    all_reduce(total, group)
+    with unrecorded():
+        all_reduce(total, group)
     if int(total) != mine * len(row):
         ranks = ", ".join(map(str, row[:_NAMED])) + ", …" * (len(row) > _NAMED)
         raise RunError(

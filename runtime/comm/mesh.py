@@ -244,18 +244,24 @@ class Mesh:
     def _made(self, key: _Key) -> None:
         """Has an axis its group; axes of one rank have none, and those beside others change nothing."""
         axis, (kind, *names) = self._cache.setdefault(key, self._described(key)), key
+        wide = [name for name in names if self.axes.get(name, 1) > 1]
         if kind == "among":
-            axis.group = self._group(axis.name, names[:1], [*map(int, names[1:])])
+            self._give_group(axis, axis.name, names[:1], [*map(int, names[1:])])
+        elif not wide:
             return
-        wide = [name for name in names if self.axes[name] > 1]
-        if not wide:
-            return
-        if kind == "messages":
-            axis.group = self._group(f"{axis.name} messages", wide)
+        elif kind == "messages":
+            self._give_group(axis, f"{axis.name} messages", wide)
         elif axis.size == self.size(*self.axes):
             axis.group = dist.group.WORLD
+        elif wide == names:
+            self._give_group(axis, axis.name, wide)
         else:
-            axis.group = self._group(axis.name, wide) if wide == names else self.axis(*wide).group
+            axis.group = self.axis(*wide).group
+
+    def _give_group(self, axis: Axis, said: str, names: Sequence[str], chosen: Sequence[int] | None = None) -> None:
+        """Makes a group for an axis, in which `c10d.group_of` makes a call that is none of the plan's."""
+        axis.group = self._group(said, names, chosen)
+        axis.asides += 1
 
     def _group(self, said: str, names: Sequence[str], chosen: Sequence[int] | None = None) -> Any:
         """The group of this rank along some axes; of one, the `chosen` of its ranks, and each other rank by itself."""
