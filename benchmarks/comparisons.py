@@ -1,4 +1,4 @@
-"""What the comparisons that are always on cost a run: windows of data in each step, the state at the start.
+"""Measures the comparisons that are always on: windows of data in each step, the state at the start.
 
     .venv/bin/python benchmarks/comparisons.py [--steps 60] [--nodes 4]
 

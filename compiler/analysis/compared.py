@@ -1,4 +1,4 @@
-"""What a run always compares between ranks beside its collectives, by the IR: who must have which values alike.
+"""Comparisons that a run always makes beside its collectives, by the IR: which ranks must have which values alike.
 
 Ranks compare hashes in the job's store, before or after a step or while one runs.  So nothing of it is in the step's
 IR, nor among the collectives; `watch { copies }` compares more, and that is in the plan.

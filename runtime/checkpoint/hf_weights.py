@@ -283,7 +283,7 @@ def safetensors() -> Any:
 
 
 def _hash(part: Tensor) -> str:
-    """Of the values' bits, by pieces on as many threads as this rank has cores."""
+    """The hash of the values' bits, by pieces on as many threads as this rank has cores."""
     data: Any = part.contiguous().view(-1).view(torch.uint8).numpy()
     pieces = [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)]
     with ThreadPoolExecutor(cores_of_rank()) as pool:

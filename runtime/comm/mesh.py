@@ -130,7 +130,7 @@ class Mesh:
         self._limit = limit
         self.device = torch.device(device)
         self.watch = watch
-        self._coordinate = self._place(self._own_number())
+        self._coordinate = self._place()
         self._cache: dict[_Key, Axis] = {}
         self._asked: list[_Key] | None = None
         for name in self.axes:
@@ -138,14 +138,14 @@ class Mesh:
         if watch is not None:
             self._make_all()
 
-    def _own_number(self) -> int:
-        """This process' global rank."""
+    def _place(self) -> dict[str, int]:
+        """This rank's index along each axis."""
         ranks = self.size(*self.axes)
         world = dist.get_world_size() if dist.is_initialized() and ranks > 1 else 1
         assert world == ranks, f"mesh {self.axes}: {ranks} ranks, but {world} in the process group"
-        return dist.get_rank() if ranks > 1 else 0
+        return self._place_of(dist.get_rank() if ranks > 1 else 0)
 
-    def _place(self, number: int) -> dict[str, int]:
+    def _place_of(self, number: int) -> dict[str, int]:
         """The index of a global rank along each axis."""
         found = dict[str, int]()
         for name, size in [*self.axes.items()][::-1]:
@@ -196,7 +196,7 @@ class Mesh:
 
     def rank_of(self, number: int, *names: str) -> int:
         """The same of the job's rank of this number."""
-        return self._index(self._place(number), names)
+        return self._index(self._place_of(number), names)
 
     def _index(self, coordinate: Mapping[str, int], names: Sequence[str]) -> int:
         index = 0

@@ -96,7 +96,7 @@ def _hashes(windows: Tensor) -> list[int]:
 def _row_of_previous_node(mesh: Mesh, axes: Sequence[str]) -> int | None:
     """The place on `axes` whose windows this rank reads besides its own; None where there is nothing to read.
 
-    Of ranks that read the same windows, the first does so for all.
+    The first of the ranks that read the same windows does so for all.
     """
     other = rank_of_previous_node()
     rest = [name for name in mesh.axes if name not in axes]

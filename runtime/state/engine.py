@@ -218,7 +218,7 @@ class TrainState:
             yield box
 
     def shared_boxes(self) -> dict[str, list[Box]]:
-        """Of these the ones that other ranks have too, by the axes of these ranks: `dp*tp`, `dp*pp[0, 3]`."""
+        """The boxes that other ranks have too, by the axes of these ranks: `dp*tp`, `dp*pp[0, 3]`."""
         shared = dict[str, list[Box]]()
         for box, holders in self._boxes_and_holders():
             if holders:

@@ -1,4 +1,4 @@
-"""What ranks hold alike, compared once after the start and once before the first save: no other look is always on."""
+"""State that ranks hold alike is compared once before the first step and once before the first save."""
 
 from hashlib import blake2b
 
