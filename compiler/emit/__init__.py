@@ -10,7 +10,7 @@ from ..analysis.certificate import Proof, Tried
 from ..analysis.elastic import every_size
 from ..ir import Program
 from ..syntax.source import Source
-from .plan_json import known_by, plan_json
+from .plan_json import known_by, known_unpadded, plan_json
 from .readback import check, check_files
 from .train_py import program_files
 
@@ -28,7 +28,8 @@ def emit(
     `tried` are the functions of these that were tried.  `model` is the plan before any placement, from which all is
     recompiled for checks; of IR text, the program.
     """
-    files, copies = program_files(program, source, proof, known_by(model or program), tried), modules or {}
+    known, copies = known_by(model or program), modules or {}
+    files = program_files(program, source, proof, known, known_unpadded(model or program), tried)
     check_files(files)
     matched = min(check(files["train.py"], each) for each in every_size(program))
     account = plan_json(program, source, model or program, proof, matched, copies, tried=tried)

@@ -16,6 +16,7 @@ from .. import __version__
 from ..analysis.certificate import Proof, Tried, certificate
 from ..analysis.collective import Collective
 from ..analysis.communication import active_count, collectives, evaluation, parameter_count, places
+from ..analysis.compared import Compared, compared
 from ..analysis.elastic import every_size
 from ..analysis.expert_loads import Load
 from ..analysis.memory import Account, account, at_loads, capacity, fits
@@ -50,6 +51,7 @@ def plan_json(
     functions of user ops that were tried.
     """
     hashes = {name: digest(text) for name, text in modules.items()}
+    smaller = every_size(program)[1:]
     content = {
         "written_by": f"scalec {__version__}",
         "schema": SCHEMA,
@@ -69,8 +71,8 @@ def plan_json(
             **({"state": _plain(program.flow)} if model.flow.bucket == AUTO else {}),
             **({"watch": _plain(program.watch)} if program.watch != Watch() else {}),
         },
-        **_accounts(program),
-        **({"smaller": [_sized(it) | _accounts(it) for it in smaller]} if (smaller := every_size(program)[1:]) else {}),
+        **_accounts(program, bool(torch_alone)),
+        **({"smaller": [_sized(it) | _accounts(it, bool(torch_alone)) for it in smaller]} if smaller else {}),
         "certificate": certificate(proof, matched, program, bool(torch_alone), tried, hashes),
         **{
             key: {name: digest(text) for name, text in files.items()}
@@ -90,12 +92,16 @@ def _sized(program: Program) -> dict[str, Any]:
     }
 
 
-def _accounts(program: Program) -> dict[str, Any]:
-    """A step: its stages, communication, memory and, where it is known, time."""
+def _accounts(program: Program, torch_alone: bool) -> dict[str, Any]:
+    """A step: its stages, communication, memory and, where it is known, time.
+
+    Programs of torch alone compare nothing.
+    """
     return {
         **({"pipeline": _pipeline(program, program.pipeline)} if program.pipeline else {}),
         "collectives": [_collective(each) for rank in places(program) for each in collectives(program, rank)],
         "evaluation": [_collective(each) for rank in places(program) for each in evaluation(program, rank)],
+        **({} if torch_alone else {"compared": [_as_json(each) for each in compared(program)]}),
         "memory": _memory(program),
         **({"time": time} if (time := _time(program)) else {}),
     }
@@ -133,6 +139,11 @@ def _pipeline(program: Program, pipeline: Pipeline) -> dict[str, Any]:
         ],
         "rows": [*map(" ".join, pipeline.schedule.words)],
     }
+
+
+def _as_json(each: Compared) -> dict[str, Any]:
+    of = {"of": [*each.of]} if each.of else {}
+    return {"what": each.what, **of, "over": [*each.over], "when": each.when}
 
 
 def _memory(program: Program) -> dict[str, Any]:
@@ -219,6 +230,17 @@ def _collective(each: Collective) -> dict[str, Any]:
 _OF_A_RUN = re.compile(r"(axis|claim|state|bucket|pipeline|held|given|row|dim (batch|microbatches|seq)) ")
 _NOT_COMPUTED = re.compile(r" !\S+:\d+|\b(bf16|f16|f32|f64)(?=\[)| ~ \w+\([^)]*\)")
 """Lines of the plan, element types, initial values."""
+
+
+def known_unpadded(model: Program) -> str:
+    """The same hash as of the model without padding, where it has any; "" where it has none."""
+    unpadded = [evolve(dim, size=dim.valid) for dim in model.dims]
+    return known_by(evolve(model, dims=tuple(unpadded))) if is_padded(model) else ""
+
+
+def is_padded(program: Program) -> bool:
+    """Whether a dim has padding."""
+    return any(dim.valid != dim.size for dim in program.dims)
 
 
 def known_by(model: Program) -> str:

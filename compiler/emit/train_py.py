@@ -60,9 +60,17 @@ def train_py(program: Program, source: Source, proof: Proof | None = None, known
 
 
 def program_files(
-    program: Program, source: Source, proof: Proof | None = None, known: str = "", tried: Sequence[Tried] = ()
+    program: Program,
+    source: Source,
+    proof: Proof | None = None,
+    known: str = "",
+    unpadded: str = "",
+    tried: Sequence[Tried] = (),
 ) -> dict[str, str]:
-    """That, and the files that it reads from where it lies, name → text; `tried` are functions that were tried."""
+    """That, and the files that it reads from where it lies, name → text.
+
+    `unpadded` is the hash without padding; `tried` are the functions of user ops that were tried.
+    """
     model = model_classes(program)
     names = names_file(program, model.patterns)
     train, evaluate = step_lines(program, model.patterns, model.sizes)
@@ -95,6 +103,8 @@ def program_files(
             f"name={literal(run_word(source.path))},",
             *_plan(program, program.microbatches.args, model.sizes),
             *([f"model={literal(known)},  # what is computed, on any mesh"] if known else []),
+            *([f"unpadded={literal(unpadded)},  # the same without padding"] if unpadded else []),
+            *([f"padded_rows={literal(rows)},"] if (rows := padded_rows(program, model.patterns)) else []),
             *([f"names={read_beside('read_hf_names', names)},"] if names else []),
         ],
     )
@@ -143,6 +153,17 @@ def _part(program: Program) -> list[str]:
                     part = f"{letter(dim)}/{word}"
                     return [f"{part:<7} the part of {letter(dim)} that a rank of {word} holds"]
     return []
+
+
+def padded_rows(program: Program, patterns: Mapping[str, str]) -> dict[str, int]:
+    """The rows of each parameter that has more for padding, by the pattern of its name."""
+    found = dict[str, int]()
+    for param in program.params:
+        rows, *columns = (*param.type.dims[param.stacked :], "")
+        is_grouped = param.inner > 0 and len(columns) - 1 > param.inner
+        if rows and not is_grouped and program.valid(rows) != program.size(rows):
+            found[patterns[param.name]] = program.valid(rows)
+    return found
 
 
 def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -> list[str]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -114,7 +115,7 @@ def to_torch(saved: Saved, folder: Path, plan: Contents) -> str:
     if plan.scaled:  # the first scale where the run had none, as in another precision
         first = LossScale(torch.device("cpu")).kept()
         tensors = {key: Made(value.nbytes, partial(Tensor.clone, value)) for key, value in first} | tensors
-    put_tensors(folder, tensors, {BESIDE: json.dumps({"run": {**saved.run}}) + "\n"})
+    put_tensors(folder, tensors, {BESIDE: _beside(saved.run)})
     return f"wrote {saved} to {folder}: {counted(len(tensors), 'tensor')}"
 
 
@@ -207,10 +208,22 @@ def _updates(
     return torch.tensor(counts.pop() if counts else float(step))
 
 
+def _beside(run: Identity) -> str:
+    """The text of the file beside converted tensors: the run's identity and its hash."""
+    return json.dumps({"run": {**run}, "blake2b": _hash_of_run(run)}) + "\n"
+
+
+def _hash_of_run(run: Identity) -> str:
+    return blake2b(json.dumps(run, sort_keys=True).encode(), digest_size=32).hexdigest()
+
+
 def _run_of(path: Path) -> Identity:
-    """The identity of the run whose tensors were converted, if it is there."""
+    """The identity of the run whose tensors were converted, if it is there.  Earlier versions wrote no hash."""
     try:
-        said: Any = json.loads((path / BESIDE).read_text("utf-8"))["run"]
+        content: Any = json.loads((path / BESIDE).read_text("utf-8"))
+        said = content["run"]
+        if "blake2b" in content and content["blake2b"] != _hash_of_run(said):
+            raise ValueError
         return {str(name): value for name, value in said.items() if isinstance(value, str | int | float | None)}
     except FileNotFoundError:
         return {}

@@ -40,6 +40,11 @@ def index_of(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def cores_of_rank() -> int:
+    """The cores of this machine for each of its ranks, at least one."""
+    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
 def is_within(name: str) -> bool:
     """Whether a file of this name lies in the folder that names it, or in one below it."""
     path = PurePosixPath(name)

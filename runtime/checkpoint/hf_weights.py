@@ -6,22 +6,29 @@ Each rank reads its own part of each tensor and nothing else; what only one of p
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from importlib import import_module
 from itertools import product
 from math import prod
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..comm import c10d
 from ..comm.mesh import Mesh
+from ..comm.store import job_store, meet
+from ..comm.witness import rank_of_previous_node
 from ..errors import RunError, named
 from ..state.engine import TrainState
 from ..state.parameters import Spec
-from .files import DAMAGE, index_of, is_within, size_of
+from .agreement import together
+from .files import DAMAGE, cores_of_rank, index_of, is_within, size_of
 
 INDEX = "model.safetensors.index.json"
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
@@ -29,6 +36,8 @@ BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.mas
 
 ROWS = 256
 """Rows of a tensor that are compared at once."""
+
+_PIECE = 1 << 24  # bytes that a thread hashes at a time
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -133,6 +142,23 @@ class HFNames:
         return (self.repeats[".*".join(paths[:depth])] for depth in range(1, len(paths)))
 
 
+_Taken = tuple[str, list[list[int]], str]
+"""A part that a rank has read of a tensor: the tensor, first and last index along each dim, the hash of the values."""
+
+
+class _Noted:
+    """A tensor of a file, of which each part that is read is noted."""
+
+    def __init__(self, view: Any, tensor: str, taken: list[_Taken]) -> None:
+        self._view, self._tensor, self._taken = view, tensor, taken
+
+    def __getitem__(self, wanted: tuple[slice, ...]) -> Tensor:
+        part = self._view[wanted]
+        extent = [[each.start, each.stop] for each in wanted]
+        self._taken.append((self._tensor, extent, _hash(part)))
+        return part
+
+
 class Reader:
     """Files that are open for reading: one, or a folder of them.
 
@@ -141,6 +167,7 @@ class Reader:
 
     def __init__(self, path: Path, names: HFNames) -> None:
         self._path, self._file_of = path, _opened(path)
+        self._taken: list[_Taken] | None = None
         prefix = self._left_out(names)
         self._places = {
             name: (tuple(tensor.removeprefix(prefix) for tensor in tensors), part)
@@ -178,6 +205,11 @@ class Reader:
     def _slice(self, tensor: str) -> Any:
         return self._file_of[tensor].get_slice(tensor)
 
+    def _noted(self, tensor: str) -> Any:
+        """The same, which notes what is taken of it, where there are several nodes."""
+        view = self._slice(tensor)
+        return view if self._taken is None else _Noted(view, tensor, self._taken)
+
     def _compared(self, tensor: str, stored: HFWeight) -> str:
         """The part that the plan takes of a longer tensor, else "".  RunError if it differs otherwise."""
         view = self._slice(tensor)
@@ -193,19 +225,51 @@ class Reader:
         return ": ".join([str(self._path), *sorted(self._cut)])
 
     def fill(self, state: TrainState) -> None:
-        """Gives every parameter its value."""
-        state.take(lambda name, spec: self._part(name, spec, state.mesh))
+        """Gives every parameter its value.  RunError on all ranks where nodes have other files.  Collective."""
+        previous = rank_of_previous_node()
+        self._taken = None if previous is None else []
+        together(lambda: state.take(lambda name, spec: self._part(name, spec, state.mesh)))
+        if previous is not None:
+            self._compare_nodes(previous)
+
+    def _compare_nodes(self, previous: int) -> None:
+        """RunError on all ranks unless this node's files have what a rank of the previous node has read of its own.
+
+        So all that any rank has read is the same on two nodes at least.
+        """
+        store, (rank, _) = job_store(), c10d.place()
+        assert self._taken is not None, "weights: nothing was noted"
+        store.set(f"weights/{rank}", json.dumps([gethostname(), self._taken]))
+        meet("weights", "")
+        host, taken = json.loads(store.get(f"weights/{previous}"))
+        store.delete_key(f"weights/{previous}")
+        own = {(tensor, f"{extent}"): digest for tensor, extent, digest in self._taken}
+        other = f"rank {previous} on {host}"
+        together(lambda: self._check_taken(taken, own, other))
+
+    def _check_taken(self, taken: Sequence[_Taken], own: Mapping[tuple[str, str], str], other: str) -> None:
+        """RunError unless all parts that another rank has taken are the same here, where some were read already."""
+        for tensor, extent, digest in taken:
+            here = own.get((tensor, f"{extent}"))
+            if here is None:
+                here = _hash(self._slice(tensor)[tuple(slice(*each) for each in extent)])
+            if here != digest:
+                rank, _ = c10d.place()
+                raise RunError(
+                    f"`{tensor}` of {self._path} differs between {other} and rank {rank} on {gethostname()}",
+                    "the nodes have other files: give all of them the same revision",
+                )
 
     def _part(self, name: str, spec: Spec, mesh: Mesh) -> Tensor:
         """This rank's part of a parameter; of tensors for each expert, those of its experts."""
         tensors, stored = self._places[name]
         if len(tensors) == 1:
-            return _part(self._slice(tensors[0]), stored, spec, mesh)
+            return _part(self._noted(tensors[0]), stored, spec, mesh)
         rows, cut = spec.shape[0] // len(tensors), int(spec.shape[0] == len(tensors))
         first, count = (size // rows for size in (spec.offsets(mesh)[0], spec.local_shape(mesh)[0]))
         split = {dim - cut: axes for dim, axes in spec.split.items() if dim}
         own = Spec((rows, *spec.shape[1:])[cut:], split, spec.init)
-        parts = [_part(self._slice(tensor), stored, own, mesh) for tensor in tensors[first : first + count]]
+        parts = [_part(self._noted(tensor), stored, own, mesh) for tensor in tensors[first : first + count]]
         return torch.cat(parts).reshape(spec.local_shape(mesh))
 
 
@@ -216,6 +280,18 @@ def safetensors() -> Any:
     except ModuleNotFoundError:
         raise RunError("weights are read and written with the package safetensors: pip install safetensors") from None
     return import_module("safetensors")
+
+
+def _hash(part: Tensor) -> str:
+    """The hash of the values' bits, by pieces on as many threads as this rank has cores."""
+    data: Any = part.contiguous().view(-1).view(torch.uint8).numpy()
+    pieces = [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)]
+    with ThreadPoolExecutor(cores_of_rank()) as pool:
+        return blake2b(b"".join(pool.map(_digest, pieces)), digest_size=16).hexdigest()
+
+
+def _digest(piece: Any) -> bytes:
+    return blake2b(piece, digest_size=16).digest()
 
 
 def _kind(view: Any) -> tuple[object, ...]:

@@ -1,11 +1,15 @@
 """The index of a checkpoint: shape, element type and shards of every tensor; size and hash of every file.
 
 While ranks write, each has an index of its own part; the checkpoint's is all of them as one.
+
+The text begins with a hash of all its other bytes, so that a byte that a disk has changed is found, in the run's
+settings too.  Version 1 of the format had no such hash.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -17,7 +21,13 @@ from .hf_weights import DTYPES
 from .tensor_file import NAMES, Stamp
 
 _FORMAT = "scalec checkpoint"
-_VERSION = 1
+_VERSION, _WITHOUT_HASH = 2, 1
+_HASH = "blake2b"
+_DIGITS = 64  # of the hash, in hexadecimal
+_OPENING = f'{{"format": "{_FORMAT}", "version": {_VERSION}, "{_HASH}": "'.encode()
+
+PADDED_ROWS = "padded rows"
+"""The setting of a run that has the rows of each padded parameter without padding, as JSON, by patterns of names."""
 
 Identity = Mapping[str, str | int | float | None]
 """The identity of a run: settings by name."""
@@ -102,24 +112,47 @@ def text(index: Index) -> bytes:
         for key, entry in index.tensors.items()
     }
     files = {name: {"bytes": stamp.size, "blake2b": stamp.blake2b} for name, stamp in index.files.items()}
-    whole = {"format": _FORMAT, "version": _VERSION, "step": index.step, "run": {**index.run}}
-    whole |= {"tensors": tensors, "files": files}
-    return json.dumps(whole).encode() + b"\n"
+    return hashed({"step": index.step, "run": {**index.run}, "tensors": tensors, "files": files})
+
+
+def hashed(content: Mapping[str, Any]) -> bytes:
+    """The content as JSON, behind the format, its version and the hash of all but the hash itself."""
+    rest = b'", ' + json.dumps(content).encode().removeprefix(b"{") + b"\n"
+    return _OPENING + _hash_of(rest) + rest
+
+
+def _hash_of(rest: bytes) -> bytes:
+    """The hash of a text that goes on with `rest` after its hash."""
+    return blake2b(_OPENING + rest, digest_size=_DIGITS // 2).hexdigest().encode()
 
 
 def parsed(data: bytes) -> Index:
-    """Reads the JSON of `text`.  RunError if it is none, or of another version."""
+    """Reads the JSON of `text`.  RunError if it is none, has changed since, or is of another version."""
     try:
-        return _index(json.loads(data))
+        read = json.loads(data)
+        _check_text(read, data)
+        return _index(read)
     except DAMAGE:
         raise RunError("is damaged, or no index of a checkpoint") from None
 
 
-def _index(read: Any) -> Index:
+def _check_text(read: Any, data: bytes) -> None:
+    """ValueError unless the text is as it was written; RunError where its version is another."""
     if read["format"] != _FORMAT:
         raise ValueError
+    if read["version"] == _WITHOUT_HASH:
+        if _HASH in read:  # the version is what has changed
+            raise ValueError
+        return
     if read["version"] != _VERSION:
-        raise RunError(f"has format version {read['version']}; this program reads {_VERSION}")
+        versions = f"{_WITHOUT_HASH} and {_VERSION}"
+        raise RunError(f"has format version {read['version']}; this program reads {versions}")
+    start, stop = len(_OPENING), len(_OPENING) + _DIGITS
+    if not data.startswith(_OPENING) or data[start:stop] != _hash_of(data[stop:]):
+        raise ValueError
+
+
+def _index(read: Any) -> Index:
     files = {name: Stamp(natural(each["bytes"]), str(each["blake2b"])) for name, each in read["files"].items()}
     if any("/" in name or not is_within(name) for name in files):  # all lie in the checkpoint's own folder
         raise ValueError

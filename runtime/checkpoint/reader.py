@@ -1,11 +1,14 @@
 """Reads any box of any tensor of a checkpoint, after checking the hashes of its files."""
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from hashlib import blake2b
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,10 +16,17 @@ from torch import Tensor
 from ..errors import RunError, named
 from ..state.shards import Box, common_shape, pieces, whole
 from . import index, tensor_file
-from .files import index_of
-from .index import Identity
+from .files import DAMAGE, cores_of_rank, index_of, natural
+from .index import PADDED_ROWS, Identity
 
 INDEX = "index.json"
+
+_MODEL = "a run goes on with the model and the optimizer that it had"
+_SIZES = f"{_MODEL}; a change of `pad` alone is no such change, from runs on that have said their padding"
+_PRECISION = (
+    "masters have the type that `precision` says, and a checkpoint is not converted: go on with the precision it had,"
+    " or begin with its weights, by --export and then --init"
+)
 
 
 class Saved:
@@ -28,9 +38,11 @@ class Saved:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._index = _index_of(path)
+        self._index, self.digest = _index_of(path)
+        """The index, and a short hash of its text, which all ranks must have read alike."""
         self._files: dict[str, dict[str, Tensor]] = {}
         self._is_checked = False
+        self._padded_rows: Mapping[str, int] = {}
 
     def __str__(self) -> str:
         return str(self.path)
@@ -64,8 +76,7 @@ class Saved:
     def check_files(self, part: int, parts: int) -> None:
         """RunError unless these files, each `parts`th one from `part` on, are what was written; on several threads."""
         names = sorted(self._index.files)[part::parts]
-        cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        with ThreadPoolExecutor(max(1, min(cores, len(names)))) as pool:
+        with ThreadPoolExecutor(max(1, min(cores_of_rank(), len(names)))) as pool:
             self._files.update(zip(names, pool.map(self._read, names), strict=True))
 
     def checked(self) -> None:
@@ -77,16 +88,35 @@ class Saved:
         self._files.clear()
         self._index = replace(self._index, tensors={}, files={})
 
+    def repad(self, padded_rows: Mapping[str, int]) -> None:
+        """Has padding of rows be read as more or less of it: of a plan's parameters, by patterns, and of those here."""
+        try:
+            read: Mapping[str, Any] = json.loads(str(self.run.get(PADDED_ROWS, "{}")))
+            here = {str(name): natural(rows) for name, rows in read.items()}
+        except DAMAGE:
+            raise RunError(f"{self.path / INDEX} is damaged: its run's `{PADDED_ROWS}` is no JSON of numbers") from None
+        both = {**here, **padded_rows}
+        self._padded_rows = {name: rows for name, rows in both.items() if here.get(name, rows) == rows}
+
+    def _is_repadded(self, box: Box) -> bool:
+        """Whether the tensor here differs from the plan's in rows of padding alone."""
+        (rows, *others), (wanted, *wanted_others) = (*self._index.tensors[box.key].shape, 0), (*box.shape, 0)
+        parameter = box.key.rpartition("/")[2]
+        valid = next((n for name, n in self._padded_rows.items() if fnmatchcase(parameter, name)), None)
+        return valid is not None and valid <= min(rows, wanted) and rows != wanted and others == wanted_others
+
     def check(self, boxes: Sequence[Box]) -> None:
         """RunError unless each box is of a tensor that is here, of its element type, in a shape like its, and whole."""
         keys = list(dict.fromkeys(box.key for box in boxes))
         if missing := [key for key in keys if key not in self._index.tensors]:
-            raise RunError(f"{self.path} lacks {named(missing)}")
+            raise RunError(f"{self.path} lacks {named(missing)}: {_MODEL}")
         for box in boxes:
             entry = self._index.tensors[box.key]
-            if entry.dtype != box.tensor.dtype or common_shape(entry.shape, box.shape) is None:
+            fits = common_shape(entry.shape, box.shape) is not None or self._is_repadded(box)
+            if entry.dtype != box.tensor.dtype or not fits:
                 saved, wanted = _kind(entry.shape, entry.dtype), _kind(box.shape, box.tensor.dtype)
-                raise RunError(f"{self.path}: `{box.key}` is {saved}, but the plan's is {wanted}")
+                why = _SIZES if entry.dtype == box.tensor.dtype else _PRECISION
+                raise RunError(f"{self.path}: `{box.key}` is {saved}, but the plan's is {wanted}: {why}")
         self._check_parts(keys)
 
     def _check_parts(self, keys: Sequence[str]) -> None:
@@ -99,6 +129,9 @@ class Saved:
         return [copy for box in boxes for copy in self._copies(box, self._index.tensors[box.key])]
 
     def _copies(self, box: Box, entry: index.Entry) -> Iterator[tuple[Tensor, Tensor]]:
+        if self._is_repadded(box):
+            yield from self._rows(box, entry)
+            return
         common = common_shape(entry.shape, box.shape)
         assert common is not None, f"checkpoint: `{box.key}` was not checked"
         targets = pieces(box.extent, box.shape, common)
@@ -107,6 +140,15 @@ class Saved:
                 if shared := source.extent.overlap(target.extent):
                     values = source.of(self._tensor(part, entry.dtype))[shared.within(source.extent)]
                     yield target.of(box.tensor)[shared.within(target.extent)], values
+
+    def _rows(self, box: Box, entry: index.Entry) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows that both have; those of the plan alone are padding, and 0."""
+        for part in entry.parts:
+            if shared := part.extent.overlap(box.extent):
+                values = self._tensor(part, entry.dtype)[shared.within(part.extent)]
+                yield box.tensor[shared.within(box.extent)], values
+        padding = box.tensor[max(0, entry.shape[0] - box.offset[0]) :]
+        yield padding, torch.zeros_like(padding)
 
     def _tensor(self, part: index.Part, dtype: torch.dtype) -> Tensor:
         found = self._file(part.file).get(part.name)
@@ -133,7 +175,7 @@ def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
 
 
-def _index_of(path: Path) -> index.Index:
+def _index_of(path: Path) -> tuple[index.Index, str]:
     file = path / INDEX
     if not file.exists() and (path / ".metadata").exists():
         how = f"`scalec convert PLAN {path} -o step-NNNNNN` makes a checkpoint of it"
@@ -145,7 +187,7 @@ def _index_of(path: Path) -> index.Index:
         raise RunError(f"{file} {error}") from None
     if path.name != folder_name(found.step):
         raise RunError(f"{path} holds step {found.step}: it was saved as {folder_name(found.step)}")
-    return found
+    return found, blake2b(data, digest_size=6).hexdigest()
 
 
 def folder_name(step: int) -> str:

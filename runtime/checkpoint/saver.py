@@ -20,7 +20,7 @@ from ..comm import c10d
 from ..comm.store import meet
 from ..errors import RunError, named, reason
 from ..state.engine import TrainState
-from ..state.shards import Box, whole
+from ..state.shards import Box
 from ..state.skips import Held, Losses, LossScale
 from . import index, tensor_file
 from .agreement import anywhere, together
@@ -60,7 +60,7 @@ def save(folder: Path, step: int, state: TrainState, disk: Disk | None = None, r
 
 def own_boxes(state: TrainState) -> dict[str, Box]:
     """The boxes that this rank writes, by their names in its file."""
-    return {_tensor_name(box): box for box in state.boxes() if box.own and box.tensor.numel()}
+    return {box.name: box for box in state.boxes() if box.own and box.tensor.numel()}
 
 
 def write(
@@ -93,13 +93,14 @@ def prune(folder: Path, keep: Keep, disk: Disk) -> None:
         disk.remove(gone)
 
 
-def load(path: Path | Saved, state: TrainState) -> None:
+def load(path: Path | Saved, state: TrainState, padded_rows: Mapping[str, int] | None = None) -> None:
     """Fills the state from a checkpoint written on any mesh, and closes it.  Collective.
 
+    `padded_rows` are the rows of padded parameters without padding, of which the checkpoint may have more or less.
     A loss scale or a window of losses that it lacks begins anew, and one that the state has no use for is ignored.
     RunError, on all ranks and before anything is changed, where one cannot read what it needs.
     """
-    saved, boxes = together(lambda: _opened(path, [*state.boxes()]))
+    saved, boxes = together(lambda: _opened(path, [*state.boxes()], padded_rows or {}))
     keys, held = [key for key in saved.tensors() if key not in ADAPTED], {box.key for box in boxes}
     used = anywhere([key in held for key in keys])
     if extra := [key for key, is_used in zip(keys, used, strict=True) if not is_used]:
@@ -170,9 +171,10 @@ def _checked(path: Path) -> tuple[Saved | None, str]:
     return saved, ""
 
 
-def _opened(path: Path | Saved, boxes: list[Box]) -> tuple[Saved, list[Box]]:
+def _opened(path: Path | Saved, boxes: list[Box], padded_rows: Mapping[str, int]) -> tuple[Saved, list[Box]]:
     """A checkpoint, and those of the boxes that are filled from it."""
     saved = opened(path)
+    saved.repad(padded_rows)
     there = saved.tensors()
     filled = [box for box in boxes if box.key in there or box.key not in ADAPTED]
     saved.check(filled)
@@ -258,8 +260,3 @@ class _Saving:
 
 def _rank_name(rank: int) -> str:
     return f"rank-{rank:05d}"
-
-
-def _tensor_name(box: Box) -> str:
-    """The key; for a part with its place, as in `wq[0:4, 8:16]`."""
-    return box.key if box.extent == whole(box.shape) else f"{box.key}{box.extent}"

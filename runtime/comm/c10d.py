@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from hashlib import blake2b
 from typing import Any, cast
 
 import torch
@@ -203,21 +204,52 @@ def join(device: torch.device, limit: timedelta) -> None:
         dist.init_process_group("gloo", timeout=limit)
 
 
+_NAMED = 8  # ranks of a list
+
+
 def group_of(rows: Sequence[Sequence[int]], name: str, limit: timedelta) -> Group:
     """The group of this rank's row, of rows that have each rank of the job once.  All ranks call it in one order.
 
     One split of the job's communicator makes all rows of it, or a few do (`apart`).  A backend that cannot split makes
-    this rank's row alone.
+    this rank's row alone.  RunError where the group is not that row's, for which one call is made in it.
     """
     job, torch_dist = cast(Any, dist.group.WORLD), cast(Any, dist)
-    own = next(row for row in rows if dist.get_rank() in row)
+    own = [*next(row for row in rows if dist.get_rank() in row)]
     if job.bound_device_id is None:
-        return torch_dist.new_group([*own], timeout=limit, use_local_synchronization=True, group_desc=name)
+        group = torch_dist.new_group(own, timeout=limit, use_local_synchronization=True, group_desc=name)
+        _check_members(group, own, name, torch.device("cpu"))
+        return group
     found: Group = None
     for some in apart(rows):
         made = torch_dist.split_group(job, some, timeout=limit, group_desc=name)
-        found = made if found is None or [*own] in some else found
+        _check_members(made, next(row for row in some if dist.get_rank() in row), name, job.bound_device_id)
+        found = made if found is None or own in some else found
     return found
+
+
+def _check_members(group: Group, row: Sequence[int], name: str, device: torch.device) -> None:
+    """RunError unless a new group sums over the ranks of this row alone: one all-reduce of the row's hash.
+
+    torch believes that a group has the ranks that it asked for.  Where the backend made one communicator of two rows,
+    each sum would be over the ranks of both, without any error.
+    """
+    if dist.get_backend(group) == "fake":  # torch's own, without other ranks, by which a host is timed
+        return
+    mine = _hash_of_row(row)
+    total = torch.tensor([mine], dtype=torch.int64, device=device)
+    with unrecorded():
+        all_reduce(total, group)
+    if int(total) != mine * len(row):
+        ranks = ", ".join(map(str, row[:_NAMED])) + ", …" * (len(row) > _NAMED)
+        raise RunError(
+            f"the communicator of {name} for ranks {ranks} has other ranks than these: its sums would be wrong",
+            "report this with the versions of torch and NCCL, and train with another version of torch",
+        )
+
+
+def _hash_of_row(row: Sequence[int]) -> int:
+    """Below 2^40, so that the sum over 2^23 ranks does not overflow."""
+    return int.from_bytes(blake2b(",".join(map(str, row)).encode(), digest_size=5).digest(), "big")
 
 
 def apart(rows: Sequence[Sequence[int]]) -> Iterator[list[list[int]]]:

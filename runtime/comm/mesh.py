@@ -139,12 +139,17 @@ class Mesh:
             self._make_all()
 
     def _place(self) -> dict[str, int]:
+        """This rank's index along each axis."""
         ranks = self.size(*self.axes)
         world = dist.get_world_size() if dist.is_initialized() and ranks > 1 else 1
         assert world == ranks, f"mesh {self.axes}: {ranks} ranks, but {world} in the process group"
-        index, found = dist.get_rank() if ranks > 1 else 0, dict[str, int]()
+        return self._place_of(dist.get_rank() if ranks > 1 else 0)
+
+    def _place_of(self, number: int) -> dict[str, int]:
+        """The index of a global rank along each axis."""
+        found = dict[str, int]()
         for name, size in [*self.axes.items()][::-1]:
-            index, found[name] = divmod(index, size)
+            number, found[name] = divmod(number, size)
         return found
 
     @cached_property
@@ -187,9 +192,16 @@ class Mesh:
 
     def rank(self, *names: str) -> int:
         """This rank's index along the named axes together, the first of them outermost."""
+        return self._index(self._coordinate, names)
+
+    def rank_of(self, number: int, *names: str) -> int:
+        """The same of the job's rank of this number."""
+        return self._index(self._place_of(number), names)
+
+    def _index(self, coordinate: Mapping[str, int], names: Sequence[str]) -> int:
         index = 0
         for name in names:
-            index = index * self.axes[name] + self._coordinate[name]
+            index = index * self.axes[name] + coordinate[name]
         return index
 
     def axis(self, *names: str) -> Axis:
@@ -232,18 +244,24 @@ class Mesh:
     def _made(self, key: _Key) -> None:
         """Has an axis its group; axes of one rank have none, and those beside others change nothing."""
         axis, (kind, *names) = self._cache.setdefault(key, self._described(key)), key
+        wide = [name for name in names if self.axes.get(name, 1) > 1]
         if kind == "among":
-            axis.group = self._group(axis.name, names[:1], [*map(int, names[1:])])
+            self._give_group(axis, axis.name, names[:1], [*map(int, names[1:])])
+        elif not wide:
             return
-        wide = [name for name in names if self.axes[name] > 1]
-        if not wide:
-            return
-        if kind == "messages":
-            axis.group = self._group(f"{axis.name} messages", wide)
+        elif kind == "messages":
+            self._give_group(axis, f"{axis.name} messages", wide)
         elif axis.size == self.size(*self.axes):
             axis.group = dist.group.WORLD
+        elif wide == names:
+            self._give_group(axis, axis.name, wide)
         else:
-            axis.group = self._group(axis.name, wide) if wide == names else self.axis(*wide).group
+            axis.group = self.axis(*wide).group
+
+    def _give_group(self, axis: Axis, said: str, names: Sequence[str], chosen: Sequence[int] | None = None) -> None:
+        """Makes a group for an axis, in which `c10d.group_of` makes a call that is none of the plan's."""
+        axis.group = self._group(said, names, chosen)
+        axis.asides += 1
 
     def _group(self, said: str, names: Sequence[str], chosen: Sequence[int] | None = None) -> Any:
         """The group of this rank along some axes; of one, the `chosen` of its ranks, and each other rank by itself."""

@@ -1,7 +1,7 @@
 """The settings of a run as a program writes them: its plan, accounts of a step, learning-rate schedules."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import cos, pi, prod
 from typing import Protocol
 
@@ -145,6 +145,10 @@ class Plan:
     smaller: tuple[SmallerMesh, ...] = ()  # the largest first, for a run that has lost nodes
     largest: "Plan | None" = None  # of a plan on one of its smaller meshes
     model: str = ""  # a hash of what is computed, on any mesh
+    unpadded: str = ""  # the same without padding, where there is any
+    padded_rows: Mapping[str, int] = field(
+        default_factory=lambda: dict[str, int]()
+    )  # by patterns of names: those that count
     save_every: int = 500  # steps
     keep: int = 2  # the newest checkpoints, and
     keep_every: int = 0  # those of steps that this divides

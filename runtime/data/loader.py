@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from ..errors import RunError
 from ..ops.dropout import draws_of
 from .mixture import Mixture
 from .samples import Windows
+from .window_check import WindowCheck
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,17 @@ class Loader:
         axes = inputs["tokens"].split.get("batch", ())
         assert all(axes == each.split.get("batch", ()) for each in inputs.values()), "loader: inputs differ in rows"
         self._ranks, self._rank = mesh.size(*axes), mesh.rank(*axes)
+        self._axes = axes
+        self._check: WindowCheck | None = None
         self._rows = global_batch // (microbatches * self._ranks)
         assert self._rows * microbatches * self._ranks == global_batch, "loader: global_batch is not divisible"
+
+    def compare_windows(self, name: str, every: int, end: int, store: Any) -> None:
+        """Has the windows of steps below `end` compared with those of other ranks, as `WindowCheck` says.
+
+        `store` is that of the thread that asks for batches.
+        """
+        self._check = WindowCheck(name, self._window, self.samples, self._mesh, self._axes, every, end, store)
 
     def batch(self, step: int) -> Batch:
         """This rank's rows of step `step` (from 0), on its device.  RunError as below."""
@@ -88,10 +99,17 @@ class Loader:
     def prepared(self, step: int) -> Batch:
         """The same in memory of the host, which is pinned where the device is a GPU.
 
-        RunError if a token id is not below vocab, or a file has changed.
+        RunError if a token id is not below vocab, a file has changed, or other ranks read other tokens.
         """
-        samples = [step * self._global_batch + row for row in self._own_rows()]
-        windows = torch.stack([self._data.window(sample, self._seed) for sample in samples])
+        samples = self.samples(step, self._rank)
+        windows = torch.stack([self._window(sample) for sample in samples])
+        if self._check is not None and (fault := self._check.fault(step, windows)):
+            sample, ranks = fault
+            place = self._data.place(sample, self._seed)
+            raise RunError(
+                f"step {step + 1}: the data differs between {ranks}, in sample {sample}: {place}",
+                "one copy of the file is damaged or another version: give all nodes the same, then --resume auto",
+            )
         if int(windows.max()) >= self._vocab or int(windows.min()) < 0:
             ids = f"{int(windows.min())} to {int(windows.max())}"
             raise RunError(f"the data holds token ids {ids}, and the plan's vocab is {self._vocab}")
@@ -104,10 +122,14 @@ class Loader:
         """How many batches one pass over the data makes; the last may run into the next pass."""
         return -(-self._data.samples // self._global_batch)
 
-    def _own_rows(self) -> list[int]:
-        """This rank's rows of the global batch, microbatch by microbatch."""
-        starts = [(m * self._ranks + self._rank) * self._rows for m in range(self._microbatches)]
+    def samples(self, step: int, rank: int) -> list[int]:
+        """The samples of a step on a data-parallel rank, microbatch by microbatch."""
+        first = step * self._global_batch
+        starts = [first + (m * self._ranks + rank) * self._rows for m in range(self._microbatches)]
         return [start + row for start in starts for row in range(self._rows)]
+
+    def _window(self, sample: int) -> Tensor:
+        return self._data.window(sample, self._seed)
 
     def _local(self, rows: Tensor, layout: Input) -> Tensor:
         """[microbatches, b, seq], or without seq, in the layout of an input."""

@@ -33,15 +33,24 @@ class Stream:
 
     def window(self, number: int) -> Tensor:
         """Window `number` < `windows`: [width], int64.  RunError if a file has changed."""
+        return torch.cat([self._tokens.read(*stretch).long() for stretch in self._stretches(number)])
+
+    def place(self, number: int) -> str:
+        """For instance `a.txt, tokens 340 to 356`, the last not included."""
+        stretches = self._stretches(number)
+        return " and ".join(f"{self.files[file]}, tokens {start:,} to {stop:,}" for file, start, stop in stretches)
+
+    def _stretches(self, number: int) -> list[tuple[int, int, int]]:
+        """The files of a window by number, each with the first of its tokens and the one after the last."""
         start = number * self.width
         stop = start + self.width
         index = bisect_right(self._starts, start) - 1
-        pieces: list[Tensor] = []
+        stretches = list[tuple[int, int, int]]()
         while start < stop:
             first, end = self._starts[index], min(stop, self._starts[index + 1])
-            pieces.append(self._tokens.read(index, start - first, end - first).long())
+            stretches.append((index, start - first, end - first))
             start, index = end, index + 1
-        return torch.cat(pieces)
+        return stretches
 
 
 @dataclass(frozen=True)
@@ -63,11 +72,21 @@ class Mixture:
 
     def window(self, sample: int, seed: int) -> Tensor:
         """The window of a sample: [width], int64.  RunError if a file has changed."""
+        stream, number = self._place(sample, seed)
+        return stream.window(number)
+
+    def place(self, sample: int, seed: int) -> str:
+        """The files and tokens of a sample's window, in words."""
+        stream, number = self._place(sample, seed)
+        return stream.place(number)
+
+    def _place(self, sample: int, seed: int) -> tuple[Stream, int]:
+        """The stream that has the window of a sample, and the window's number there."""
         which, number = self._turns.at(sample, seed)
         name, stream = self.parts[which].name, self.parts[which].stream
         epoch, position = divmod(number, stream.windows)
         key = drawn(seed, epoch, name) if name else drawn(seed, epoch)
-        return stream.window(shuffled(position, stream.windows, key))
+        return stream, shuffled(position, stream.windows, key)
 
     def passes(self, samples: int) -> list[float]:
         """How often each set is seen in the first samples."""

@@ -3,7 +3,7 @@
 Non-goals: no communication (the program moves whole buckets in sight, `flat_param_group` layers), no files.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -214,17 +214,42 @@ class TrainState:
 
         Call `refresh` after writing to them.
         """
+        for box, _ in self._boxes_and_holders():
+            yield box
+
+    def shared_boxes(self) -> dict[str, list[Box]]:
+        """The boxes that other ranks have too, by the axes of these ranks: `dp*tp`, `dp*pp[0, 3]`."""
+        shared = dict[str, list[Box]]()
+        for box, holders in self._boxes_and_holders():
+            if holders:
+                shared.setdefault("*".join(holders), []).append(box)
+        return shared
+
+    def _boxes_and_holders(self) -> Iterator[tuple[Box, list[str]]]:
+        """Each box, and the axes, longer than one rank, along which all have it."""
         for memory in self._memories:
-            first = not memory.bucket.among or self.mesh.rank(memory.bucket.stages) == memory.bucket.among[0]
+            stages, among = memory.bucket.stages, memory.bucket.among
+            first = not among or self.mesh.rank(stages) == among[0]
             for flat in memory.flat_params:
                 for each in flat.record():
                     split = {axis for axes in each.spec.split.values() for axis in axes} | flat.apart
-                    own = first and self._is_first(set(self.mesh.axes) - split)
-                    yield Box(each.key, each.spec.shape, each.offset, each.local, own)
+                    along = [axis for axis in self.mesh.axes if axis not in split]
+                    own = first and self._is_first(along)
+                    box = Box(each.key, each.spec.shape, each.offset, each.local, own)
+                    yield box, [*self._longer(along), *([f"{stages}{[*among]}"] if among else [])]
         for name, bias in self._biases.by_name.items():
-            yield Box(name, tuple(bias.shape), (0,) * bias.ndim, bias, self._is_first(self._bias_axes(name)))
+            yield self._whole_box(name, bias, self._bias_axes(name))
         for key, value in self._whole():
-            yield Box(key, tuple(value.shape), (0,) * value.ndim, value, self._is_first(self.mesh.axes))
+            yield self._whole_box(key, value, (*self.mesh.axes,))
+
+    def _whole_box(self, key: str, value: Tensor, along: Sequence[str]) -> tuple[Box, list[str]]:
+        """A value that each rank of some axes has as a whole, and these."""
+        box = Box(key, tuple(value.shape), (0,) * value.ndim, value, self._is_first(along))
+        return box, self._longer(along)
+
+    def _longer(self, axes: Iterable[str]) -> list[str]:
+        """The axes of more than one rank."""
+        return [axis for axis in axes if self.mesh.size(axis) > 1]
 
     def _whole(self) -> Iterator[tuple[str, Tensor]]:
         """The values that are whole on every rank, and equal."""

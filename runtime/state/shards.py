@@ -57,6 +57,11 @@ class Box:
         """Where it lies."""
         return Extent(self.offset, tuple(self.tensor.shape))
 
+    @property
+    def name(self) -> str:
+        """The key; for a part with its place, as in `wq[0:4, 8:16]`."""
+        return self.key if self.extent == whole(self.shape) else f"{self.key}{self.extent}"
+
 
 def whole(shape: Shape) -> Extent:
     """All of a tensor."""

@@ -32,7 +32,7 @@ _NONE = "none"
 def settings(plan: Plan, options: Options) -> Settings:
     """This rank's program, options and versions."""
     program = Path(sys.argv[0])
-    files = (program, *map(program.with_name, _COMPANIONS))
+    files = (program, *map(program.with_name, _COMPANIONS), *_modules_of(program.absolute().parent))
     return {
         **{it.name: f"sha256 {sha256(it.read_bytes()).hexdigest()[:12]}" for it in files if it.is_file()},
         "plan": f"{plan.name} on {mesh_words(plan) or 'one rank'}, batches of {plan.global_batch} x {plan.seq}",
@@ -43,6 +43,13 @@ def settings(plan: Plan, options: Options) -> Settings:
         **{name: version_of(name) or _NONE for name in _PACKAGES},
         **({"CUDA": str(torch.version.cuda), "NCCL": nccl()} if options.device == "cuda" else {}),
     }
+
+
+def _modules_of(folder: Path) -> list[Path]:
+    """The files in the program's folder that it has imported: functions of its user ops, and what these import."""
+    origins = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+    files = {Path(origin).absolute() for origin in origins if origin}
+    return sorted(file for file in files if file.parent == folder)
 
 
 def alike(mine: Settings, help: str = "start all with the same files, options and versions") -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.agreement import of_node
-from ..checkpoint.index import Identity
+from ..checkpoint.index import PADDED_ROWS, Identity
 from ..config.plan import Plan
 from ..data.mixture import Mixture
 from ..errors import counted
@@ -21,6 +21,7 @@ from ..errors import counted
 _ENDS = 1 << 16  # bytes at a file's beginning and at its end that it is known by
 _SKIPPED = "so some are skipped and others seen twice"
 _RATE = ("lr", "steps", "schedule")
+_UNCOMPARED = (*_RATE, "unpadded", PADDED_ROWS)
 _MEANING = {
     "seed": f"samples come in another order, {_SKIPPED}",
     "data": f"the same numbers are other samples, {_SKIPPED}",
@@ -54,6 +55,8 @@ def identity(plan: Plan, seed: int, training: Mixture, hashes: Sequence[str]) ->
         "masked": data.masked,
         "mask_token": data.mask_token,
         **({"model": plan.model} if plan.model else {}),
+        **({"unpadded": plan.unpadded} if plan.unpadded else {}),
+        **({PADDED_ROWS: json.dumps({**plan.padded_rows})} if plan.padded_rows else {}),
     }
 
 
@@ -100,8 +103,13 @@ def differences(then: Identity, now: Identity, step: int) -> list[str]:
     return [
         f"{name} was {then[name]}, now {now[name]}: {_meaning(name, then, now, step)}"
         for name in now
-        if name in then and name not in _RATE and then[name] != now[name]
+        if name in then and name not in _UNCOMPARED and then[name] != now[name] and not _is_padding(name, then, now)
     ]
+
+
+def _is_padding(name: str, then: Identity, now: Identity) -> bool:
+    """Whether models differ in their padding alone, which another mesh may need."""
+    return name == "model" and then.get("unpadded", then["model"]) == now.get("unpadded", now["model"])
 
 
 def _meaning(name: str, then: Identity, now: Identity, step: int) -> str:

@@ -12,12 +12,14 @@ from torch import nn
 from ..checkpoint import saver
 from ..checkpoint.background import Saver
 from ..comm.mesh import Mesh
+from ..comm.store import job_store
 from ..config.environment import profiling, recording, sanitizing, tracing, unknown
 from ..config.plan import Metrics, Plan
 from ..config.versions import served
 from ..data.loader import Batch, Loader
 from ..data.mixture import Mixture
 from ..data.prefetch import ahead
+from ..data.window_check import EVERY
 from ..errors import RunError
 from ..state.engine import TrainState
 from . import allocator
@@ -26,6 +28,7 @@ from .launch import check, check_options, connect, end_with_launcher, is_first, 
 from .log import Log
 from .options import Options, going_on, mesh_words, parse, torchrun
 from .progress import Progress
+from .same_state import SameState
 from .shutdown import ending, refuse
 from .sinks import Sinks
 from .speed import Speed
@@ -93,6 +96,7 @@ class _Run:
             self.model, self.state = build(mesh)
         self.loader = self._loader(start.training)
         self.held = self._loader(start.validation) if start.validation else None
+        self._compare_windows()
         expected = None if recording() or sanitizing() or tracing() else plan.expected  # which knows nothing of these
         self.speed = Speed(plan.global_batch * plan.seq, mesh.size(*plan.mesh), mesh.device, expected)
         self.log = self._log()
@@ -101,11 +105,20 @@ class _Run:
         )
         keep = saver.Keep(options.keep, options.keep_every)
         self.saver = Saver(checkpoints(options), self.state, start.run, keep, start.check_claim)
+        self.same_state, self.has_saved = SameState(self.state), False
         self.stop = Stop(start.first)
 
     def _loader(self, data: Mixture) -> Loader:
         plan, seed = self.plan, self.options.seed
         return Loader(data, plan.data, plan.inputs, self.mesh, plan.global_batch, plan.microbatches, plan.vocab, seed)
+
+    def _compare_windows(self) -> None:
+        """Where there are other ranks: those of validation are the same each time, and compared once."""
+        if (store := job_store()) is None:
+            return
+        self.loader.compare_windows("data", EVERY, self.options.steps, store.clone())
+        if self.held:
+            self.held.compare_windows("validation data", 1, _EVAL_BATCHES, store)
 
     def _log(self) -> Log:
         folder = self.options.out if is_first() else None
@@ -193,8 +206,9 @@ class _Run:
         elif self.start.resume is None:
             self.state.initialise(self.options.seed)
         else:
-            saver.load(self.start.resume, self.state)
+            saver.load(self.start.resume, self.state, self.plan.padded_rows)
             self.log.say(f"resuming from {self.start.resume}")
+        self.same_state.require("before the first step")
         mesh = f"mesh {mesh_words(self.plan)}" if self.plan.mesh else "one rank"
         self.log.say(
             f"{self.plan.name} on {self.mesh.device.type}, {mesh}: steps {self.start.first + 1} to"
@@ -230,6 +244,9 @@ class _Run:
             self.log.mark(done)
         if due(self.options.save_every):
             self._doing("save", done)
+            if not self.has_saved:
+                self.same_state.require("before the first save")
+                self.has_saved = True
             self.saver.begin(done)
             self.log.mark(done)
         self._tell_saves()

@@ -87,7 +87,7 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--device", choices=("cpu", "cuda"), default=device, help="default here: %(default)s")
     help = "end all ranks if one makes no progress for so long before the first step is done (default %(default)s)"
     add("--first-step-limit", type=_seconds, default=1800.0, metavar="SECONDS", help=help)
-    help = "the same in later steps (default 10 times the longest so far, 120 at least)"
+    help = "the same in later steps (default 10 times the longest so far, 30 at least; 120 in the first steps)"
     add("--step-limit", type=_seconds, metavar="SECONDS", help=help)
     help = "the same in a save, without the pauses between its tries (default %(default)s)"
     add("--save-limit", type=_seconds, default=1800.0, metavar="SECONDS", help=help)

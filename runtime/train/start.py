@@ -55,7 +55,8 @@ def start(plan: Plan, options: Options) -> Start:
     data = together(lambda: opened(plan.data, options.data, plan.seq))
     hashes = content(data[0])
     start = together(lambda: _prepare(plan, options, resume, data, hashes))
-    alike({"checkpoint": f"{start.resume}", **{name: f"{value}" for name, value in start.run.items()}}, _FILES)
+    checkpoint = f"{start.resume} of index {start.resume.digest}" if start.resume else "none"
+    alike({"checkpoint": checkpoint, **{name: f"{value}" for name, value in start.run.items()}}, _FILES)
     moved = together(lambda: _cleared(options.out, start) if is_first() else [])
     warnings = [lock.warning] if lock and lock.warning else []
     return replace(start, notes=(*warnings, *damaged, *moved, *start.notes), lock=lock, claim=claim)
@@ -67,7 +68,9 @@ def _prepare(
     """Opens the weights, and looks at checkpoint and data.  RunError if any is not there or not enough."""
     training, held = data
     if options.resume == "newest" and resume is None:
-        raise RunError(f"nothing to resume: no checkpoint in {checkpoints(options)}")
+        raise RunError(
+            f"nothing to resume: no checkpoint in {checkpoints(options)}; --resume auto begins where there is none"
+        )
     first = saver.finished_steps(resume.path) if resume else 0
     if first >= options.steps and options.resume == "newest":
         raise RunError(f"{resume} has finished its {first} steps already: ask for more with --steps {2 * first}")

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from helpers.oracle.plans import Case, plan_text
-from scalec.compiler.emit.plan_json import known_by
+from scalec.compiler.emit.plan_json import known_by, known_unpadded
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 
@@ -51,6 +51,16 @@ def test_it_is_one_model(case: Case) -> None:
 def test_it_is_another(was: str, now: str) -> None:
     assert was in PLAN
     assert known(PLAN.replace(was, now)) != known(PLAN)
+
+
+@pytest.mark.parametrize("pad", ["pad 4", "pad 16"])
+def test_without_padding_it_is_that_of_the_plan_without(pad: str) -> None:
+    padded = PLAN.replace("vocab = 32", f"vocab = 29 {pad}")
+    plain = PLAN.replace("vocab = 32", "vocab = 29").replace(" vocab, heads", " heads")
+    model = compile_plan(Source("tiny.scale", padded), "resolve")
+    assert known_unpadded(model) == known(plain)
+    assert known_unpadded(model) != known(padded)
+    assert known_unpadded(compile_plan(Source("tiny.scale", plain), "resolve")) == ""
 
 
 def test_of_a_program_with_placements_there_is_none() -> None:

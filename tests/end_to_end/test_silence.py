@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from runpy import run_path
+from time import monotonic
 
 import pytest
 from torch.distributed.flight_recorder.components.loader import read_dump
@@ -78,6 +79,22 @@ def test_a_stopped_rank(tmp_path: Path) -> None:
     _blamed(ended, 1, "step 3: ", call, "(--step-limit 5)", "rank 1 on ", "its process is stopped", said)
     names = ended.err[0].partition(said)[2].splitlines()[0].removesuffix("RANK")
     assert read_dump(Path(names).name, f"{names}0")["rank"] == 0, "as torch's own reader has it"
+
+
+@pytest.mark.long
+def test_without_an_option_a_stopped_rank_is_named_within_a_minute(tmp_path: Path) -> None:
+    """Where steps are short, and the first ones are over."""
+    _written(DATA, tmp_path)
+    program = Program(tmp_path, DATA.ranks, "--data=corpus.bin --device=cpu --steps=20 --log-every=1")
+
+    def main() -> None:
+        run_path("train.py", run_name="__main__")
+
+    with fork(program, Fault(Point("step", 6, rank=1), stop()), main=main) as job:
+        began = monotonic()
+        ended = job.wait()
+    assert monotonic() - began < 60
+    _blamed(ended, 1, "step 6: ", "(--step-limit 30)", "rank 1 on ", "its process is stopped")
 
 
 @pytest.mark.long

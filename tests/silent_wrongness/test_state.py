@@ -93,8 +93,8 @@ def test_row_84_moments_of_the_optimizer_stay_behind(tmp_path: Path, monkeypatch
     assert _resumed(tmp_path / "right")
     opened = saver._opened
 
-    def without(path: Path, boxes: list[Box]) -> tuple[Any, list[Box]]:
-        return opened(path, [box for box in boxes if not box.key.startswith("optimizer/")])
+    def without(path: Path, boxes: list[Box], rows: Any) -> tuple[Any, list[Box]]:
+        return opened(path, [box for box in boxes if not box.key.startswith("optimizer/")], rows)
 
     monkeypatch.setattr(saver, "_opened", without)
     with pytest.raises(RunError, match=r"has `optimizer/exp_avg/norm`, .* which the plan has not"):
@@ -229,16 +229,10 @@ def test_row_99_each_rank_reads_the_same_rows(tmp_path: Path, monkeypatch: pytes
     one, other = _rows(tmp_path, range(2))
     assert not {*one} & {*other}
     assert {*one} | {*other} == {*range(0, 80, 5)}
-    own = Loader._own_rows
-    monkeypatch.setattr(Loader, "_own_rows", lambda self: own(_with(self, _rank=0)))
+    own = Loader.samples
+    monkeypatch.setattr(Loader, "samples", lambda self, step, rank: own(self, step, 0))
     one, other = _rows(tmp_path, range(2))
     assert one == other
-
-
-def _with(each: Loader, **values: Any) -> Loader:
-    for name, value in values.items():
-        setattr(each, name, value)
-    return each
 
 
 def test_row_100_each_pass_has_the_order_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

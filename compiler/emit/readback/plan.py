@@ -26,7 +26,7 @@ from .terms import called, demand, frozen_key, wrong
 def check_plan(machine: Machine, node: ast.Assign, plan: object, program: Program, stored: Mapping[str, str]) -> None:
     """`PLAN` says what the program says; `stored` is what it says of files of weights.
 
-    The model's hash is not read: of the model before any placement a program does not tell.
+    The model's hashes are not read: of the model before any placement a program does not tell.
     """
     if sizes(program)[1:] and program is not every_size(program)[0]:
         return  # the plan says all sizes, and is compared with the largest
@@ -35,7 +35,7 @@ def check_plan(machine: Machine, node: ast.Assign, plan: object, program: Progra
         raise wrong(node, "is no plan")
     said, texts = made[1], {**_plan(program), **stored}
     expected = {key: machine.spec(text) for key, text in texts.items()}
-    expected |= {key: said[key] for key in ("name", "model") if isinstance(said.get(key), str)}
+    expected |= {key: said[key] for key in ("name", "model", "unpadded") if isinstance(said.get(key), str)}
     assert isinstance(node.value, ast.Call), "emit: no plan"
     at = {keyword.arg: keyword.value for keyword in node.value.keywords}
     demand(node, isinstance(said.get("name"), str), "is no name")  # of the plan's file
@@ -138,7 +138,24 @@ def _inputs(program: Program) -> str:
 
 
 def stored(program: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:
-    """The setting `names`, if the program has names; `paths` are the parameters' name patterns, `dtype` the model's."""
+    """The settings `names` and `padded_rows`, if the program has such.
+
+    `paths` are the parameters' name patterns, `dtype` the model's element type.
+    """
+    rows = {paths[param.name]: count for param in program.params if (count := _valid_rows(param, program))}
+    return {**({"padded_rows": repr(rows)} if rows else {}), **_names(program, paths, dtype)}
+
+
+def _valid_rows(param: Param, program: Program) -> int:
+    """The rows of a parameter without padding, where its rows are one dim that has some; else 0."""
+    outer = param.type.dims[param.stacked : len(param.type.dims) - param.inner]
+    if not outer or (param.inner and outer[1:]):  # several dims are the rows of a product
+        return 0
+    rows, *_ = outer
+    return program.valid(rows) if program.valid(rows) != program.size(rows) else 0
+
+
+def _names(program: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:
     if not program.names:
         return {}
     entries = (f"  {dumps(paths[each.param])}: {dumps(_place(each, program))}" for each in program.names)

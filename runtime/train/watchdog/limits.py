@@ -15,8 +15,18 @@ from ...checkpoint.background import PAUSES
 
 Kind = Literal["start", "step", "validation", "save", "end"]
 
-LEAST = 120.0
+LEAST = 30.0
 """The shortest limit of a step that is not given by an option: others may be slow for a while."""
+EARLY = 120.0
+"""The same of the first steps, of those after a save or a validation, and of a validation.
+
+Ranks come to these at other times: one may pin memory, read a file for the first time, or compile.
+"""
+EARLY_STEPS = 2
+"""How many steps after the first, or after a save or a validation, are such.
+
+A GPU's host may be two steps ahead of a rank that it waits for.
+"""
 TIMES = 10
 """A step may take this many times as long as the longest so far."""
 WIDE = 10
@@ -46,13 +56,17 @@ class Pace:
         held = self._first_ones if is_first else self._longest
         held[kind] = max(seconds, held.get(kind, 0.0))
 
-    def limit(self, kind: Kind, is_first: bool) -> tuple[float, str]:
-        """Seconds, and the option that says so; `is_first` of its kind in this run.  Between tries a save pauses."""
+    def limit(self, kind: Kind, is_first: bool, is_early: bool) -> tuple[float, str]:
+        """Seconds, and the option that says so; `is_first` of its kind in this run, `is_early` as EARLY says.
+
+        Between tries a save pauses.
+        """
         if kind in ("save", "end"):
             return self.save + sum(PAUSES), f"--save-limit {self.save:.0f}"
         if kind == "start" or is_first:
             return self.first, f"--first-step-limit {self.first:.0f}"
-        most = self.step or max(LEAST, TIMES * self._before(kind))
+        least = EARLY if is_early or kind == "validation" else LEAST
+        most = self.step or max(least, TIMES * self._before(kind))
         return most, f"--step-limit {most:.0f}"
 
     def _before(self, kind: Kind) -> float:

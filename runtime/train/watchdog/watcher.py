@@ -33,7 +33,7 @@ from ...config.plan import Plan
 from ..launch import flight_record
 from ..options import Options
 from ..shutdown import keeps_store, tell_launcher
-from .limits import Kind, Pace, Patience
+from .limits import EARLY_STEPS, Kind, Pace, Patience
 from .position import counts, position
 from .verdict import Position, Verdict, awaited, judge, named, read
 
@@ -46,11 +46,15 @@ _POSITIONS, _ANSWERS, _VERDICT, _RANKS, _LEFT = "positions", "answers", "verdict
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Mark:
-    """The beginning of what a rank does, the first of its kind or not, and how many calls its groups had made then."""
+    """The beginning of what a rank does, and how many calls its groups had made then.
+
+    It may be the first of its kind, and a step may be early, as `EARLY` of limits says.
+    """
 
     kind: Kind
     step: int
     is_first: bool
+    is_early: bool
     before: Mapping[Any, int]
 
     def __str__(self) -> str:
@@ -76,8 +80,9 @@ class Watchdog:
         self._world = mesh.size(*mesh.axes)
         self._interval = interval or max(1.0, self._world / READS)
         self._host = gethostname()
-        self._mark = _Mark("start", 0, True, {})
+        self._mark = _Mark("start", 0, True, True, {})
         self._begun = set[Kind]()
+        self._last_early = 0
         self._lost: BaseException | None = None  # of a call of the main thread to other ranks
         self._ending = threading.Event()
         self._neighbour = _Neighbour(store, rank)
@@ -92,7 +97,10 @@ class Watchdog:
 
     def begin(self, kind: Kind, step: int) -> None:
         """The main thread goes on: to a step, or to what follows it.  Takes about 0.7 µs a group."""
-        self._mark = _Mark(kind, step, kind not in self._begun, counts(self._mesh))
+        is_first = kind not in self._begun
+        if is_first or kind != "step":
+            self._last_early = step + EARLY_STEPS
+        self._mark = _Mark(kind, step, is_first, step <= self._last_early, counts(self._mesh))
         self._begun.add(kind)
 
     def stop(self) -> None:
@@ -136,7 +144,7 @@ class Watchdog:
                 self._look(seen, passed)
 
     def _look(self, mark: _Mark, passed: float) -> None:
-        limit, option = self._pace.limit(mark.kind, mark.is_first)
+        limit, option = self._pace.limit(mark.kind, mark.is_first, mark.is_early)
         try:
             if self._store.check([FAILED]):
                 self._follow(json.loads(self._store.get(FAILED)))

@@ -96,6 +96,20 @@ def test_there_and_back_is_the_same_to_the_last_bit(name: str, tmp_path: Path) -
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["step-000007"]
 
 
+def test_a_byte_that_differs_in_the_identity_beside_tensors_changes_no_setting(tmp_path: Path) -> None:
+    """It is found, or is one of the text around the settings."""
+    file = tmp_path / "scalec.json"
+    data = convert._beside({"seed": 5, "lr": 0.01}).encode()
+    found = 0
+    for place, byte in enumerate(data):
+        file.write_bytes(data[:place] + bytes([byte ^ 1]) + data[place + 1 :])
+        try:
+            assert convert._run_of(tmp_path) == {"seed": 5, "lr": 0.01}
+        except RunError as error:
+            found += "scalec.json is damaged" in str(error)
+    assert found > len(data) / 2
+
+
 def test_a_plan_in_fp16_has_a_loss_scale_whatever_the_run_had(tmp_path: Path) -> None:
     """A program of torch alone loads all that its state has, or fails."""
     module, _ = _plan(plan_text(CASES["adamw"]), tmp_path / "program", "scalec")

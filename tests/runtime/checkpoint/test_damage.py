@@ -12,10 +12,11 @@ import torch.distributed as dist
 import torch.distributed.tensor  # seconds: once, before ranks are forked
 from torch import Tensor
 
+from helpers.checkpoint_index import change_index
 from helpers.forked_ranks import run_ranks
 from helpers.small_state import made, whole
 from scalec.runtime import RunError
-from scalec.runtime.checkpoint import saver
+from scalec.runtime.checkpoint import index, saver
 from scalec.runtime.checkpoint.files import Disk
 
 STEP = "step-000003"
@@ -43,13 +44,30 @@ def _payload(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
 
 
 def _index(change: Callable[[Any], object]) -> Callable[[Path], None]:
+    """An index whose hash is right though its content is not, as of a program with a mistake."""
+
+    def damage(folder: Path) -> None:
+        change_index(folder / "index.json", change)
+
+    return damage
+
+
+def _head(change: Callable[[Any], object]) -> Callable[[Path], None]:
+    """An index with another format, version or hash."""
+
     def damage(folder: Path) -> None:
         file = folder / "index.json"
         index = json.loads(file.read_text())
         change(index)
-        file.write_text(json.dumps(index))
+        file.write_text(json.dumps(index) + "\n")
 
     return damage
+
+
+def _without_hash(index: Any) -> None:
+    """As version 1 of the format was written."""
+    index["version"] = 1
+    index.pop("blake2b")
 
 
 def _boxes(index: Any, key: str = "up") -> Any:
@@ -79,13 +97,19 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "half_an_index": (lambda folder: (folder / "index.json").write_text("{"), NOT_OURS),
     "no_text": (lambda folder: (folder / "index.json").write_bytes(b"\xff"), NOT_OURS),
     "deep": (lambda folder: (folder / "index.json").write_text("[" * 100_000), NOT_OURS),
-    "format": (_index(lambda index: index.update(format="other")), NOT_OURS),
+    "format": (_head(lambda index: index.update(format="other")), NOT_OURS),
     "step_text": (_index(lambda index: index.update(step="3")), NOT_OURS),
     "negative": (_index(lambda index: _boxes(index)[0].update(offset=[-1, 0])), NOT_OURS),
     "elsewhere": (_index(lambda index: _boxes(index)[0].update(file="../secret")), NOT_OURS),
     "version": (
-        _index(lambda index: index.update(version=2)),
-        "/index.json has format version 2; this program reads 1",
+        _head(lambda index: index.update(version=3)),
+        "/index.json has format version 3; this program reads 1 and 2",
+    ),
+    "former version, with a hash": (_head(lambda index: index.update(version=1)), NOT_OURS),
+    "no hash": (_head(lambda index: index.pop("blake2b")), NOT_OURS),
+    "other spaces": (
+        lambda folder: _respaced(folder / "index.json"),
+        NOT_OURS,
     ),
     "renamed": (_index(lambda index: index.update(step=4)), f"/{STEP} holds step 4: it was saved as step-000004"),
     "missing": (_index(lambda index: index["tensors"].pop("up")), f"/{STEP} lacks `up`"),
@@ -123,6 +147,29 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "batch of a run": (_index(lambda index: index.update(run={"global_batch": "many"})), NOT_OURS),
     "former": (_as_before, f"/{STEP} is of torch.distributed.checkpoint: `scalec convert PLAN "),
 }
+
+
+def _respaced(file: Path) -> None:
+    """The same JSON, but for a space."""
+    file.write_bytes(file.read_bytes().rstrip() + b" \n")
+
+
+def test_a_byte_that_differs_anywhere_in_the_index_is_found(saved: Path) -> None:
+    """All bytes, each in three ways: a bit, its case, a digit."""
+    data = (saved / "index.json").read_bytes()
+    for place, byte in enumerate(data):
+        for other in {byte ^ 1, byte ^ 32, ord("1")} - {byte}:
+            with pytest.raises(RunError):
+                index.parsed(data[:place] + bytes([other]) + data[place + 1 :])
+
+
+def test_an_index_of_the_former_version_is_read(saved: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(saved, tmp_path / STEP)
+    _head(_without_hash)(folder)
+    former, now = made({}, seed=1), made({}, seed=2)
+    saver.load(folder, former)
+    saver.load(saved, now)
+    assert _same(whole(former), whole(now))
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)

@@ -19,11 +19,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from helpers.checkpoint_index import change_index, get_content
 from helpers.small_state import SHAPES, made
 from scalec.runtime import HFNames, HFWeight, RunError
 from scalec.runtime.checkpoint import saver
 from scalec.runtime.checkpoint.export import export
 from scalec.runtime.checkpoint.hf_weights import INDEX, Reader
+from scalec.runtime.checkpoint.index import hashed
 
 STEP = "step-000003"
 PAYLOAD = "rank-00000.safetensors"
@@ -112,6 +114,13 @@ def _changed_json(data: bytes, draw: random.Random) -> bytes:
     return json.dumps(root[0]).encode()
 
 
+def _changed_content(data: bytes, draw: random.Random) -> bytes:
+    """An index of a checkpoint, likewise, with the right hash where it is an object still."""
+    content = _changed_json(json.dumps(get_content(data)).encode(), draw)
+    read = json.loads(content)
+    return hashed(read) if isinstance(read, dict) and read else content
+
+
 def _drawn(root: list[Any], draw: random.Random) -> tuple[Any, Any]:
     """A list or object somewhere in it, and one of its indices or keys."""
     holder, key = root, 0
@@ -131,15 +140,14 @@ def _changed_header(data: bytes, draw: random.Random) -> bytes:
 def _stamped(folder: Path) -> None:
     """The index has the size and the hash of the tensors' file as it is."""
     data = (folder / STEP / PAYLOAD).read_bytes()
-    index = json.loads((folder / STEP / "index.json").read_text())
-    index["files"][PAYLOAD] = {"bytes": len(data), "blake2b": blake2b(data, digest_size=32).hexdigest()}
-    (folder / STEP / "index.json").write_text(json.dumps(index))
+    stamp = {"bytes": len(data), "blake2b": blake2b(data, digest_size=32).hexdigest()}
+    change_index(folder / STEP / "index.json", lambda index: index["files"].update({PAYLOAD: stamp}))
 
 
 CHECKPOINT = (_load, _export)
 KINDS: dict[str, tuple[str, Callable[[bytes, random.Random], bytes], tuple[Callable[[Path], None], ...]]] = {
     "index_bytes": (f"{STEP}/index.json", _changed_bytes, CHECKPOINT),
-    "index": (f"{STEP}/index.json", _changed_json, CHECKPOINT),
+    "index": (f"{STEP}/index.json", _changed_content, CHECKPOINT),
     "tensors_bytes": (f"{STEP}/{PAYLOAD}", _changed_bytes, CHECKPOINT),
     "tensors": (f"{STEP}/{PAYLOAD}", _changed_header, CHECKPOINT),
     "weights_bytes": ("in/0.safetensors", _changed_bytes, (_init,)),
@@ -172,10 +180,7 @@ def test_whatever_is_changed_is_read_or_a_line(kind: str, good: Path, tmp_path: 
 
 def _index(change: Callable[[Any], object]) -> Callable[[Path], object]:
     def damage(folder: Path) -> None:
-        file = folder / STEP / "index.json"
-        index = json.loads(file.read_text())
-        change(index)
-        file.write_text(json.dumps(index))
+        change_index(folder / STEP / "index.json", change)
 
     return damage
 

@@ -182,6 +182,7 @@ def test_rows_of_one_colour_are_made_one_after_the_other(monkeypatch: pytest.Mon
 def test_a_rank_gets_the_group_of_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     job = SimpleNamespace(WORLD=SimpleNamespace(bound_device_id=torch.device("cuda:0")))
     monkeypatch.setattr(c10d, "apart", lambda rows: [[[0, 1], [2], [3]], [[0], [1], [2, 3]]])
+    monkeypatch.setattr(c10d, "_check_members", lambda *_: None)
     for rank, row in enumerate(([0, 1], [0, 1], [2, 3], [2, 3])):
 
         def split(_: Any, rows: list[list[int]], rank: int = rank, **__: Any) -> list[int]:
@@ -190,6 +191,51 @@ def test_a_rank_gets_the_group_of_its_row(monkeypatch: pytest.MonkeyPatch) -> No
         torch_dist = SimpleNamespace(group=job, get_rank=lambda rank=rank: rank, split_group=split)
         monkeypatch.setattr(c10d, "dist", torch_dist)
         assert c10d.group_of([[0, 1], [2, 3]], "pp[0, 1]", timedelta(seconds=1)) == row
+
+
+MERGING, ROWS = [0, 1, 2, 3], [[[0, 1], [2, 3]], [[0], [1], [2, 3]], [[0, 1, 2], [3]]]
+
+
+def _group(rows: list[list[int]], merged: list[int], splits: bool) -> str:
+    """The error of a rank whose backend makes one communicator of all rows within `merged`."""
+    real: Any = dist
+
+    def get_ranks(row: list[int]) -> list[int]:
+        return merged if set(row) <= set(merged) else row
+
+    def split_group(_: Any, some: list[list[int]], **__: Any) -> Any:
+        row = next(row for row in some if dist.get_rank() in row)
+        return real.new_group(get_ranks(row), use_local_synchronization=True)
+
+    def new_group(row: list[int], **__: Any) -> Any:
+        return real.new_group(get_ranks(row), use_local_synchronization=True)
+
+    device = torch.device("cpu") if splits else None
+    job = SimpleNamespace(WORLD=SimpleNamespace(bound_device_id=device))
+    usual = {"get_rank": dist.get_rank, "get_backend": dist.get_backend}
+    c10d.dist = SimpleNamespace(group=job, split_group=split_group, new_group=new_group, **usual)
+    try:
+        c10d.group_of(rows, "dp", timedelta(seconds=60))
+    except RunError as error:
+        return str(error)
+    finally:
+        c10d.dist = dist
+    return ""
+
+
+@pytest.mark.parametrize("splits", [True, False])
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+def test_two_rows_in_one_communicator_are_an_error_on_all_their_ranks(rows: list[list[int]], splits: bool) -> None:
+    """As where torch's hash of rows is another than the one that `apart` knows."""
+    lines = run_ranks(4, _group, rows, MERGING, splits)
+    for rank, line in enumerate(lines):
+        ranks = ", ".join(map(str, next(row for row in rows if rank in row)))
+        assert line.startswith(f"the communicator of dp for ranks {ranks} has other ranks than these: its sums would")
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_rows_in_communicators_of_their_own_are_none(splits: bool) -> None:
+    assert run_ranks(4, _group, [[0, 1], [2, 3]], [], splits) == [""] * 4
 
 
 # ---- limits, records, versions

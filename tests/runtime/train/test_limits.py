@@ -4,11 +4,15 @@ A store that does not answer is told, once its time has passed; one that has ans
 """
 
 import threading
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
-from scalec.runtime.train.watchdog import limits
-from scalec.runtime.train.watchdog.limits import LEAST, Kind, Pace, Patience
+from scalec.runtime import Mesh
+from scalec.runtime.train.watchdog import limits, watcher
+from scalec.runtime.train.watchdog.limits import EARLY, LEAST, Kind, Pace, Patience
+from scalec.runtime.train.watchdog.watcher import _ANSWER, Watchdog
 
 
 @pytest.mark.parametrize(
@@ -24,16 +28,43 @@ from scalec.runtime.train.watchdog.limits import LEAST, Kind, Pace, Patience
     ],
 )
 def test_the_options(kind: Kind, is_first: bool, limit: tuple[float, str]) -> None:
-    assert Pace(first=1800, step=300, save=600).limit(kind, is_first) == limit
+    for is_early in (True, False):
+        assert Pace(first=1800, step=300, save=600).limit(kind, is_first, is_early) == limit
 
 
 def test_without_an_option_a_step_may_take_ten_times_the_longest() -> None:
     pace = Pace(first=1800, step=None, save=600)
-    assert pace.limit("step", False)[0] == LEAST
+    assert pace.limit("step", False, is_early=False)[0] == LEAST
+    assert pace.limit("step", False, is_early=True)[0] == EARLY
     for seconds in (50.0, 20.0):
         pace.done("step", seconds, False)
-    assert pace.limit("step", False)[0] == 500
-    assert pace.limit("validation", False)[0] == LEAST
+    assert pace.limit("step", False, is_early=False)[0] == 500
+    assert pace.limit("step", False, is_early=True)[0] == 500
+    assert pace.limit("validation", False, is_early=False)[0] == EARLY
+
+
+def test_where_steps_are_short_a_rank_that_hangs_is_named_within_a_minute() -> None:
+    """The limit, the answers of all ranks, and the looks at the store."""
+    pace = Pace(first=1800, step=None, save=600)
+    for seconds in (0.2, 1.1, 0.3):
+        pace.done("step", seconds, False)
+    assert pace.limit("step", False, is_early=False)[0] + _ANSWER + 2 * 4 < 60
+
+
+def test_steps_are_early_at_first_and_after_a_save_or_a_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run that goes on after step 6, with a save after step 12, in which step 11 is run twice."""
+    monkeypatch.setattr(watcher, "counts", lambda mesh: {})
+    torch_dist: Any = dist
+    watchdog = Watchdog(torch_dist.HashStore(), Mesh({}), 0, Pace(first=1800, step=None, save=600))
+    before: list[tuple[Kind, int]] = [("step", step) for step in (7, 8, 9, 10, 11, 11, 12)]
+    after: list[tuple[Kind, int]] = [("step", step) for step in (13, 14, 15, 16)]
+    doing: list[tuple[Kind, int]] = [*before, ("save", 12), *after]
+    seen = list[tuple[int, bool]]()
+    for kind, step in doing:
+        watchdog.begin(kind, step)
+        seen.append((step, watchdog._mark.is_early))
+    early = [step for step, is_early in seen if is_early]
+    assert early == [7, 8, 9, 12, 13, 14]  # 12 is the save
 
 
 @pytest.mark.parametrize(("priced", "second"), [(None, 6000), (3.0, 300), (0.1, LEAST)])
@@ -42,10 +73,10 @@ def test_a_first_step_counts_until_another_is_measured(priced: float | None, sec
     pace = Pace(first=1800, step=None, save=600, priced=priced)
     pace.done("step", 600.0, True)
     pace.done("validation", 500.0, True)
-    assert pace.limit("step", False)[0] == second
+    assert pace.limit("step", False, is_early=False)[0] == second
     pace.done("step", 20.0, False)
-    assert pace.limit("step", False)[0] == 200
-    assert pace.limit("validation", False)[0] == 5000
+    assert pace.limit("step", False, is_early=False)[0] == 200
+    assert pace.limit("validation", False, is_early=False)[0] == 5000
 
 
 @pytest.fixture

@@ -256,7 +256,11 @@ def test_a_new_run_sets_the_earlier_one_aside(folder: Path) -> None:
         ),
         (PLAN, "--data a/*.txt", "no data: `a/*.txt` matches no file that holds anything, looked for in CWD"),
         (PLAN, "--data /nothing/*.txt", "no data: `/nothing/*.txt` matches no file that holds anything"),
-        (PLAN, "--resume", "nothing to resume: no checkpoint in runs/bigram/checkpoints"),
+        (
+            PLAN,
+            "--resume",
+            "nothing to resume: no checkpoint in runs/bigram/checkpoints; --resume auto begins where there is none",
+        ),
         (replace(PLAN, seq=999), "", "too little data: 360 tokens in 1 file are less than a window of 1000"),
         (replace(PLAN, mesh={}), "", "a plan without a mesh takes 1 rank, not 2; start it with: python train.py"),
         (

@@ -1,0 +1,49 @@
+"""Comparisons that a run always makes beside its collectives, by the IR: which ranks must have which values alike.
+
+Ranks compare hashes in the job's store, before or after a step or while one runs.  So nothing of it is in the step's
+IR, nor among the collectives; `watch { copies }` compares more, and that is in the plan.
+"""
+
+from attrs import frozen
+
+from ..ir import BATCH, Program
+
+EVERY_STEP = "in each of the first 4 steps, each 8th and the last"
+ONCE = "before the first step and before the first save"
+
+
+@frozen
+class Compared:
+    """Values that all ranks along the axes `over` must have alike.
+
+    what  `windows` of the data, which make the inputs, or `state`: masters and optimizer state of the parameters `of`
+    """
+
+    what: str
+    over: tuple[str, ...]
+    when: str
+    of: tuple[str, ...] = ()
+
+
+def compared(program: Program) -> list[Compared]:
+    """All of it, of axes longer than one rank.  With several nodes, ranks also read windows of the node before."""
+    axes = [axis.name for axis in program.axes if axis.size > 1]
+    if not axes:
+        return []
+    batch = {axis for arg in program.microbatches.args for axis in arg.value.type.axes_of(BATCH)}
+    found = [Compared("windows", tuple(axis for axis in axes if axis not in batch), EVERY_STEP)]
+    params: dict[tuple[str, ...], list[str]] = {}
+    for param in program.stored:
+        params.setdefault(_holders(program, param.name, axes), []).append(param.name)
+    found += [Compared("state", over, ONCE, tuple(names)) for over, names in params.items() if over]
+    return found
+
+
+def _holders(program: Program, param: str, axes: list[str]) -> tuple[str, ...]:
+    """The axes along which ranks keep the same of a parameter between steps; a stage of a pipeline has its own."""
+    type = program.types[param]
+    apart = {axis for dim in type.dims for axis in type.axes_of(dim)}
+    apart |= {axis for bucket in program.buckets if param in bucket.params for axis in bucket.shard_axes}
+    if program.pipeline:
+        apart.add(program.pipeline.axis)
+    return tuple(axis for axis in axes if axis not in apart)

@@ -1,0 +1,106 @@
+"""Windows of tokens compared between ranks, while the next batch is made: a damaged copy of the data is found.
+
+Ranks that differ only on axes that do not split `batch` read the same windows: each compares all of its own.  Where the
+files may be another node's copy, some ranks also read the windows of a rank of the node before and compare these.  So
+every window that trains anything has been read on two nodes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ..comm import c10d
+from ..comm.mesh import Mesh
+from ..comm.witness import Witness, rank_of_previous_node
+
+EVERY = 8
+"""Steps between comparisons of a small job, after the first steps, each of which is compared."""
+
+_FIRST_STEPS = 4
+_RANKS = 256  # for each so many ranks comparisons are one step further apart: all go through one store
+
+
+class WindowCheck:
+    """This rank's side of the comparison."""
+
+    def __init__(
+        self,
+        name: str,
+        window: Callable[[int], Tensor],
+        samples: Callable[[int, int], list[int]],
+        mesh: Mesh,
+        axes: Sequence[str],
+        every: int,
+        end: int,
+        store: Any,
+    ) -> None:
+        """`window` gives the window of a sample, `samples` those of a step on a rank of `axes`, which split `batch`.
+
+        `every` so many steps, and in the last one below `end`, windows are compared.
+        """
+        self._name, self._window, self._samples = name, window, samples
+        self._every, self._end = max(every, c10d.place()[1] // _RANKS), end
+        self._witness = Witness(store)
+        self._row = mesh.rank(*axes)
+        self._other_row = _row_of_previous_node(mesh, axes)
+        self._seen: dict[int, dict[str, int]] = {self._row: {}}
+        if self._other_row is not None:
+            self._seen[self._other_row] = {}
+        self._first_step = self._last_step = -1
+
+    def fault(self, step: int, windows: Tensor) -> tuple[int, str] | None:
+        """A sample whose window another rank has read otherwise, and the two ranks; `windows` are this rank's.
+
+        A step that is run once more is not compared once more.
+        """
+        if step <= self._last_step:
+            return None
+        if self._first_step < 0:
+            self._first_step = step
+        self._last_step = step
+        self._see(self._row, step, windows)
+        if self._other_row is not None:
+            samples = self._samples(step, self._other_row)
+            self._see(self._other_row, step, torch.stack([self._window(sample) for sample in samples]))
+        return self._compare(step) if self._is_due(step) else None
+
+    def _see(self, row: int, step: int, windows: Tensor) -> None:
+        samples = self._samples(step, row)
+        self._seen[row] |= zip(map(str, samples), _hashes(windows), strict=True)
+
+    def _is_due(self, step: int) -> bool:
+        is_early = step < self._first_step + _FIRST_STEPS
+        return is_early or step % self._every == 0 or step == self._end - 1
+
+    def _compare(self, step: int) -> tuple[int, str] | None:
+        for row, seen in self._seen.items():
+            difference = self._witness.difference(f"{self._name}/{step}/{row}", seen)
+            if difference is not None:
+                return int(difference.name), difference.ranks
+            seen.clear()
+        return None
+
+
+def _hashes(windows: Tensor) -> list[int]:
+    """A hash of each row: the sum of its tokens, each times an odd random key, mod 2^64.
+
+    One token that differs always changes it; several do not with probability 2^-32 at most, as `debug.compare` says.
+    """
+    generator = torch.Generator().manual_seed(0)  # the same keys on every rank
+    keys = torch.randint(-(1 << 63), (1 << 63) - 1, (windows.shape[1],), generator=generator)
+    return cast(Any, (windows * (keys | 1)).sum(1)).tolist()
+
+
+def _row_of_previous_node(mesh: Mesh, axes: Sequence[str]) -> int | None:
+    """The place on `axes` whose windows this rank reads besides its own; None where there is nothing to read.
+
+    The first of the ranks that read the same windows does so for all.
+    """
+    other = rank_of_previous_node()
+    rest = [name for name in mesh.axes if name not in axes]
+    if other is None or mesh.rank(*rest) > 0:
+        return None
+    row = mesh.rank_of(other, *axes)
+    return row if row != mesh.rank(*axes) else None
