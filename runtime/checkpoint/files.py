@@ -83,7 +83,7 @@ class Disk:
 
 def put(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> None:
     """Writes a new file that is on the disk when this returns.  OSError."""
-    with _naming(path), path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         for chunk in chunks:
             disk.write(file, chunk)
         file.flush()
@@ -92,7 +92,7 @@ def put(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> None:
 
 def settle(folder: Path, disk: Disk) -> None:
     """Has the names in a folder on the disk: new files, renamed and removed ones.  OSError."""
-    with _naming(folder):
+    with naming(folder):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             disk.sync(descriptor)
@@ -101,8 +101,8 @@ def settle(folder: Path, disk: Disk) -> None:
 
 
 @contextmanager
-def _naming(path: Path) -> Generator[None]:
-    """Has an error name the file: of a write or a sync it does not."""
+def naming(path: Path) -> Generator[None]:
+    """Has an OSError name the file, which an error of a write or a sync does not."""
     try:
         yield
     except OSError as error:

@@ -20,6 +20,7 @@ from .identity import content, differences, identity, optimizer, other_rate, rat
 from .launch import is_first
 from .log_file import NAME, REPEATED, mend
 from .options import Options
+from .outputs import require_new_folder, require_writable
 from .run_folder import Claim, Lock, take
 
 _LEFT = (NAME, REPEATED, "checkpoints", "recorded")
@@ -57,6 +58,7 @@ def start(plan: Plan, options: Options) -> Start:
     start = together(lambda: _prepare(plan, options, resume, data, hashes))
     alike({"checkpoint": f"{start.resume}", **{name: f"{value}" for name, value in start.run.items()}}, _FILES)
     moved = together(lambda: _cleared(options.out, start) if is_first() else [])
+    together(lambda: require_writable(options, checkpoints(options)))
     warnings = [lock.warning] if lock and lock.warning else []
     return replace(start, notes=(*warnings, *damaged, *moved, *start.notes), lock=lock, claim=claim)
 
@@ -108,6 +110,7 @@ def export_newest(plan: Plan, options: Options, folder: Path) -> None:
     """Writes the newest checkpoint that is whole as files of weights.  RunError."""
     from ..checkpoint.export import export  # most runs do without
 
+    require_new_folder(folder)
     saved, damaged = newest_whole(checkpoints(options))
     for note in damaged:
         print(note)
