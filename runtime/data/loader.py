@@ -8,10 +8,10 @@ from torch import Tensor
 
 from ..comm.mesh import Mesh
 from ..comm.positions import Positions
-from ..errors import RunError
 from ..ops.dropout import draws_of
 from .mixture import Mixture
 from .samples import Windows
+from .vocabulary import beyond, first_beyond
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ class Loader:
         """
         samples = [step * self._global_batch + row for row in self._own_rows()]
         windows = torch.stack([self._data.window(sample, self._seed) for sample in samples])
-        if int(windows.max()) >= self._vocab or int(windows.min()) < 0:
-            ids = f"{int(windows.min())} to {int(windows.max())}"
-            raise RunError(f"the data holds token ids {ids}, and the plan's vocab is {self._vocab}")
+        if found := first_beyond(windows, self._vocab):
+            where = self._data.place(samples[found[0]], self._seed, found[1])
+            raise beyond(where, int(windows[found]), self._vocab)
         given = self._made.given(windows, samples, self._vocab, self._seed)
         given["draws"] = draws_of(samples, self._seed)
         return Batch(**{name: self._local(given[name], layout) for name, layout in self._inputs.items()})

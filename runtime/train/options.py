@@ -34,6 +34,7 @@ class Options:
     steps: int
     lr: float
     data: tuple[str, ...]
+    data_as_is: bool
     seed: int
     resume: Literal["", "newest", "auto"]
     resume_anyway: bool
@@ -63,6 +64,8 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--steps", type=_positive, default=plan.steps, help="train up to this step (default %(default)s)")
     add("--lr", type=_rate, default=plan.lr, help="peak learning rate (default %(default)s)")
     add("--data", nargs="+", default=plan.data.files, metavar="GLOB", help=f"files to train on (default {files})")
+    help = "read these files though they seem to be of another format than the plan's data"
+    add("--data-as-is", action="store_true", help=help)
     add("--seed", type=int, default=plan.seed, help="seed of values and data order (default %(default)s)")
     help = "go on from the newest checkpoint of the run folder; `auto`: if there is one, else begin"
     add("--resume", nargs="?", const="newest", default="", choices=("newest", "auto"), metavar="auto", help=help)

@@ -10,14 +10,16 @@ from ..checkpoint.hf_weights import Reader
 from ..checkpoint.index import Identity
 from ..checkpoint.reader import Saved
 from ..checkpoint.saver import newest_whole, set_aside
+from ..comm import c10d
 from ..config.environment import profiling
 from ..config.plan import Plan
-from ..data.corpus import opened, repeated, too_few
+from ..data.corpus import held_out, opened, repeated, too_few
 from ..data.mixture import Mixture
+from ..data.vocabulary import check_ids
 from ..errors import RunError
 from .alike import alike
 from .identity import content, differences, identity, optimizer, other_rate, rate
-from .launch import is_first
+from .launch import environment, is_first
 from .log_file import NAME, REPEATED, mend
 from .options import Options
 from .outputs import require_new_folder, require_writable
@@ -53,7 +55,11 @@ def start(plan: Plan, options: Options) -> Start:
     """The start of the run, equal on all ranks; moves an earlier run's files away.  RunError on all.  Collective."""
     lock, claim = take(options.out, plan)
     resume, damaged = newest_whole(checkpoints(options)) if options.resume else (None, [])
-    data = together(lambda: opened(plan.data, options.data, plan.seq))
+    looks = environment("LOCAL_RANK", 0) == 0
+    corpus = replace(plan.data, as_is=plan.data.as_is or options.data_as_is)
+    data = together(lambda: opened(corpus, options.data, plan.seq, looks))
+    mixtures = [mixture for mixture in data if mixture is not None]
+    together(lambda: check_ids(mixtures, plan.vocab, *c10d.place()))
     hashes = content(data[0])
     start = together(lambda: _prepare(plan, options, resume, data, hashes))
     alike({"checkpoint": f"{start.resume}", **{name: f"{value}" for name, value in start.run.items()}}, _FILES)
@@ -84,6 +90,7 @@ def _prepare(
         raise RunError(f"too little data: {few}, so that a step would see some twice")
     if held and (few := too_few(held, plan.global_batch)):
         notes.append(f"validation sees some sequences twice: {few}")
+    notes += held_out(held)
     notes += repeated(training, options.steps, plan.global_batch)
     return Start(run, training, held, reader, resume, first, (*notes,))
 
