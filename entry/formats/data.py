@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from glob import iglob
 from itertools import islice
 
-from .known import Ends, Format, format_of, text_of
+from .known import FETCH, Ends, Format, format_of, text_of
 
 WIDTHS = {"uint8": 1, "uint16": 2, "uint32": 4}
 """Bytes of a token by its type; those of text are bytes."""
@@ -183,7 +183,7 @@ _UNPACKED = {
 def _unpacking(path: str, known: Format) -> str:
     """How a compressed file or an archive is unpacked; "" of other formats."""
     if known.word == "lfs":
-        return "fetch the file itself: git lfs pull"
+        return FETCH
     command = _UNPACKED.get(known.word)
     return f"unpack it: {command} {shlex.quote(path)}" if command else ""
 

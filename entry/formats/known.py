@@ -38,6 +38,11 @@ class Ends:
         """`count` bytes of the beginning as a little-endian number."""
         return int.from_bytes(self.first[start : start + count], "little")
 
+    @classmethod
+    def of_bytes(cls, content: bytes) -> "Ends":
+        """The ends of a file with this content."""
+        return cls(content[:FIRST], content[-LAST:], len(content))
+
     @property
     def is_whole(self) -> bool:
         """Whether the beginning is the whole file."""
@@ -63,7 +68,13 @@ def described(path: str | Path) -> str:
         found = format_of(Ends.of(path))
     except OSError:
         return ""
-    return found.name if found else ""
+    if found is None:
+        return ""
+    return f"{found.name}: {FETCH}" if found.word == "lfs" else found.name
+
+
+FETCH = "fetch the file itself: git lfs pull"
+"""The remedy for a pointer of Git LFS."""
 
 
 # ---- magic numbers that are long enough

@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
+from ...formats.known import described
 from ..errors import RunError, reason
 
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -38,6 +39,16 @@ def index_of(path: Path) -> bytes:
     if size_of(path) > LARGEST_INDEX:
         raise RunError(f"cannot read {path}: it is larger than any index")
     return path.read_bytes()
+
+
+def and_is(path: Path) -> str:
+    """The format of a file that should have another, as in `: it is a web page (HTML)`; "" where it is not known."""
+    found = described(path)
+    return f": it is {found}" if found and not found.endswith(_OWN) else ""
+
+
+_OWN = ("JSON document", "JSON lines", "(safetensors)")
+"""The ends of the names of formats that checkpoints and weights have themselves."""
 
 
 def is_within(name: str) -> bool:

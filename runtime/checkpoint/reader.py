@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import RunError, named
 from ..state.shards import Box, common_shape, pieces, whole
 from . import index, tensor_file
-from .files import index_of
+from .files import and_is, index_of
 from .index import Identity
 
 INDEX = "index.json"
@@ -142,7 +142,7 @@ def _index_of(path: Path) -> index.Index:
     try:
         found = index.parsed(data)
     except RunError as error:
-        raise RunError(f"{file} {error}") from None
+        raise RunError(f"{file} {error}{and_is(file)}") from None
     if path.name != folder_name(found.step):
         raise RunError(f"{path} holds step {found.step}: it was saved as {folder_name(found.step)}")
     return found

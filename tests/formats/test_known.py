@@ -190,7 +190,7 @@ def test_a_format_is_known_by_what_its_program_writes(path: Path) -> None:
     known = format_of(Ends.of(path))
     assert known is not None
     assert known.word == FILES[path.name][0]
-    assert described(path) == known.name
+    assert described(path).partition(":")[0] == known.name
 
 
 @NAMES
@@ -335,7 +335,7 @@ def test_first_ids_that_are_a_short_magic_number_decide_nothing(name: str, tmp_p
 @given(first=st.binary(min_size=0, max_size=80), data=st.data())
 def test_any_bytes_are_looked_at_without_a_fault(first: bytes, data: st.DataObject) -> None:
     magic = data.draw(st.sampled_from([b"", *SHORT.values(), *(make()[:40] for make in _LIGHT)]))
-    ends = Ends(magic + first, (magic + first)[-64:], len(magic + first))
+    ends = Ends.of_bytes(magic + first)
     found = format_of(ends)
     assert found is None or found.name
 
