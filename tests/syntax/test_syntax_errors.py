@@ -1,10 +1,15 @@
 """Messages on text that is no plan, letter for letter."""
 
+import gzip
+import re
 from inspect import cleandoc
+from pathlib import Path
 
 import pytest
 
+from scalec.compiler.analysis.hardware.files import load as load_hardware
 from scalec.compiler.syntax.diagnostics import PlanError
+from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.parser import parse_plan
 from scalec.compiler.syntax.source import Source
 
@@ -374,7 +379,7 @@ def test_a_file_of_another_format_is_named(content: bytes, said: str, tmp_path: 
     path = tmp_path / "plan.scale"
     path.write_bytes(content)
     with pytest.raises(PlanError, match=re.escape(said)):
-        parse(load(path))
+        parse_plan(load(path))
     if content.startswith(b"{"):
         return
     with pytest.raises(PlanError, match=re.escape(said)) as refused:
