@@ -4,7 +4,7 @@ import argparse
 import math
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -52,6 +52,8 @@ class Options:
     first_step_limit: float
     step_limit: float | None
     save_limit: float
+    given: tuple[str, ...] = field(default=(), compare=False)
+    """The options that are on the command line, in the order of their names; ranks compare values alone."""
 
 
 def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
@@ -95,6 +97,8 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     help = "the same in a save, without the pauses between its tries (default %(default)s)"
     add("--save-limit", type=_seconds, default=1800.0, metavar="SECONDS", help=help)
     values: dict[str, Any] = vars(parser.parse_args(arguments))
+    words = sys.argv[1:] if arguments is None else arguments
+    values["given"] = tuple(sorted({word.partition("=")[0] for word in words if word.startswith("--")}))
     values["resume"] = values["resume"] or ("newest" if values["resume_anyway"] else "")
     values["data"], values["log_to"] = tuple(values["data"]), tuple(dict.fromkeys(values["log_to"]))
     values["export_dtype"] = EXPORTED.get(values["export_dtype"])

@@ -19,7 +19,8 @@ from ..data.vocabulary import check_ids
 from ..errors import RunError
 from .alike import alike
 from .identity import content, differences, identity, optimizer, other_rate, rate
-from .launch import environment, is_first
+from .ignored_options import Situation, ignored_by_export, ignored_options
+from .launch import environment, is_first, warn
 from .log_file import NAME, REPEATED, mend
 from .options import Options
 from .outputs import require_new_folder, require_writable
@@ -90,6 +91,8 @@ def _prepare(
         raise RunError(f"too little data: {few}, so that a step would see some twice")
     if held and (few := too_few(held, plan.global_batch)):
         notes.append(f"validation sees some sequences twice: {few}")
+    resumed_from = str(resume) if resume else ""
+    notes += ignored_options(Situation(options, plan, held is not None, resumed_from))
     notes += held_out(held)
     notes += repeated(training, options.steps, plan.global_batch)
     return Start(run, training, held, reader, resume, first, (*notes,))
@@ -117,6 +120,8 @@ def export_newest(plan: Plan, options: Options, folder: Path) -> None:
     """Writes the newest checkpoint that is whole as files of weights.  RunError."""
     from ..checkpoint.export import export  # most runs do without
 
+    for line in ignored_by_export(options):
+        warn(line)
     require_new_folder(folder)
     saved, damaged = newest_whole(checkpoints(options))
     for note in damaged:

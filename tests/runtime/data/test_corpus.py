@@ -179,15 +179,17 @@ def test_of_large_data_a_sample_is_looked_at_with_both_ends(tmp_path: Path, monk
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32])
 def test_the_step_that_would_train_on_it_names_the_same_place(dtype: torch.dtype, tmp_path: Path) -> None:
     ids = np.arange(90 * WIDTH) % 100
-    ids[333] = 60_000
+    ids[333] = ids[85 * WIDTH + 2] = 60_000
     ids.astype(str(dtype).removeprefix("torch.")).tofile(tmp_path / "a.bin")
     corpus = Tokens((str(tmp_path / "a.bin"),), dtype=dtype, holdout=0.1)
-    training, _ = opened(corpus, (), SEQ)
     layout = Input(("batch", "seq"), {})
-    loader = Loader(training, corpus, {"tokens": layout, "labels": layout}, Mesh({}), 81, 1, 100, seed=3)
-    place = 333 * dtype.itemsize
-    with pytest.raises(RunError, match=rf"a\.bin: token 333, at byte {place:,}, has token id 60,000"):
-        loader.batch(0)
+    for mixture, token in zip(opened(corpus, (), SEQ), (333, 85 * WIDTH + 2), strict=True):
+        assert mixture is not None
+        rows = mixture.parts[0].stream.windows
+        loader = Loader(mixture, corpus, {"tokens": layout, "labels": layout}, Mesh({}), rows, 1, 100, seed=3)
+        place = token * dtype.itemsize
+        with pytest.raises(RunError, match=rf"a\.bin: token {token}, at byte {place:,}, has token id 60,000"):
+            loader.batch(0)
 
 
 def test_a_vocabulary_that_all_ids_are_below_needs_no_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -438,6 +438,42 @@ def test_held_out_data_that_is_less_than_a_batch_is_said(folder: Path) -> None:
     assert f"validation sees some sequences twice: {said}\n" in ended.out
 
 
+def test_a_part_of_a_single_file_is_validated_on_and_a_resumed_run_goes_on_bitwise(folder: Path) -> None:
+    line = "--data text/a.txt --eval-every 2 --save-every 2"
+    (ended,) = _run(folder, ALONE, line)
+    assert "validation: the last 20 sequences of text/a.txt, of 40; training never sees them\n" in ended.out
+    assert "step 2/4  validation loss " in ended.out
+    whole = _weights(folder, 4)
+    (folder / "runs/bigram/checkpoints/step-000004").rename(folder / "kept")
+    (resumed,) = _run(folder, ALONE, f"{line} --resume")
+    assert (resumed.status, torch.equal(_weights(folder, 4), whole)) == (0, True)
+
+
+def test_a_run_that_held_out_nothing_of_its_file_is_another(folder: Path) -> None:
+    whole = replace(ALONE, data=replace(ALONE.data, holdout=0.0))
+    line = "--data text/a.txt --eval-every 2 --steps 2"
+    (ended,) = _run(folder, whole, line)
+    assert "warning: --eval-every has no effect: no data is held out for validation" in ended.out
+    (refused,) = _run(folder, ALONE, "--data text/a.txt --resume")
+    assert refused.status == 2
+    assert "the first 20 sequences: the same numbers are other samples" in refused.err
+
+
+def test_a_file_of_another_format_and_an_id_beyond_the_vocabulary_end_a_run_before_its_first_step(
+    folder: Path,
+) -> None:
+    (folder / "text/c.txt").write_text('{"text": "a"}\n{"text": "b"}\n' * 20)
+    first, second = _run(folder, PLAN)
+    assert (first.status, second.status, second.err) == (2, 2, "")
+    assert first.err.startswith("error: text/c.txt is JSON lines, not plain text\n")
+    (ended,) = _run(folder, ALONE, "--data-as-is")
+    assert ended.status == 0
+    (folder / "text/c.txt").write_text("a" * 300 + "z")
+    first, second = _run(folder, replace(PLAN, vocab=120))
+    assert (first.status, second.status, second.err) == (2, 2, "")
+    assert first.err.startswith("error: text/c.txt: token 300, at byte 300, has token id 122, and the plan's vocab is")
+
+
 # ---- going on with a run
 
 
