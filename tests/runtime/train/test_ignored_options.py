@@ -65,5 +65,6 @@ def test_files_in_place_of_sets_are_said() -> None:
 
 
 def test_an_export_trains_nothing() -> None:
-    options = parse(PLAN, "--export out --export-dtype fp32 --out runs --steps 9 --lr=1 --resume".split())
+    line = "--export out --export-dtype fp32 --out runs --steps 9 --lr=1 --resume"
+    options = parse(PLAN, [*line.split()])
     assert [line.split()[1] for line in ignored_by_export(options)] == ["--lr", "--resume", "--steps"]
