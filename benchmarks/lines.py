@@ -34,6 +34,7 @@ APART = {
     "import from Hugging Face": ("compiler/frontend/hf_import",),
     "command line": ("compiler/cli", "compiler/__init__.py"),
     "library": ("entry",),
+    "formats of files": ("formats",),
     "time": ("compiler/analysis/time", "compiler/reports/time.py"),
     "calibration": ("runtime/calibrate",),
     "search of plans": ("compiler/cli/planner",),
@@ -100,7 +101,7 @@ def lines_of(text: str) -> tuple[int, int]:
 
 def modules() -> Iterator[Path]:
     """The modules of the product."""
-    for folder in ("compiler", "entry", "runtime"):
+    for folder in ("compiler", "entry", "formats", "runtime"):
         yield from sorted((ROOT / folder).rglob("*.py"))
 
 

@@ -24,7 +24,7 @@ FOLDERS = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() 
 
 SOURCES = [
     path
-    for folder in ("compiler", "entry", "runtime", "testing", "benchmarks", "tests/helpers")
+    for folder in ("compiler", "entry", "formats", "runtime", "testing", "benchmarks", "tests/helpers")
     for path in ROOT.glob(f"{folder}/**/*.py")
 ]
 
@@ -75,7 +75,7 @@ def test_every_module_of_the_product_has_a_row() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = {*re.findall(r"`([\w./]+)`", text)}
     modules = [path.relative_to(ROOT) for path in SOURCES if path.name != "__init__.py"]
-    product = [path for path in modules if path.parts[0] in ("compiler", "entry", "runtime")]
+    product = [path for path in modules if path.parts[0] in ("compiler", "entry", "formats", "runtime")]
     known = {path: {str(path), path.name, *(f"{folder}/" for folder in path.parents)} for path in product}
     assert [str(path) for path, names in known.items() if not names & rows] == []
 

@@ -65,10 +65,10 @@ def is_recomputed(program: Program, op: Op) -> bool:
         return True
     if op.outputs and op.outputs[0].name in program.recomputed:
         return True
-    return program.train.gathered == "regather" and _gathers(op)
+    return program.train.gathered == "regather" and gathers(op)
 
 
-def _gathers(op: Op) -> bool:
+def gathers(op: Op) -> bool:
     """Whether an op is a gather whose conjugate is a reduce-scatter."""
     if op.kind != "coerce":
         return False

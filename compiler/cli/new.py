@@ -15,7 +15,7 @@ MOST = 4
 """Processes of a first plan on CPUs."""
 
 SPLIT = 20
-"""Files from which on one of them is as little as is held out."""
+"""Files from which on one of them is as little as is held out; of a single file, its last part is."""
 
 
 class Machine(NamedTuple):
@@ -83,7 +83,8 @@ def data(files: list[str] | None) -> str:
     for each, paths in found.items():
         if not any(Path(path).stat().st_size for path in paths):
             raise UsageError(f"`{each}` is no file that holds anything, looked for in {Path.cwd()}")
-    held = "holdout = 5%" if len({path for paths in found.values() for path in paths}) >= SPLIT else ""
+    count = len({path for paths in found.values() for path in paths})
+    held = "holdout = 5%" if count == 1 or count >= SPLIT else ""
     note = "" if held else " # holdout = 5% would keep whole files for validation, one at least"
     return f"data text {{ files = [{', '.join(map(TEXT.show, files))}]  {held} }}{note}"
 

@@ -155,7 +155,12 @@ class Data(Settings):
     ] = None
     tokenizer: Annotated[str, Only("text"), one_of("bytes"), "how text is split into tokens"] = "bytes"
     dtype: Annotated[str, Only("tokens"), one_of("uint16", "uint32"), "type of a stored token"] = "uint16"
-    holdout: Annotated[float, share(FRACTION), "fraction of the files reserved for validation"] = 0.0
+    as_is: Annotated[
+        str | None, one_of(OFF, ON), "whether files that seem to be of another format are read; unset, they are refused"
+    ] = None
+    holdout: Annotated[
+        float, share(FRACTION), "fraction of the files reserved for validation; of a single file, its last part"
+    ] = 0.0
     separator: Annotated[int | str | None, TOKEN, "the token that ends each document"] = None
     masked: Annotated[float | None, share(SOME), "fraction of the tokens that are hidden and predicted"] = None
     mask_token: Annotated[int | str | None, TOKEN, "the token that hides others"] = None

@@ -180,6 +180,8 @@ def _plan(program: Program, inputs: tuple[Arg, ...], sizes: Mapping[str, str]) -
         corpus += [f"masked={literal(data.masked)}", f"mask_token={data.mask_id}"]
     if data.kind == "tokens":
         corpus.append(f"dtype=torch.{data.dtype}")
+    if data.as_is == ON:
+        corpus.append("as_is=True")
     return [
         f"mesh={mesh_word(program)},",
         f"{call(f'data={data.kind.capitalize()}', corpus, 4)},",

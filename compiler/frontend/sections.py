@@ -12,6 +12,7 @@ from ..config.settings import AUTO, ON, STDLIB, Cluster, Data, Flow, Optimizer, 
 from ..ir import ITEM_BYTES, PRECISIONS, Axis
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, wrong
+from .data_files import check_files
 from .pipeline import check_file
 from .sharding import read_flow
 
@@ -47,6 +48,8 @@ def read_settings(
 
 def _train(section: tree.Section, cluster: Cluster, found: Diagnostics) -> Train | None:
     train = read(Train, section, found, element_types, check_compiled, check_rates, check_sets)
+    if train:
+        check_files(section, train.data, found)
     with found.catch():
         return train and evolve(train, kernels=kernels_for(train, cluster))
     return None

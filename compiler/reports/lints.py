@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 
 from ..analysis.context_parallel import ZIGZAG, query_axes
-from ..analysis.expert_loads import loads, rows_of_an_expert
+from ..analysis.expert_loads import rows_of_an_expert
 from ..analysis.vocabulary import tables
 from ..config.gpus import PRODUCT_ROWS, gpu
-from ..config.settings import PADDED
 from ..config.units import counted
 from ..ir import SEQUENCE, STATES, Program
 from ..ops import OPS
 from ..ops.attention import seen_pairs, window_of
 from ..ops.experts import SORT
 from ..syntax.diagnostics import Diagnostic, Note
+from .ineffective import without_effect
 
 
 def advice(program: Program) -> Iterator[Diagnostic]:
@@ -23,11 +23,9 @@ def advice(program: Program) -> Iterator[Diagnostic]:
     yield from _reserve_of_nothing(program)
     yield from _never_at_peak(program)
     yield from _ids_out_of_reach(program)
-    yield from _nothing_gathered(program)
-    yield from _nothing_padded(program)
+    yield from without_effect(program)
     yield from _unequal_parts(program)
     yield from _few_rows(program)
-    yield from _room_of_nothing(program)
 
 
 def _reserve_of_nothing(program: Program) -> Iterator[Diagnostic]:
@@ -114,17 +112,6 @@ def _ids_out_of_reach(program: Program) -> Iterator[Diagnostic]:
         yield Diagnostic("W0911", message, data.spans["dtype"], "others never occur", help=help)
 
 
-def _nothing_gathered(program: Program) -> Iterator[Diagnostic]:
-    """A `prefetch`, although no layer gathers its parameters."""
-    flow = program.flow
-    if flow.prefetch == 1 or (any(state.parameters for state in program.state) and not program.pipeline):
-        return
-    unsharded, stages = "no rule of `state` shards `parameters`", "pipeline stages gather all of theirs at once"
-    why = stages if program.pipeline else unsharded
-    message = "`prefetch` has no effect: no layer gathers its parameters"
-    yield Diagnostic("W0912", message, flow.spans["prefetch"], why, help="leave it out")
-
-
 def _few_rows(program: Program) -> Iterator[Diagnostic]:
     """Products of experts with fewer rows than tensor cores multiply at once."""
     found = gpu(program.cluster)
@@ -137,20 +124,3 @@ def _few_rows(program: Program) -> Iterator[Diagnostic]:
             help = f"use larger microbatches, or put `{op.get('to')}` over more of the axes of the tokens"
             yield Diagnostic("W0905", message, op.span, label, help=help)
             return
-
-
-def _room_of_nothing(program: Program) -> Iterator[Diagnostic]:
-    """A `room`, although the experts of all ranks get the same rows."""
-    if program.train.room is not None and not loads(program):
-        message = "`room` has no effect: no rank's experts get more rows than another's"
-        padded = "rows are padded" if program.train.experts == PADDED else "experts lie over no ranks"
-        why = padded if program.choices else "the model has no `route`"
-        yield Diagnostic("W0912", message, program.train.spans["room"], why, help="leave it out")
-
-
-def _nothing_padded(program: Program) -> Iterator[Diagnostic]:
-    """Padded rows of experts, although no tokens are routed."""
-    train = program.train
-    if train.experts == PADDED and not program.choices:
-        message = "`experts` has no effect: there are no rows to pad"
-        yield Diagnostic("W0912", message, train.spans["experts"], "the model has no `route`", help="leave it out")

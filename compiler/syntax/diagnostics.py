@@ -80,6 +80,7 @@ CODES = {
     "E0417": "padded rows of experts without a capacity",
     "E0418": "a file that does not describe hardware",
     "E0419": "memory that no recomputation reaches",
+    "E0420": "a file of another format than the data's",
     # mesh and shard
     "E0501": "not an axis",
     "E0502": "not a rule",

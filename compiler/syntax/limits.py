@@ -9,6 +9,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from ...formats.known import FETCH, Ends, Format, format_of
 from .diagnostics import Diagnostic, Note, PlanError, nearest, wrong
 from .source import Source, Span
 
@@ -41,6 +42,9 @@ def load(path: Path, at: Span | None = None, most: int = MAX_BYTES) -> Source:
             content = file.read(most + 1)
     except OSError as error:
         raise wrong("E0101", f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}", place) from None
+    if found := _foreign(content):
+        help = FETCH if found.word == "lfs" else ""
+        raise wrong("E0101", f"`{path}` is {found.name}, which is not read here", place, help=help)
     if len(content) > most:
         raise _too_large(str(path), place, most)
     try:
@@ -49,6 +53,12 @@ def load(path: Path, at: Span | None = None, most: int = MAX_BYTES) -> Source:
         line = content.count(b"\n", 0, error.start) + 1
         where = f"byte 0x{content[error.start]:02x} on line {line}"
         raise wrong("E0101", f"`{path}` is not UTF-8: {where}", place) from None
+
+
+def _foreign(content: bytes) -> Format | None:
+    """The format of a content that is known to be neither a plan nor another text that scalec reads, some in JSON."""
+    found = format_of(Ends.of_bytes(content))
+    return None if found is None or found.word in ("json", "jsonl") else found
 
 
 def _meant(path: Path) -> str:

@@ -55,6 +55,9 @@ def parse_plan(source: Source) -> tree.Plan:
 def read_plan(source: Source) -> Read:
     """A plan without the entries that have mistakes of syntax.  Raises PlanError where it is beyond the limits."""
     check(source)
+    if source.text.lstrip().startswith("{"):
+        help = "`scalec import config.json -o mine.scale` writes a plan for a model of Hugging Face"
+        raise wrong("E0104", "this looks like JSON, and no plan begins so", source.whole(), help=help)
     try:
         if not pairing(source):
             return Read(_builder().parse(source, source.text))

@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
+from ...formats.known import described
 from ..errors import RunError, reason
 
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -43,6 +44,16 @@ def index_of(path: Path) -> bytes:
 def cores_of_rank() -> int:
     """The cores of this machine for each of its ranks, at least one."""
     return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def and_is(path: Path) -> str:
+    """The format of a file that should have another, as in `: it is a web page (HTML)`; "" where it is not known."""
+    found = described(path)
+    return f": it is {found}" if found and not found.endswith(_OWN) else ""
+
+
+_OWN = ("JSON document", "JSON lines", "(safetensors)")
+"""The ends of the names of formats that checkpoints and weights have themselves."""
 
 
 def is_within(name: str) -> bool:
@@ -88,7 +99,7 @@ class Disk:
 
 def put(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> None:
     """Writes a new file that is on the disk when this returns.  OSError."""
-    with _naming(path), path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         for chunk in chunks:
             disk.write(file, chunk)
         file.flush()
@@ -97,7 +108,7 @@ def put(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> None:
 
 def settle(folder: Path, disk: Disk) -> None:
     """Has the names in a folder on the disk: new files, renamed and removed ones.  OSError."""
-    with _naming(folder):
+    with naming(folder):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             disk.sync(descriptor)
@@ -106,8 +117,8 @@ def settle(folder: Path, disk: Disk) -> None:
 
 
 @contextmanager
-def _naming(path: Path) -> Generator[None]:
-    """Has an error name the file: of a write or a sync it does not."""
+def naming(path: Path) -> Generator[None]:
+    """Has an OSError name the file, which an error of a write or a sync does not."""
     try:
         yield
     except OSError as error:

@@ -28,7 +28,8 @@ from ..errors import RunError, named
 from ..state.engine import TrainState
 from ..state.parameters import Spec
 from .agreement import together
-from .files import DAMAGE, cores_of_rank, index_of, is_within, size_of
+from .files import DAMAGE, and_is, cores_of_rank, index_of, is_within, size_of
+from .foreign_weights import lacking_names, missing, unreadable
 
 INDEX = "model.safetensors.index.json"
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
@@ -187,8 +188,9 @@ class Reader:
         """RunError unless the files hold the plan's tensors, and no others."""
         names = {tensor: name for name, (tensors, _) in self._places.items() for tensor in tensors}
         if lacking := {tensor: name for tensor, name in names.items() if tensor not in self._file_of}:
-            params = named([*dict.fromkeys(lacking.values())])
-            raise RunError(f"{self._path} has no {named([*lacking])}, which the plan needs for {params}")
+            shapes = {tensor: stored.shape for tensors, stored in self._places.values() for tensor in tensors}
+            there = {tensor: tuple(self._slice(tensor).get_shape()) for tensor in self._file_of}
+            raise lacking_names(self._path, lacking, shapes, there)
         left = (name for name in sorted(self._file_of) if name not in names and not name.endswith(BUFFERS))
         if left := [name for name in left if not self._is_copy(name, names)]:
             raise RunError(f"{self._path}: the plan does not use {named(left)}")
@@ -304,11 +306,13 @@ def _opened(path: Path) -> dict[str, Any]:
     package = safetensors()
     found: dict[str, Any] = {}
     for file in _files(path):
+        if path.is_dir() and not (file.exists() or (path / INDEX).exists()):
+            raise missing(path)
         size_of(file)
         try:
             opened = package.safe_open(file, framework="pt", device="cpu")
         except (OSError, package.SafetensorError) as error:
-            raise RunError(f"cannot read weights from {file}: {error}") from None
+            raise unreadable(file, error) from None
         if twice := found.keys() & opened.keys():
             raise RunError(f"{path}: more than one file has {named(sorted(twice))}")
         found |= dict.fromkeys(opened.keys(), opened)
@@ -325,7 +329,7 @@ def _files(path: Path) -> list[Path]:
         names = sorted(set(json.loads(data)["weight_map"].values()))
         wrong = [name for name in names if not is_within(name)]
     except DAMAGE:
-        raise RunError(f"{index} is damaged, or no index of weights") from None
+        raise RunError(f"{index} is damaged, or no index of weights{and_is(index)}") from None
     if wrong:
         raise RunError(f"{index} names {named(wrong)}, which cannot be a file in its folder")
     return [path / name for name in names]

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import RunError, named
 from ..state.shards import Box, common_shape, pieces, whole
 from . import index, tensor_file
-from .files import DAMAGE, cores_of_rank, index_of, natural
+from .files import DAMAGE, and_is, cores_of_rank, index_of, natural
 from .index import PADDED_ROWS, Identity
 
 INDEX = "index.json"
@@ -184,7 +184,7 @@ def _index_of(path: Path) -> tuple[index.Index, str]:
     try:
         found = index.parsed(data)
     except RunError as error:
-        raise RunError(f"{file} {error}") from None
+        raise RunError(f"{file} {error}{and_is(file)}") from None
     if path.name != folder_name(found.step):
         raise RunError(f"{path} holds step {found.step}: it was saved as {folder_name(found.step)}")
     return found, blake2b(data, digest_size=6).hexdigest()

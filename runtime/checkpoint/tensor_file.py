@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError
-from .files import DAMAGE, Disk, natural, put, shape, size_of
+from .files import DAMAGE, Disk, and_is, natural, put, shape, size_of
 from .hf_weights import DTYPES
 
 _CHUNK = 1 << 26  # bytes written at a time
@@ -54,7 +54,7 @@ def read(path: Path, stamp: Stamp, hashes: bool = True) -> dict[str, Tensor]:
     """
     size = size_of(path)
     if size != stamp.size:
-        raise RunError(f"{path} has {size} bytes, but {stamp.size} were written")
+        raise RunError(f"{path} has {size} bytes, but {stamp.size} were written{and_is(path)}")
     data = torch.from_file(str(path), size=size, dtype=torch.uint8)
     if hashes and _hash(_bytes(data)).hexdigest() != stamp.blake2b:
         raise RunError(f"{path} is not what was written: its hash differs")

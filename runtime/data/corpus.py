@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import RunError, counted
-from .files import find_files, split_files
+from .files import find_files, require_own_format, split_files
 from .mixture import Mixture, Part, Stream
 from .samples import Windows
 
@@ -50,36 +50,59 @@ class Tokens(Windows):
 Corpus = Text | Tokens
 
 
-def opened(corpus: Corpus, files: tuple[str, ...], seq: int) -> tuple[Mixture, Mixture | None]:
+def opened(corpus: Corpus, files: tuple[str, ...], seq: int, looks: bool = True) -> tuple[Mixture, Mixture | None]:
     """The data for training and, if some is held out, for validation; `files`, if any, in place of the corpus' sets.
 
-    RunError where there is too little, or where files to validate with are trained on.
+    RunError where there is too little, or where files to validate with are trained on; where this rank `looks`, also
+    where one of them is of another format.
     """
-    sets = corpus.sets if corpus.sets and not files else (DataSet("", files or corpus.files, 1.0, corpus.holdout),)
-    split = {each: split_files(find_files(each.files), each.holdout) for each in sets}
-    trained = {path: each.name for each, (paths, _) in split.items() for path in paths}
-    for each, (_, held) in split.items():
-        if both := [path for path in held if path in trained]:
-            raise RunError(
-                f"{both[0]} is held out of the set {each.name} and trained on in {trained[both[0]]}: with `holdout = 0`"
-                " in both, or in patterns that do not overlap, it is not"
-            )
-    width = corpus.width(seq)
-    parts = [[_part(each, paths, corpus.dtype, width) for each, paths in _of(split, which)] for which in (0, 1)]
-    return Mixture(parts[0]), Mixture(parts[1]) if parts[1] else None
+    sets = corpus.sets
+    if files or not sets:
+        sets = (DataSet("", files or corpus.files, 1.0, corpus.holdout),)
+    found = {each: find_files(each.files) for each in sets}
+    if looks and not corpus.as_is:
+        for paths in found.values():
+            require_own_format(paths, corpus.dtype)
+    shares = [_Share.of(each, paths, corpus.dtype, corpus.width(seq)) for each, paths in found.items()]
+    _require_apart(shares)
+    held = [share.held for share in shares if share.held]
+    return Mixture([share.trained for share in shares]), Mixture(held) if held else None
 
 
-def _of(split: dict[DataSet, tuple[list[str], list[str]]], which: int) -> list[tuple[DataSet, list[str]]]:
-    return [(each, paths[which]) for each, paths in split.items() if paths[which]]
+@dataclass(frozen=True)
+class _Share:
+    """The parts of a set: what is trained on, and what is held out, if anything is."""
+
+    trained: Part
+    held: Part | None
+
+    @classmethod
+    def of(cls, each: DataSet, paths: list[str], dtype: torch.dtype, width: int) -> "_Share":
+        """Whole files are held out where there are several; of a single file its last windows.  RunError."""
+        try:
+            if len(paths) > 1 or each.holdout == 0:
+                trained, held = split_files(paths, each.holdout)
+                streams = Stream(trained, dtype, width), Stream(held, dtype, width) if held else None
+            else:
+                streams = Stream(paths, dtype, width).split(each.holdout)
+        except RunError as error:
+            if not each.name:
+                raise
+            raise RunError(f"set {each.name}: {error}") from None
+        first, last = streams
+        held_part = Part(each.name, last, each.weight) if last else None
+        return cls(Part(each.name, first, each.weight), held_part)
 
 
-def _part(each: DataSet, paths: list[str], dtype: torch.dtype, width: int) -> Part:
-    try:
-        return Part(each.name, Stream(paths, dtype, width), each.weight)
-    except RunError as error:
-        if not each.name:
-            raise
-        raise RunError(f"set {each.name}: {error}") from None
+def _require_apart(shares: list[_Share]) -> None:
+    """RunError where a window that one set validates with is one that another trains on."""
+    for share in shares:
+        for other in shares:
+            if share is not other and share.held and (path := share.held.stream.shared(other.trained.stream)):
+                raise RunError(
+                    f"{path} is held out of the set {share.trained.name} and trained on in"
+                    f" {other.trained.name}: with `holdout = 0` in both, or in patterns that do not overlap, it is not"
+                )
 
 
 def too_few(mixture: Mixture, global_batch: int) -> str:
@@ -90,6 +113,18 @@ def too_few(mixture: Mixture, global_batch: int) -> str:
         for part, share in zip(mixture.parts, mixture.passes(global_batch), strict=True)
         if share > 1
     )
+
+
+def held_out(held: Mixture | None) -> list[str]:
+    """A line for each set of a single file, whose last windows are held out."""
+    if held is None:
+        return []
+    return [
+        f"validation: the last {counted(part.stream.windows, 'sequence')} of {part.stream.files[0]},"
+        f" of {part.stream.first + part.stream.windows:,}; training never sees them"
+        for part in held.parts
+        if part.stream.is_split
+    ]
 
 
 def repeated(mixture: Mixture, steps: int, global_batch: int) -> list[str]:

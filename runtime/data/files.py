@@ -9,12 +9,12 @@ import sysconfig
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
-from glob import glob
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 
+from ...formats.data import TEXT, address, address_advice, files_of, foreign
 from ..errors import RunError
 
 MOST_OPEN = 64
@@ -25,15 +25,30 @@ def find_files(patterns: tuple[str, ...]) -> list[str]:
     """The files that the patterns match, sorted, without empty ones.  RunError if a pattern matches none."""
     found: set[str] = set()
     for pattern in patterns:
-        matches = _standard_library() if pattern == "python_stdlib" else glob(pattern, recursive=True)
-        files = {path for path in matches if os.path.isfile(path) and os.path.getsize(path) > 0}
+        if address(pattern):
+            raise RunError(f"no data: {address_advice(pattern)}")
+        files = _standard_library() if pattern == "python_stdlib" else files_of(pattern)
         if not files:
             place = "" if os.path.isabs(pattern) else f", looked for in {os.getcwd()}"
             if os.path.isdir(pattern):
                 place = f"; it is a folder: `{os.path.join(pattern, '*')}` are the files in it"
             raise RunError(f"no data: `{pattern}` matches no file that holds anything{place}")
-        found |= files
+        found |= {*files}
     return sorted(found)
+
+
+def require_own_format(paths: list[str], dtype: torch.dtype) -> None:
+    """RunError where a file is known to hold no text, or no raw token ids of this type."""
+    name = str(dtype).removeprefix("torch.")
+    for path in paths:
+        try:
+            mistake = foreign(path, name)
+        except OSError as error:
+            raise RunError(f"cannot read {path}: {error.strerror}") from None
+        if mistake:
+            kind = "text" if name == TEXT else "tokens"
+            anyway = f"to read it as it is, write `data {kind} {{ as_is = on }}` in the plan, or --data-as-is"
+            raise RunError(str(mistake), *mistake.remedy, anyway)
 
 
 def _standard_library() -> list[str]:
@@ -78,7 +93,7 @@ class TokenFiles:
     """
 
     def __init__(self, paths: list[str], dtype: torch.dtype) -> None:
-        self._paths, self._dtype = paths, dtype
+        self._paths, self.dtype = paths, dtype
         self._states = [_State.of(os.stat(path)) for path in paths]
         self._open = OrderedDict[int, int]()  # descriptors by the number of a file, the one unused for longest first
         weakref.finalize(self, _close, self._open)
@@ -88,12 +103,12 @@ class TokenFiles:
     @property
     def lengths(self) -> list[int]:
         """The tokens of each file."""
-        return [state.bytes // self._dtype.itemsize for state in self._states]
+        return [state.bytes // self.dtype.itemsize for state in self._states]
 
     def read(self, number: int, start: int, stop: int) -> Tensor:
         """Tokens start to stop of a file: [stop - start], of the files' dtype."""
-        tokens = torch.empty(stop - start, dtype=self._dtype)
-        rest, at = memoryview(cast(Any, tokens.numpy())).cast("B"), start * self._dtype.itemsize
+        tokens = torch.empty(stop - start, dtype=self.dtype)
+        rest, at = memoryview(cast(Any, tokens.numpy())).cast("B"), start * self.dtype.itemsize
         try:
             file = self._descriptor(number)
             while rest and (count := os.preadv(file, [rest], at)):

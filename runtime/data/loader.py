@@ -13,6 +13,7 @@ from ..errors import RunError
 from ..ops.dropout import draws_of
 from .mixture import Mixture
 from .samples import Windows
+from .vocabulary import beyond, first_beyond
 from .window_check import WindowCheck
 
 
@@ -105,14 +106,14 @@ class Loader:
         windows = torch.stack([self._window(sample) for sample in samples])
         if self._check is not None and (fault := self._check.fault(step, windows)):
             sample, ranks = fault
-            place = self._data.place(sample, self._seed)
+            place = self._data.place_of_window(sample, self._seed)
             raise RunError(
                 f"step {step + 1}: the data differs between {ranks}, in sample {sample}: {place}",
                 "one copy of the file is damaged or another version: give all nodes the same, then --resume auto",
             )
-        if int(windows.max()) >= self._vocab or int(windows.min()) < 0:
-            ids = f"{int(windows.min())} to {int(windows.max())}"
-            raise RunError(f"the data holds token ids {ids}, and the plan's vocab is {self._vocab}")
+        if found := first_beyond(windows, self._vocab):
+            where = self._data.place(samples[found[0]], self._seed, found[1])
+            raise beyond(where, int(windows[found]), self._vocab)
         given = self._made.given(windows, samples, self._vocab, self._seed)
         given["draws"] = draws_of(samples, self._seed)
         return Batch(**{name: self._local(given[name], layout) for name, layout in self._inputs.items()})

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -9,7 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..errors import RunError, counted
+from ..errors import RunError, counted, named
 from .files import TokenFiles
 from .order import Interleaving, drawn, shuffled, whole_weights
 
@@ -23,26 +24,54 @@ class Stream:
     def __init__(self, files: list[str], dtype: torch.dtype, width: int) -> None:
         self.files, self._tokens = tuple(files), TokenFiles(files, dtype)
         self._starts = list(accumulate(self._tokens.lengths, initial=0))
-        self.width, self.tokens = width, self._starts[-1]
-        self.windows = self.tokens // width
+        self.width, self.first, self.is_split = width, 0, False
+        self.windows = self._starts[-1] // width
+        self._beyond = self._starts[-1] - self.windows * width  # tokens after the last window
         if self.windows == 0:
             raise RunError(
                 f"too little data: {counted(self.tokens, 'token')} in {counted(len(files), 'file')}"
                 f" are less than a window of {width}"
             )
 
+    @property
+    def tokens(self) -> int:
+        """The tokens of its windows, and those that are left at its end."""
+        return self.windows * self.width + self._beyond
+
+    def split(self, share: float) -> tuple["Stream", "Stream"]:
+        """Its first windows, and about `share` of them, its last: one at least.  RunError where it has only one."""
+        if self.windows < 2:
+            raise RunError(
+                f"too little data to hold a part of it out: {named(self.files)} makes one window of"
+                f" {counted(self.width, 'token')}; write `holdout = 0`, or name more files"
+            )
+        held = min(max(1, round(share * self.windows)), self.windows - 1)
+        before, last = copy(self), copy(self)
+        before.is_split = last.is_split = True
+        before.windows, before._beyond = self.windows - held, 0
+        last.first, last.windows = self.first + before.windows, held
+        return before, last
+
+    def shared(self, other: "Stream") -> str:
+        """A file that both have windows of; "" if there is none, or these are other windows of one file."""
+        is_alike = self.files == other.files and self.width == other.width
+        if is_alike and (self.first >= other.first + other.windows or other.first >= self.first + self.windows):
+            return ""
+        theirs = {*other.files}
+        return next((path for path in self.files if path in theirs), "")
+
     def window(self, number: int) -> Tensor:
         """Window `number` < `windows`: [width], int64.  RunError if a file has changed."""
         return torch.cat([self._tokens.read(*stretch).long() for stretch in self._stretches(number)])
 
-    def place(self, number: int) -> str:
+    def place_of_window(self, number: int) -> str:
         """For instance `a.txt, tokens 340 to 356`, the last not included."""
         stretches = self._stretches(number)
         return " and ".join(f"{self.files[file]}, tokens {start:,} to {stop:,}" for file, start, stop in stretches)
 
     def _stretches(self, number: int) -> list[tuple[int, int, int]]:
         """The files of a window by number, each with the first of its tokens and the one after the last."""
-        start = number * self.width
+        start = (self.first + number) * self.width
         stop = start + self.width
         index = bisect_right(self._starts, start) - 1
         stretches = list[tuple[int, int, int]]()
@@ -51,6 +80,30 @@ class Stream:
             stretches.append((index, start - first, end - first))
             start, index = end, index + 1
         return stretches
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the tokens in the files."""
+        return self._tokens.dtype
+
+    @property
+    def lengths(self) -> list[int]:
+        """The tokens of each file."""
+        return self._tokens.lengths
+
+    def read(self, file: int, start: int, stop: int) -> Tensor:
+        """Tokens start to stop of a file: [stop - start], int64.  RunError."""
+        return self._tokens.read(file, start, stop).long()
+
+    def place(self, file: int, number: int) -> str:
+        """A token of a file, in words."""
+        return f"{self.files[file]}: token {number:,}, at byte {number * self.dtype.itemsize:,},"
+
+    def place_of_token(self, number: int) -> str:
+        """A token of its windows, in words."""
+        number += self.first * self.width
+        file = bisect_right(self._starts, number) - 1
+        return self.place(file, number - self._starts[file])
 
 
 @dataclass(frozen=True)
@@ -72,16 +125,21 @@ class Mixture:
 
     def window(self, sample: int, seed: int) -> Tensor:
         """The window of a sample: [width], int64.  RunError if a file has changed."""
-        stream, number = self._place(sample, seed)
+        stream, number = self._window_of(sample, seed)
         return stream.window(number)
 
-    def place(self, sample: int, seed: int) -> str:
+    def place_of_window(self, sample: int, seed: int) -> str:
         """The files and tokens of a sample's window, in words."""
-        stream, number = self._place(sample, seed)
-        return stream.place(number)
+        stream, number = self._window_of(sample, seed)
+        return stream.place_of_window(number)
 
-    def _place(self, sample: int, seed: int) -> tuple[Stream, int]:
-        """The stream that has the window of a sample, and the window's number there."""
+    def place(self, sample: int, seed: int, column: int) -> str:
+        """The file and the place in it of a token of a sample, in words."""
+        stream, number = self._window_of(sample, seed)
+        return stream.place_of_token(number * stream.width + column)
+
+    def _window_of(self, sample: int, seed: int) -> tuple[Stream, int]:
+        """The stream of a sample, and the number of its window."""
         which, number = self._turns.at(sample, seed)
         name, stream = self.parts[which].name, self.parts[which].stream
         epoch, position = divmod(number, stream.windows)

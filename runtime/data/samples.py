@@ -20,6 +20,7 @@ _REPLACED, _DRAWN = 0.8, 0.9  # of the tokens to predict: those masked, and with
 class Windows:
     """How windows of a corpus become samples.
 
+    `as_is`: its files are read though they seem to be of another format than text or raw token ids.
     A token `separator` ends each document.  Without `masked` each token's label is the one that follows; with it, that
     share of tokens is predicted in place, most of them hidden by the token `mask_token`.
     """
@@ -27,6 +28,7 @@ class Windows:
     separator: int | None = None
     masked: float | None = None
     mask_token: int | None = None
+    as_is: bool = False
 
     def width(self, seq: int) -> int:
         """Tokens of a window for sequences of `seq`: one more where the last one's label is the next."""

@@ -36,7 +36,11 @@ def settings(plan: Plan, options: Options) -> Settings:
     return {
         **{it.name: f"sha256 {sha256(it.read_bytes()).hexdigest()[:12]}" for it in files if it.is_file()},
         "plan": f"{plan.name} on {mesh_words(plan) or 'one rank'}, batches of {plan.global_batch} x {plan.seq}",
-        **{f"--{each.name.replace('_', '-')}": _word(getattr(options, each.name)) for each in fields(options)},
+        **{
+            f"--{each.name.replace('_', '-')}": _word(getattr(options, each.name))
+            for each in fields(options)
+            if each.compare
+        },
         **{name: value for name, value in sorted(os.environ.items()) if name.startswith("SCALEC_")},
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -66,6 +66,8 @@ def _sets(training: Mixture, hashes: Sequence[str]) -> Identity:
     for part, each in zip(training.parts, hashes, strict=True):
         files, size = part.stream.files, sum(map(os.path.getsize, part.stream.files))
         known = f"{counted(len(files), 'file')} of {counted(size, 'byte')}, {each}"
+        if part.stream.is_split:
+            known += f", the first {counted(part.stream.windows, 'sequence')}"
         data.append(f"{part.name}: {known}" if part.name else known)
     weights = " ".join(f"{part.name} {part.weight:g}" for part in training.parts if part.name)
     return {"data": "; ".join(data), **({"weights": weights} if weights else {})}

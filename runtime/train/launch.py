@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ..comm import c10d
+from ..comm.address import await_address
 from ..comm.mesh import Mesh
 from ..config.environment import sanitizing
 from ..config.plan import Plan
@@ -95,6 +96,8 @@ def check(plan: Plan, options: Options) -> None:
     local, of = environment("LOCAL_RANK", 0), environment("LOCAL_WORLD_SIZE", 1)
     if options.device == "cuda":
         gpu(local, of)
+    if world > 1:
+        await_address(os.environ["MASTER_ADDR"], says=local == 0)
 
 
 def gpu(local: int, of: int) -> int:
@@ -118,9 +121,16 @@ def check_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"cannot write to {folder}: {'it is a file' if folder.is_file() else error.strerror}") from None
+        raise RunError(f"cannot write to {folder}: {obstacle(folder) or error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise RunError(f"cannot write to {folder}: Permission denied")
+
+
+def obstacle(path: Path) -> str:
+    """The reason why a path that is there is no folder; "" if it is one, or is not there."""
+    if path.is_dir() or not os.path.lexists(path):
+        return ""
+    return "it is a file" if path.exists() else f"it is a link to {os.readlink(path)}, which is not there"
 
 
 def environment(name: str, least: int) -> int:

@@ -36,14 +36,14 @@ class _Due:
     copied: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, step: int, metrics: Metrics, lr: float, empty: Tensor) -> "_Due":
-        """Begins to copy; `empty` goes with the metrics."""
+    def of(cls, step: int, metrics: Metrics, lr: float, counts: Mapping[str, Tensor]) -> "_Due":
+        """Begins to copy; `counts` of steps go with the metrics."""
 
         def copy(value: Tensor) -> Tensor:  # to memory that is pinned, as torch does it for a copy that does not block
             return value.to("cpu", non_blocking=True)
 
         scalars = {name: value for name, value in vars(metrics).items() if isinstance(value, Tensor)}
-        values = {name: copy(value) for name, value in (scalars | {"empty": empty}).items()}
+        values = {name: copy(value) for name, value in {**scalars, **counts}.items()}
         loads = tuple(map(copy, metrics.loads))
         if not metrics.loss.is_cuda:
             return cls(step, lr, values, loads, None)
@@ -95,6 +95,7 @@ class Log:
         self._last: dict[str, float] = {}
         self._due: _Due | None = None
         self._empty: Tensor | int = 0  # steps so far in which no label counts
+        self._overflowed: Tensor | int = 0  # steps since the last line that fp16 has dropped
         self._said_empty = False
         self._handed, self._skipped = first, 0  # the last step that was handed over, and that has been skipped
         self.mark(first)
@@ -108,9 +109,15 @@ class Log:
         if self._folder is None:
             return
         self._empty = (metrics.tokens == 0) + self._empty
+        if metrics.loss_scale is not None and metrics.norm is not None:
+            overflows = metrics.loss.isfinite() & ~metrics.norm.isfinite()
+            self._overflowed = overflows.long() + self._overflowed
         self._handed = step
         if due:
-            self._due = _Due.of(step, metrics, lr, self._empty)
+            counts = {"empty": self._empty, "overflowed": self._overflowed}
+            tensors = {name: count for name, count in counts.items() if isinstance(count, Tensor)}
+            self._due = _Due.of(step, metrics, lr, tensors)
+            self._overflowed = 0
         elif self._progress is not None:
             seconds = (time.monotonic() - self._marked) / (step - self._marked_step)
             self._progress.show(step, self._steps, self._left(step), self._speed.words(seconds))
@@ -141,9 +148,11 @@ class Log:
             steps = f"{empty} of {step - self._first} steps so far"
             self._say(f"note: in {steps} no label counts: they update nothing, and the learning rate goes on")
         reached = f"loss {loss:.4f}  norm {norm:.3f}" if tokens else "no label counts"
+        scaled = "" if scale is None else f"  scale {scale:g}"
+        overflowed = int(metrics.get("overflowed", 0))
         self._say(
             f"step {step:>{len(str(self._steps))}}/{self._steps}  {reached}  lr {lr:.2e}"
-            f"{'' if scale is None else f'  scale {scale:g}'}{'  skipped' if skipped else ''}"
+            f"{scaled}{_skip_words(skipped, overflowed)}"
             f"{_spread(load)}{'' if dropped is None else f'  dropped {dropped:.1%}'}"
             f"  {self._speed.words(seconds)}  {self._left(step)} left"
         )
@@ -151,6 +160,7 @@ class Log:
         known |= {"norm": norm} if tokens and not skipped else {}
         known |= {"skipped": True} if skipped else {}
         known |= {} if scale is None else {"loss_scale": scale}
+        known |= {"overflowed": overflowed} if overflowed else {}
         known |= {"router_loss": metrics["router_loss"]} if "router_loss" in metrics else {}
         known |= {"expert_load": load} if load else {}
         known |= {} if dropped is None else {"dropped": dropped}
@@ -224,6 +234,15 @@ class Log:
         for place in (self._file, self._sinks):
             if place is not None and (trouble := place.write(record)):
                 self._say(trouble)
+
+
+def _skip_words(skipped: bool, overflowed: int) -> str:
+    """Words of a line about its step, and about steps since the last line that fp16 has dropped."""
+    if not overflowed:
+        return "  skipped" if skipped else ""
+    own = "  skipped: its gradients overflow fp16" if skipped else ""
+    others = overflowed - skipped
+    return f"{own}  {counted(others, 'step')} before it skipped: fp16 overflow" if others else own
 
 
 def _spread(load: list[list[int]]) -> str:

@@ -4,7 +4,7 @@ import argparse
 import math
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -34,6 +34,7 @@ class Options:
     steps: int
     lr: float
     data: tuple[str, ...]
+    data_as_is: bool
     seed: int
     resume: Literal["", "newest", "auto"]
     resume_anyway: bool
@@ -51,6 +52,8 @@ class Options:
     first_step_limit: float
     step_limit: float | None
     save_limit: float
+    given: tuple[str, ...] = field(default=(), compare=False)
+    """The options that are on the command line, in the order of their names; ranks compare values alone."""
 
 
 def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
@@ -63,6 +66,8 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--steps", type=_positive, default=plan.steps, help="train up to this step (default %(default)s)")
     add("--lr", type=_rate, default=plan.lr, help="peak learning rate (default %(default)s)")
     add("--data", nargs="+", default=plan.data.files, metavar="GLOB", help=f"files to train on (default {files})")
+    help = "read these files though they seem to be of another format than the plan's data"
+    add("--data-as-is", action="store_true", help=help)
     add("--seed", type=int, default=plan.seed, help="seed of values and data order (default %(default)s)")
     help = "go on from the newest checkpoint of the run folder; `auto`: if there is one, else begin"
     add("--resume", nargs="?", const="newest", default="", choices=("newest", "auto"), metavar="auto", help=help)
@@ -92,6 +97,8 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     help = "the same in a save, without the pauses between its tries (default %(default)s)"
     add("--save-limit", type=_seconds, default=1800.0, metavar="SECONDS", help=help)
     values: dict[str, Any] = vars(parser.parse_args(arguments))
+    words = sys.argv[1:] if arguments is None else arguments
+    values["given"] = tuple(sorted({word.partition("=")[0] for word in words if word.startswith("--")}))
     values["resume"] = values["resume"] or ("newest" if values["resume_anyway"] else "")
     values["data"], values["log_to"] = tuple(values["data"]), tuple(dict.fromkeys(values["log_to"]))
     values["export_dtype"] = EXPORTED.get(values["export_dtype"])

@@ -117,8 +117,11 @@ def take(folder: Path, plan: Plan) -> tuple[Lock | None, Claim | None]:
 
 def _taken(folder: Path, plan: Plan) -> tuple[Lock, Claim]:
     check_folder(folder)
-    lock = Lock(folder, _job(plan))
-    claim = Claim(folder)
+    try:
+        lock = Lock(folder, _job(plan))
+        claim = Claim(folder)
+    except OSError as error:  # of a full disk, for instance, which names no file
+        raise RunError(f"cannot write to {folder}: {error.strerror}") from None
     lock.wait()  # for an earlier start, which finds that this one has come
     if (store := job_store()) is not None:
         store.set(CLAIM, claim.word)

@@ -10,16 +10,20 @@ from ..checkpoint.hf_weights import Reader
 from ..checkpoint.index import Identity
 from ..checkpoint.reader import Saved
 from ..checkpoint.saver import newest_whole, set_aside
+from ..comm import c10d
 from ..config.environment import profiling
 from ..config.plan import Plan
-from ..data.corpus import opened, repeated, too_few
+from ..data.corpus import held_out, opened, repeated, too_few
 from ..data.mixture import Mixture
+from ..data.vocabulary import check_ids
 from ..errors import RunError
 from .alike import alike
 from .identity import content, differences, identity, optimizer, other_rate, rate
-from .launch import is_first
+from .ignored_options import Situation, ignored_by_export, ignored_options
+from .launch import environment, is_first, warn
 from .log_file import NAME, REPEATED, mend
 from .options import Options
+from .outputs import require_new_folder, require_writable
 from .run_folder import Claim, Lock, take
 
 _LEFT = (NAME, REPEATED, "checkpoints", "recorded")
@@ -52,12 +56,17 @@ def start(plan: Plan, options: Options) -> Start:
     """The start of the run, equal on all ranks; moves an earlier run's files away.  RunError on all.  Collective."""
     lock, claim = take(options.out, plan)
     resume, damaged = newest_whole(checkpoints(options)) if options.resume else (None, [])
-    data = together(lambda: opened(plan.data, options.data, plan.seq))
+    looks = environment("LOCAL_RANK", 0) == 0
+    corpus = replace(plan.data, as_is=plan.data.as_is or options.data_as_is)
+    data = together(lambda: opened(corpus, options.data, plan.seq, looks))
+    mixtures = [mixture for mixture in data if mixture is not None]
+    together(lambda: check_ids(mixtures, plan.vocab, *c10d.place()))
     hashes = content(data[0])
     start = together(lambda: _prepare(plan, options, resume, data, hashes))
     checkpoint = f"{start.resume} of index {start.resume.digest}" if start.resume else "none"
     alike({"checkpoint": checkpoint, **{name: f"{value}" for name, value in start.run.items()}}, _FILES)
     moved = together(lambda: _cleared(options.out, start) if is_first() else [])
+    together(lambda: require_writable(options, checkpoints(options)))
     warnings = [lock.warning] if lock and lock.warning else []
     return replace(start, notes=(*warnings, *damaged, *moved, *start.notes), lock=lock, claim=claim)
 
@@ -85,6 +94,9 @@ def _prepare(
         raise RunError(f"too little data: {few}, so that a step would see some twice")
     if held and (few := too_few(held, plan.global_batch)):
         notes.append(f"validation sees some sequences twice: {few}")
+    resumed_from = str(resume) if resume else ""
+    notes += ignored_options(Situation(options, plan, held is not None, resumed_from))
+    notes += held_out(held)
     notes += repeated(training, options.steps, plan.global_batch)
     return Start(run, training, held, reader, resume, first, (*notes,))
 
@@ -111,6 +123,9 @@ def export_newest(plan: Plan, options: Options, folder: Path) -> None:
     """Writes the newest checkpoint that is whole as files of weights.  RunError."""
     from ..checkpoint.export import export  # most runs do without
 
+    for line in ignored_by_export(options):
+        warn(line)
+    require_new_folder(folder)
     saved, damaged = newest_whole(checkpoints(options))
     for note in damaged:
         print(note)

@@ -33,7 +33,7 @@ class Watching:
         """`train_step` is the program's own, `batch` gives the one of a step, from 0; `inputs` says what is in it."""
         self._asked, self._model, self._state, self._log = asked, model, state, log
         self._train_step, self._batch, self._number = train_step, batch, 0
-        located = self._located if asked.locate else str
+        located = self._located if asked.locate else _advise_to_locate
         self._finite = Finite(state, asked.finite, asked.skips, located)
         state.kept += [*(state.held.kept() if asked.skips else ()), *(state.losses.kept() if asked.spikes else ())]
         if asked.copies or asked.replay:
@@ -99,6 +99,10 @@ class Watching:
         word = json.dumps([not stored, *seen.order, f"first value not finite: {found}, rank {rank}"]) if found else ""
         said = sorted(json.loads(each) for each in meet("first value", word) if each)
         return said[0][-1] if said else "all values of its forward and backward were finite when it was run once more"
+
+
+def _advise_to_locate(_step: int) -> str:
+    return "`watch { locate = on }` in the plan names the first value that is not finite"
 
 
 def _is_due(number: int, every: int | None) -> bool:

@@ -88,7 +88,11 @@ def test_text_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
     Path("notes/a.txt").write_text("some words\n" * 100)
     assert main(["new", "mine.scale", "--text", "notes/*.txt"]) == 0
     text = Path("mine.scale").read_text(encoding="utf-8")
-    assert '{ files = ["notes/*.txt"] } # holdout = 5% would keep whole files' in text
+    assert '{ files = ["notes/*.txt"]  holdout = 5% }' in text, "of a single file its last part is held out"
+    Path("notes/b.txt").write_text("some words\n" * 100)
+    assert main(["new", "two.scale", "--text", "notes/*.txt"]) == 0
+    two = Path("two.scale").read_text(encoding="utf-8")
+    assert '{ files = ["notes/*.txt"] } # holdout = 5% would keep whole files' in two
     for at in range(20):
         Path(f"notes/{at}.txt").write_text("more words\n")
     assert main(["new", "many.scale", "--text", "notes/*.txt"]) == 0

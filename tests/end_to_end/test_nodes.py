@@ -136,7 +136,7 @@ def _windows(folder: Path, step: int, case: Case) -> list[int]:
     """The first tokens of the samples of a step, from 0."""
     stream = Stream([str(folder / "r0" / "corpus.bin")], torch.uint8, SEQ + 1)
     mixture = Mixture([Part("", stream)])
-    places = [mixture.place(step * case.rows + row, seed=3) for row in range(case.rows)]
+    places = [mixture.place_of_window(step * case.rows + row, seed=3) for row in range(case.rows)]
     return [int(words.split(" tokens ")[1].split()[0].replace(",", "")) for words in places]
 
 

@@ -1,10 +1,15 @@
 """Messages on text that is no plan, letter for letter."""
 
+import gzip
+import re
 from inspect import cleandoc
+from pathlib import Path
 
 import pytest
 
+from scalec.compiler.analysis.hardware.files import load as load_hardware
 from scalec.compiler.syntax.diagnostics import PlanError
+from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.parser import parse_plan
 from scalec.compiler.syntax.source import Source
 
@@ -357,3 +362,26 @@ def test_says(text: str, told: str) -> None:
     with pytest.raises(PlanError) as error:
         parse_plan(Source("m.scale", text))
     assert str(error.value) == cleandoc(told)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\x93NUMPY\x01\x00" + bytes(40), "is a NumPy array (.npy), which is not read here"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 1\n", "is a pointer of Git LFS"),
+        (b"<!DOCTYPE html>\n<html></html>\n", "is a web page (HTML), which is not read here"),
+        (gzip.compress(b"model mine"), "is compressed by gzip, which is not read here"),
+        (b'{"model_type": "llama"}', "this looks like JSON, and no plan begins so"),
+    ],
+)
+def test_a_file_of_another_format_is_named(content: bytes, said: str, tmp_path: Path) -> None:
+    """In the place of a plan; of hardware (but JSON, which is no TOML) it is told as a mistake of the plan."""
+    path = tmp_path / "plan.scale"
+    path.write_bytes(content)
+    with pytest.raises(PlanError, match=re.escape(said)):
+        parse_plan(load(path))
+    if content.startswith(b"{"):
+        return
+    with pytest.raises(PlanError, match=re.escape(said)) as refused:
+        load_hardware(path)
+    assert refused.value.diagnostics[0].code == "E0418"

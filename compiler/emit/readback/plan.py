@@ -112,6 +112,7 @@ def _expected(program: Program) -> str:
 def _data(program: Program) -> str:
     data = program.train.data
     dtype = f", dtype=torch.{data.dtype}" if data.kind == "tokens" else ""
+    as_is = ", as_is=True" if data.as_is == ON else ""
     options = f", separator={data.separator_id}" if data.separator is not None else ""
     options += f", masked={data.masked!r}, mask_token={data.mask_id}" if data.masked is not None else ""
     sets = [
@@ -119,7 +120,7 @@ def _data(program: Program) -> str:
         for each in data.mixture
     ]
     files = f"sets=({', '.join(sets)},)" if sets else repr(data.files)
-    return f"{data.kind.capitalize()}({files}, holdout={data.holdout!r}{options}{dtype})"
+    return f"{data.kind.capitalize()}({files}, holdout={data.holdout!r}{options}{dtype}{as_is})"
 
 
 def _inputs(program: Program) -> str:

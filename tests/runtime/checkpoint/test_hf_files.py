@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_a_run_begins_with_weights_and_leaves_such(tmp_path: Path, monkeypatch: 
     there = _run(folder, "--export ../out", status=2)
     assert there == "error: ../out is there already: name a new folder\n"
     below = _run(folder, "--export ../corpus/below", status=2)
-    assert re.fullmatch(r"error: \.\./corpus/\.below\.\w+: Not a directory\n", below)
+    assert re.fullmatch(r"error: cannot write to \.\./corpus/below: /.*/corpus: it is a file\n", below)
 
     _run(folder, "--export ../half --export-dtype bf16")
     whole, half = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "half"))
@@ -201,3 +202,90 @@ def test_no_files_and_no_such_files(tmp_path: Path) -> None:
             (tmp_path / "model.safetensors").write_bytes(content)
         with pytest.raises(RunError, match="cannot read"):
             Reader(tmp_path, None)  # type: ignore[arg-type] the files come first
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+PAGE = b"<!DOCTYPE html>\n<html><body>Entry not found</body></html>\n"
+
+
+def _moved(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+
+
+def _renamed(folder: Path, rename: Callable[[str], str]) -> None:
+    file = folder / "model.safetensors"
+    save_file({rename(name): value for name, value in load_file(file).items()}, file)
+
+
+def _tied(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    save_file({name: value for name, value in load_file(file).items() if name != "lm_head.weight"}, file)
+
+
+def _pickled(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+FOREIGN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "pointer": (
+        lambda folder: (folder / "model.safetensors").write_bytes(POINTER),
+        ["model.safetensors: it is a pointer of Git LFS in place of the file itself", "git lfs pull"],
+    ),
+    "page": (
+        lambda folder: (folder / "model.safetensors").write_bytes(PAGE),
+        ["model.safetensors: it is a web page (HTML)", "download it once more"],
+    ),
+    "pickle alone": (
+        _pickled,
+        ["it has `pytorch_model.bin` and no safetensors", 'save_pretrained("safe")'],
+    ),
+    "pickle by another name": (
+        lambda folder: torch.save({"a": torch.ones(1)}, folder / "model.safetensors"),
+        ["model.safetensors: it is a file of torch.save", 'save_pretrained("safe")'],
+    ),
+    "one file by another name": (
+        lambda folder: _moved(folder, "consolidated.safetensors"),
+        ["it has `consolidated.safetensors` in place of `model.safetensors`", "name that file by --init"],
+    ),
+    "parts without an index": (
+        lambda folder: (
+            [shutil.copy(folder / "model.safetensors", folder / f"{n}.safetensors") for n in "ab"]
+            and (folder / "model.safetensors").unlink()
+        ),
+        ["it has `a.safetensors`, `b.safetensors`, and lacks `model.safetensors.index.json`"],
+    ),
+    "checkpoints of a run": (
+        lambda folder: [_moved(folder, "gone"), (folder / "checkpoints").mkdir()],
+        ["it has checkpoints of a run", "--export DIR"],
+    ),
+    "index is a pointer": (
+        lambda folder: (folder / INDEX).write_bytes(POINTER),
+        [f"{INDEX} is damaged, or no index of weights: it is a pointer of Git LFS"],
+    ),
+    "names with a prefix": (
+        lambda folder: _renamed(folder, lambda name: f"module.{name}"),
+        ["its names are the plan's behind the prefix `module.`", "name.removeprefix('module.')"],
+    ),
+    "names without a prefix": (
+        lambda folder: _renamed(folder, lambda name: name.removeprefix("model.")),
+        ["its names lack the prefix `model.` of the plan's", "'model.' + name"],
+    ),
+    "tied": (
+        _tied,
+        ["has no `lm_head.weight`", "its model seems to tie `head` to `model.embed_tokens.weight`"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_files_of_another_kind_are_said_with_what_to_do(name: str, tmp_path: Path) -> None:
+    hf_models.model("llama", torch.float32).save_pretrained(tmp_path)
+    module = harness.imported(harness.written(hf_models.plan(tmp_path, "dp = 1  tp = 1", 1), tmp_path) / "train.py")
+    change, words = FOREIGN[name]
+    change(tmp_path)
+    with pytest.raises(RunError) as caught:
+        Reader(tmp_path, module.PLAN.names)
+    for each in words:
+        assert each in str(caught.value)
+    assert str(tmp_path) in str(caught.value).splitlines()[0]

@@ -139,11 +139,24 @@ def test_a_skipped_step_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[
     log.step(1, _metrics(FIRST), 0.1)
     log.step(2, _metrics(FIRST / 2, norm=1.5), 0.1)
     first, second = capsys.readouterr().out.splitlines()
-    assert "scale 65536  skipped" in first
+    assert "scale 65536  skipped: its gradients overflow fp16  " in first
     assert "skipped" not in second
     lines = (tmp_path / "log.jsonl").read_text().splitlines()
     assert "norm" not in lines[0]
     assert '"norm": 1.5, "loss_scale": 32768.0' in lines[1]
+
+
+def test_skipped_steps_without_a_line_of_their_own_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = small_log(tmp_path)
+    log.step(1, _metrics(FIRST), 0.1, due=False)
+    log.step(2, _metrics(FIRST / 2), 0.1)
+    log.step(3, _metrics(FIRST / 4, norm=1.5), 0.1)
+    second, third = capsys.readouterr().out.splitlines()
+    assert "  skipped: its gradients overflow fp16  1 step before it skipped: fp16 overflow  " in second
+    assert "skipped" not in third
+    assert '"overflowed": 2' in (tmp_path / "log.jsonl").read_text().splitlines()[0]
 
 
 @pytest.mark.parametrize("metrics", [_metrics(None), _metrics(0.5), _metrics(FIRST, loss=torch.nan)])

@@ -28,6 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in "ab":
         (tmp_path / "text" / f"{name}.txt").write_text("abcdefgh " * 40)
     (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("nowhere")
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
@@ -83,6 +84,7 @@ def test_an_environment_that_no_launcher_made(
     [
         ("--out file", "cannot write to file: it is a file"),
         ("--out file/below", "cannot write to file/below: Not a directory"),
+        ("--out link", "cannot write to link: it is a link to nowhere, which is not there"),
         ("--out /proc/none", "cannot write to /proc/none: No such file or directory"),
     ],
 )
@@ -90,6 +92,18 @@ def test_folders_that_cannot_be(
     options: str, line: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _refused(capsys, monkeypatch, options) == f"error: {line}\n"
+
+
+def test_an_address_that_is_never_resolved_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def give_up(host: str, says: bool) -> None:
+        raise RunError(f"MASTER_ADDR is {host}, {says}")
+
+    monkeypatch.setattr(launch, "await_address", give_up)
+    for name, value in (TWO | {"MASTER_ADDR": "nowhere", "LOCAL_RANK": "0"}).items():
+        monkeypatch.setenv(name, value)
+    assert _refused(capsys, monkeypatch, "", ranks=2) == "error: MASTER_ADDR is nowhere, True\n"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from scalec.runtime import Account, Batch, Expected, Metrics, Plan, TrainState, 
 from scalec.runtime.checkpoint import background
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.data import corpus
+from scalec.runtime.errors import RunError
 from scalec.runtime.train import launch, loop, options
 from scalec.runtime.train.options import Options
 from scalec.runtime.train.run_folder import Lock
@@ -278,12 +279,74 @@ def test_what_cannot_start_says_why_in_one_line_on_rank_0(folder: Path, plan: Pl
     assert second.err == second.out == first.out == ""
 
 
-def test_a_file_that_cannot_be_written_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+OUTPUTS: dict[str, tuple[str, dict[str, str]]] = {
+    "runs/bigram/checkpoints": ("--resume auto", {}),
+    "runs/bigram/log.jsonl": ("", {}),
+    "runs/bigram/log.repeated.jsonl": ("", {}),
+    "runs/bigram/tensorboard": ("--log-to tensorboard", {}),
+    "runs/bigram/recorded": ("", {"SCALEC_RECORD": "1"}),
+    "profiled": ("", {"SCALEC_PROFILE": "profiled", "SCALEC_PROFILE_STEPS": "1-1"}),
+}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_an_output_that_cannot_be_written_is_found_before_the_first_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    """A link to nowhere, which no run sets aside; one below a folder that is not there cannot be opened either."""
+    options, environment = OUTPUTS[output]
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (folder / output).parent.mkdir(parents=True, exist_ok=True)
+    (folder / output).symlink_to("/nowhere/below")
+    first, second = _run(folder, PLAN, f"{options} --save-every 1")
+    assert (first.status, second.status) == (2, 2)
+    assert first.err.startswith(f"error: cannot write to {output}: ")
+    assert len(first.err.splitlines()) == 1
+    assert first.out == second.out == second.err == ""
+
+
+def test_a_plain_file_in_the_place_of_an_output_is_found_before_the_first_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SCALEC_PROFILE", "taken")
     monkeypatch.setenv("SCALEC_PROFILE_STEPS", "1-1")
     (folder / "taken").write_text("")
     (ended,) = _run(folder, ALONE)
-    assert (ended.status, ended.err) == (1, "error: taken: File exists\n")
+    assert (ended.status, ended.err) == (2, "error: cannot write to taken: it is a file\n")
+
+
+def test_outputs_are_tried_without_a_trace(folder: Path) -> None:
+    (ended,) = _run(folder, ALONE, "--log-to tensorboard", step=failing_alone)
+    assert ended.status == 1
+    assert {path.name for path in (folder / "runs/bigram").iterdir()} == {"claim", "lock"}
+
+
+def failing_alone(*_: object) -> Metrics:
+    """A step that fails before anything is logged or saved."""
+    raise RunError("no step")
+
+
+def test_a_full_disk_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    (ended,) = _run(folder, ALONE)
+    assert (ended.status, ended.err) == (2, "error: cannot write to runs/bigram: No space left on device\n")
+
+
+def test_the_last_words_about_a_loss_are_advice(folder: Path) -> None:
+    """Without `locate` there is no value to name: the setting is, and not the number of the step."""
+
+    def held_step(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
+        nan = torch.tensor(torch.nan)
+        state.update(lr, skip=torch.tensor(False), finite=nan.isfinite(), scale=nan)
+        return Metrics(loss=nan, norm=nan, tokens=torch.tensor(32))
+
+    (ended,) = _run(folder, ALONE, step=held_step)
+    advice = "try a lower --lr; `watch { locate = on }` in the plan names the first value that is not finite"
+    assert ended.err == (f"error: step 1: loss nan, gradient norm nan; no parameter has been updated by it; {advice}\n")
 
 
 def test_a_rank_that_fails_ends_the_job(folder: Path) -> None:
@@ -377,6 +440,42 @@ def test_held_out_data_that_is_less_than_a_batch_is_said(folder: Path) -> None:
     (ended,) = _run(folder, ALONE)
     said = "27 tokens make 3 sequences of 9, fewer than the 4 of a global batch"
     assert f"validation sees some sequences twice: {said}\n" in ended.out
+
+
+def test_a_part_of_a_single_file_is_validated_on_and_a_resumed_run_goes_on_bitwise(folder: Path) -> None:
+    line = "--data text/a.txt --eval-every 2 --save-every 2"
+    (ended,) = _run(folder, ALONE, line)
+    assert "validation: the last 20 sequences of text/a.txt, of 40; training never sees them\n" in ended.out
+    assert "step 2/4  validation loss " in ended.out
+    whole = _weights(folder, 4)
+    (folder / "runs/bigram/checkpoints/step-000004").rename(folder / "kept")
+    (resumed,) = _run(folder, ALONE, f"{line} --resume")
+    assert (resumed.status, torch.equal(_weights(folder, 4), whole)) == (0, True)
+
+
+def test_a_run_that_held_out_nothing_of_its_file_is_another(folder: Path) -> None:
+    whole = replace(ALONE, data=replace(ALONE.data, holdout=0.0))
+    line = "--data text/a.txt --eval-every 2 --steps 2"
+    (ended,) = _run(folder, whole, line)
+    assert "warning: --eval-every has no effect: no data is held out for validation" in ended.out
+    (refused,) = _run(folder, ALONE, "--data text/a.txt --resume")
+    assert refused.status == 2
+    assert "the first 20 sequences: the same numbers are other samples" in refused.err
+
+
+def test_a_file_of_another_format_and_an_id_beyond_the_vocabulary_end_a_run_before_its_first_step(
+    folder: Path,
+) -> None:
+    (folder / "text/c.txt").write_text('{"text": "a"}\n{"text": "b"}\n' * 20)
+    first, second = _run(folder, PLAN)
+    assert (first.status, second.status, second.err) == (2, 2, "")
+    assert first.err.startswith("error: text/c.txt is JSON lines, not plain text\n")
+    (ended,) = _run(folder, ALONE, "--data-as-is")
+    assert ended.status == 0
+    (folder / "text/c.txt").write_text("a" * 300 + "z")
+    first, second = _run(folder, replace(PLAN, vocab=120))
+    assert (first.status, second.status, second.err) == (2, 2, "")
+    assert first.err.startswith("error: text/c.txt: token 300, at byte 300, has token id 122, and the plan's vocab is")
 
 
 # ---- going on with a run
@@ -480,7 +579,8 @@ def test_ranks_that_see_other_files_refuse_alike(folder: Path, monkeypatch: pyte
     assert (first.status, second.status) == (2, 2)
     error, data, help = first.err.splitlines()
     assert (error, help) == ("error: the ranks are not alike", "  do all nodes see the same files?")
-    assert re.fullmatch(r"  rank 0 has data 1 file of 360 bytes, \w+, rank 1 has 1 file of 360 bytes, \w+", data)
+    known = r"1 file of 360 bytes, \w+, the first 20 sequences"
+    assert re.fullmatch(f"  rank 0 has data {known}, rank 1 has {known}", data)
     assert second.err == ""
 
 

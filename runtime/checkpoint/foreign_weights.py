@@ -1,0 +1,103 @@
+"""Words about files of weights that are not the plan's: what is there, and what to do.
+
+Non-goals: reading weights (`hf_weights`).
+"""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from ...formats.known import described
+from ..errors import RunError, named
+
+Shape = tuple[int, ...]
+
+
+def unreadable(file: Path, error: Exception) -> RunError:
+    """The error of a file that is no safetensors."""
+    found = described(file)
+    if not found:
+        return RunError(f"cannot read weights from {file}: {error}")
+    advice: tuple[str, ...] = ()
+    if "torch.save" in found or "pickle" in found:
+        advice = _to_safetensors(file.parent)
+    elif "HTML" in found:
+        advice = ("a download that failed leaves such a file: download it once more",)
+    return RunError(f"cannot read weights from {file}: it is {found}", *advice)
+
+
+def missing(folder: Path) -> RunError:
+    """The error of a folder without model.safetensors and without an index of such files."""
+    names = sorted(path.name for path in folder.iterdir())
+    weights = [name for name in names if name.endswith(".safetensors")]
+    pickles = [name for name in names if name.startswith("pytorch_model") or name.endswith((".pth", ".pt"))]
+    if len(weights) == 1:
+        return _unread(folder, f"it has {named(weights)} in place of `model.safetensors`", "name that file by --init")
+    if weights:
+        lacks = "`model.safetensors.index.json`, which says where each tensor is"
+        return _unread(folder, f"it has {named(weights)}, and lacks {lacks}", "download that file, too")
+    if pickles:
+        return _unread(folder, f"it has {named(pickles)} and no safetensors", *_to_safetensors(folder))
+    if any(name.startswith(("step-", "rank-")) or name == "checkpoints" for name in names):
+        advice = "write a model's files by `train.py --export DIR`, or go on with the run by --resume"
+        return _unread(folder, "it has checkpoints of a run, and no model.safetensors", advice)
+    there = named(names) if names else "nothing"
+    return _unread(folder, f"it has no model.safetensors: there is {there}")
+
+
+def _unread(folder: Path, why: str, *advice: str) -> RunError:
+    return RunError(f"cannot read weights from {folder}: {why}", *advice)
+
+
+def _to_safetensors(folder: Path) -> tuple[str, ...]:
+    return (
+        "a pickle can run any code; where you trust it, write safetensors of it:",
+        "from transformers import AutoModelForCausalLM",
+        f'AutoModelForCausalLM.from_pretrained({str(folder)!r}).save_pretrained("safe")',
+    )
+
+
+def lacking_names(
+    path: Path, lacking: Mapping[str, str], shapes: Mapping[str, Shape], there: Mapping[str, Shape]
+) -> RunError:
+    """The error of tensors that the files lack, each with its parameter.
+
+    `shapes` are of all tensors that the plan needs, `there` of those in the files.
+    """
+    params = named([*dict.fromkeys(lacking.values())])
+    line = f"{path} has no {named([*lacking])}, which the plan needs for {params}"
+    if prefix := _prefix_of_files(lacking, there):
+        why = f"its names are the plan's behind the prefix `{prefix}`; without it they are the plan's:"
+        return RunError(line, why, *_renamed(path, f"name.removeprefix({prefix!r})"))
+    if prefix := _prefix_of_plan(lacking, there):
+        why = f"its names lack the prefix `{prefix}` of the plan's; with it they are the plan's:"
+        return RunError(line, why, *_renamed(path, f"{prefix!r} + name"))
+    (first, head), *others = lacking.items()
+    twins = [name for name, shape in there.items() if name in shapes and shape == shapes[first]]
+    if twins and not others and len(shapes[first]) == 2:
+        why = f"its model seems to tie `{head}` to `{twins[0]}`, which has the same shape"
+        return RunError(line, f"{why}: use that one's parameter in the plan in place of `{head}`")
+    return RunError(line)
+
+
+def _prefix_of_files(lacking: Collection[str], there: Collection[str]) -> str:
+    """The prefix behind which the files have all these names; "" if there is none."""
+    first = next(iter(lacking))
+    prefixes = [name.removesuffix(first) for name in there if name.endswith(f".{first}")]
+    return next((prefix for prefix in prefixes if all(prefix + name in there for name in lacking)), "")
+
+
+def _prefix_of_plan(lacking: Collection[str], there: Collection[str]) -> str:
+    """The prefix without which the files have all these names; "" if there is none."""
+    words = next(iter(lacking)).split(".")
+    prefixes = [".".join(words[:count]) + "." for count in range(1, len(words))]
+    for prefix in prefixes:
+        if all(name.startswith(prefix) and name.removeprefix(prefix) in there for name in lacking):
+            return prefix
+    return ""
+
+
+def _renamed(path: Path, name: str) -> tuple[str, ...]:
+    return (
+        "from safetensors.torch import load_file, save_file",
+        f'save_file({{{name}: value for name, value in load_file({str(path)!r}).items()}}, "renamed.safetensors")',
+    )

@@ -1,0 +1,78 @@
+"""Options on the command line that a run cannot follow: a row for each, with the condition and the reason."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import lcm
+
+from ..config.plan import Plan
+from .options import Options
+
+_OF_EXPORT = ("--export", "--export-dtype", "--out", "--device")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A run that is about to begin: its options and plan, whether it validates, and the checkpoint it goes on from."""
+
+    options: Options
+    plan: Plan
+    validates: bool
+    resumed_from: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """An option, and why a run ignores it; "" where it does not."""
+
+    option: str
+    why: Callable[[Situation], str]
+
+
+def ignored_options(situation: Situation) -> Iterator[str]:
+    """A line for each option that is on the command line and has no effect in this run."""
+    given = situation.options.given
+    for row in ROWS:
+        if row.option in given and (why := row.why(situation)):
+            yield f"warning: {row.option} has no effect: {why}"
+    if "--data" in given and (sets := situation.plan.data.sets):
+        names = ", ".join(each.name for each in sets)
+        yield f"note: the files of --data take the place of all sets of the plan ({names}) and of their weights"
+
+
+def ignored_by_export(options: Options) -> Iterator[str]:
+    """A line for each option that says something of training, which an export does not do."""
+    for option in options.given:
+        if option not in _OF_EXPORT:
+            yield f"warning: {option} has no effect: --export writes a checkpoint's weights and trains nothing"
+
+
+def _eval_every(situation: Situation) -> str:
+    if situation.validates:
+        return ""
+    return "no data is held out for validation; `holdout = 5%` in the plan's `data` does that"
+
+
+def _init(situation: Situation) -> str:
+    return f"the run goes on from {situation.resumed_from}" if situation.resumed_from else ""
+
+
+def _limit(situation: Situation) -> str:
+    return "a single rank waits for no other" if situation.plan.ranks == 1 else ""
+
+
+def _keep_every(situation: Situation) -> str:
+    options = situation.options
+    every = options.keep_every
+    if not every or options.steps % every == 0 or lcm(options.save_every, every) <= options.steps:
+        return ""
+    return f"no save is after a step that {every:,} divides: saves are after each {options.save_every:,} steps"
+
+
+ROWS = (
+    Row("--eval-every", _eval_every),
+    Row("--init", _init),
+    Row("--first-step-limit", _limit),
+    Row("--step-limit", _limit),
+    Row("--save-limit", _limit),
+    Row("--keep-every", _keep_every),
+)
