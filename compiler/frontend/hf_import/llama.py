@@ -7,8 +7,10 @@ transformers takes it over a batch, a plan's `balance` over each sequence.
 from attrs import evolve
 
 from .config import NOT_NEGATIVE, Config
-from .fields import GELU_TANH, check_layers, head_dim, model_of, positions, window
+from .fields import GELU_TANH, SCALINGS, SHARE_ROTATED, check_layers, head_dim, model_of, positions, window
 from .plan_text import Model
+
+MASK = "mask=causal"
 
 
 def llama(config: Config) -> Model:
@@ -26,8 +28,8 @@ def mistral(config: Config) -> Model:
 
 def windowed(model: Model) -> Model:
     """The model with its window, if it has one, which its file does not write."""
-    seen = model.sizes["window"]
-    return evolve(model, replaced={**model.replaced, "mask=causal": f"mask=causal, window={seen}"}) if seen else model
+    seen, mask = model.sizes["window"], model.replaced.get(MASK, MASK)
+    return evolve(model, replaced={**model.replaced, MASK: f"{mask}, window={seen}"}) if seen else model
 
 
 def olmo2(config: Config) -> Model:
@@ -38,12 +40,11 @@ def olmo2(config: Config) -> Model:
 
 def phi3(config: Config) -> Model:
     """Phi-3, Phi-3.5 and Phi-4, whose heads may be rotated in part."""
-    config.take("original_max_position_embeddings")  # of scaled positions, which are an error by their type
     for name in ("attention_bias", "mlp_bias"):
         config.must_be(name, False)
     for name in ("embd_pdrop", "resid_pdrop"):
         config.leave_out(name, 0)
-    return decoder(config, "phi3.scale", eps=1e-5, part="partial_rotary_factor", window=window(config))
+    return decoder(config, "phi3.scale", eps=1e-5, part=SHARE_ROTATED, window=window(config), scalings=("default",))
 
 
 def qwen2(config: Config) -> Model:
@@ -93,6 +94,7 @@ def decoder(
     head: int = 0,
     kv: int = 0,
     part: str = "",
+    scalings: tuple[str, ...] = (*SCALINGS,),
     theta: float = 1e4,
     ffn: str = "intermediate_size",
     tied: bool = False,
@@ -100,7 +102,7 @@ def decoder(
     """Dims and blocks that they share.
 
     `eps`, `head`, `kv`, `theta` and `tied` are defaults, `norm` is the field of `eps`, `part` that of partly rotated
-    heads, `ffn` that of an MLP's width.
+    heads, `ffn` that of an MLP's width, `scalings` are the types of positions that the model may have.
     """
     config.must_be("hidden_act", *act)
     config.leave_out("attention_dropout", 0)
@@ -109,7 +111,7 @@ def decoder(
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     kv_heads, dim = config.size("num_key_value_heads", kv or heads, null=heads), head_dim(config, head)
     config.quotient("num_attention_heads", "num_key_value_heads")
-    rope = positions(config, dim, part=part, base=theta)
+    rope = positions(config, dim, part=part, base=theta, types=scalings)
     sizes: dict[str, float] = {
         "vocab": config.size("vocab_size"),
         "hidden": hidden,
@@ -124,7 +126,10 @@ def decoder(
     }
     if head or dim * heads != hidden:
         sizes["head_dim"] = dim
-    return model_of(config, file, sizes, tied=tied, replaced=rope.replaced("rotary" if part else "theta"))
+    replaced = rope.replaced("rotary" if part else "theta")
+    if scale := rope.scale(dim):
+        replaced[MASK] = f"{MASK}{scale}"
+    return model_of(config, file, sizes, tied=tied, replaced=replaced)
 
 
 # ---- decoders whose MLPs are experts
@@ -141,6 +146,7 @@ def olmoe(config: Config) -> Model:
     """OLMoE."""
     config.must_be("attention_bias", False)
     config.must_be("clip_qkv", None)
+    config.must_be("sliding_window", None)
     normalised = {"chosen)": "chosen, normalise=on)"} if config.flag("norm_topk_prob", False) else {}
     model = decoder(config, "olmoe.scale", eps=1e-5)
     model = evolve(model, replaced={**model.replaced, **normalised})
@@ -158,8 +164,7 @@ def qwen3_moe(config: Config) -> Model:
     model = decoder(config, "qwen3_moe.scale", eps=1e-6, kv=4, ffn="moe_intermediate_size")
     sizes = {"head_dim": model.sizes["hidden"] // model.sizes["heads"], **model.sizes}
     model = evolve(model, sizes=sizes, replaced={**model.replaced, **plain})
-    name = "num_local_experts" if config.has("num_local_experts") else "num_experts"
-    return _routed(config, model, name, experts=128, chosen=8, balance=0.001)
+    return _routed(config, model, "num_experts", experts=128, chosen=8, balance=0.001)
 
 
 def _routed(config: Config, model: Model, name: str, *, experts: int, chosen: int, balance: float) -> Model:
