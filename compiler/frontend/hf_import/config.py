@@ -71,7 +71,7 @@ EFFECTS = {
     "use_mrope": "rotates by positions in time, height and width",
     "use_sliding_window": "limits how many tokens the queries of some layers see",
 }
-"""What a field does, as a message says it after the field's name."""
+"""What each field does: the words that follow its name in a message."""
 
 READ_BY_LIBRARY: dict[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
