@@ -71,7 +71,7 @@ EFFECTS = {
     "use_mrope": "rotates by positions in time, height and width",
     "use_sliding_window": "limits how many tokens the queries of some layers see",
 }
-"""What each field does: the words that follow its name in a message."""
+"""Each field's effect, in the words that follow the name of the field in a message."""
 
 READ_BY_LIBRARY: dict[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),

@@ -1,16 +1,17 @@
 """Llama and the decoders whose configurations are like its own: Mistral, OLMo, Phi-3, Qwen, StarCoder; mixtures too.
 
-Defaults are those of their configuration classes in transformers 5.23.  The loss that balances experts is of training:
-transformers takes it over a batch, a plan's `balance` over each sequence.
+Defaults are those of their configuration classes in transformers 5.23.  The loss that balances experts is a setting of
+training: a plan has it where the configuration asks for it by `output_router_logits`.
 """
 
 from attrs import evolve
 
-from .config import NOT_NEGATIVE, Config
+from .config import FLAG, NOT_NEGATIVE, Config
 from .fields import GELU_TANH, SCALINGS, SHARE_ROTATED, check_layers, head_dim, model_of, positions, window
-from .plan_text import Model
+from .plan_text import Model, shown
 
 MASK = "mask=causal"
+ROUTER = "router[hidden -> experts], chosen"
 
 
 def llama(config: Config) -> Model:
@@ -169,10 +170,22 @@ def qwen3_moe(config: Config) -> Model:
 
 def _routed(config: Config, model: Model, name: str, *, experts: int, chosen: int, balance: float) -> Model:
     """A decoder whose MLP each of its experts has; `name` is the field of their number, the numbers are defaults."""
-    config.take("output_router_logits")  # whether the loss has what is left out here
-    config.leave_out("router_aux_loss_coef", balance, NOT_NEGATIVE)
+    aux_loss = _aux_loss(config, balance)
     count, chosen = config.size(name, experts), config.size("num_experts_per_tok", chosen)
     if chosen > count:
         config.misfit(f"{chosen} of {count} experts cannot be chosen", "num_experts_per_tok", name)
     sizes = {**model.sizes, "experts": count, "chosen": chosen, "expert_ffn": model.sizes["ffn"]}
-    return evolve(model, sizes={name: size for name, size in sizes.items() if name != "ffn"})
+    replaced = dict(model.replaced)
+    if aux_loss:
+        replaced[ROUTER] = f"{ROUTER}{aux_loss}"
+    without_ffn = {name: size for name, size in sizes.items() if name != "ffn"}
+    return evolve(model, sizes=without_ffn, replaced=replaced)
+
+
+def _aux_loss(config: Config, default: float) -> str:
+    """The arguments of `top` for the loss that transformers adds, of a forward of one sequence; "" where it adds none."""
+    if not config.read("output_router_logits", FLAG, False, False):
+        config.leave_out("router_aux_loss_coef", default, NOT_NEGATIVE)
+        return ""
+    factor = config.read("router_aux_loss_coef", NOT_NEGATIVE, default, 0)
+    return f", aux_loss={shown(factor)}, aux_batch=1" if factor else ""

@@ -574,6 +574,20 @@ def test_experts_come_over() -> None:
     assert "mask=causal, window=4096)" in imported(MIXTRAL_8X7B | {"sliding_window": 4096})
 
 
+@pytest.mark.parametrize("fields", [MIXTRAL_8X7B, OLMOE_1B_7B, QWEN_3_30B_A3B], ids=lambda it: it["model_type"])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_the_loss_that_balances_experts_comes_over(fields: dict[str, Any], normalised: bool) -> None:
+    """If transformers adds it: where the configuration asks for the routers' logits."""
+    asked = fields | {"output_router_logits": True, "router_aux_loss_coef": 0.02}
+    asked |= {} if fields is MIXTRAL_8X7B else {"norm_topk_prob": normalised}
+    text = imported(asked)
+    assert len(re.findall(r"chosen,\s+aux_loss=0\.02,\s+aux_batch=1[,)]", text)) == 1
+    assert "Left out" not in text
+    assert ("normalise=on" in text) == (normalised or fields is MIXTRAL_8X7B)
+    for silent in ({"output_router_logits": False}, {"router_aux_loss_coef": 0.0}, {"output_router_logits": None}):
+        assert "aux_loss" not in imported(asked | silent)
+
+
 def test_latent_attention_comes_over() -> None:
     text = imported(DEEPSEEK_V3)
     assert "# Left out, as a setting of training: num_nextn_predict_layers = 1.\n" in text
