@@ -5,7 +5,7 @@ Non-goals: the statements of the body (`model`), which are ordinary ones on rows
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 
 from attrs import evolve, field, frozen
@@ -114,12 +114,6 @@ def costs(item: tree.Statement) -> bool:
     return any(not {"balance", "z"}.isdisjoint(names) for names in given)
 
 
-def has_aux_loss(route: tree.Route) -> bool:
-    """Whether a route counts for the auxiliary loss of its experts."""
-    names = [*PLACES[: len(route.by.args)], *(key.key.name for key in route.by.kwargs)]
-    return AUX_LOSS_FACTOR.name in names
-
-
 def _routes(body: Sequence[object], repeats: tuple[str, ...] = ()) -> Iterator[tuple[tree.Route, tuple[str, ...]]]:
     """At any depth, with the dims of the repeats around."""
     for item in body:
@@ -180,7 +174,7 @@ class Routes(Expressions):
         for route, repeats in _routes((item,)):
             with self._found.catch():
                 self._begin_load(route, repeats)
-                if has_aux_loss(route):
+                if self._has_aux_loss(route):
                     self._begin_aux_loss(route)
         if costs(item) and ROUTER_LOSS not in self._scope.bound:
             of = (name for name in self._scope.bound.values() if self._builder.types[name].dtype in FLOATS)
@@ -197,6 +191,15 @@ class Routes(Expressions):
         self._loads[id(route)] = name
         attrs = (("dims", tuple(twins[own] for own in (*repeats, route.dim.name))),)
         self._scope.bound[name] = self._builder.op(NO_LOAD.name, (tokens,), attrs, route.by.span, NO_LOAD.stem)
+
+    def _has_aux_loss(self, route: tree.Route) -> bool:
+        """Whether a route counts for the auxiliary loss of its experts: it has a factor that is not zero."""
+        given = dict(zip(PLACES, route.by.args, strict=False))
+        given |= {setting.key.name: setting.value for setting in route.by.kwargs}
+        factor = given.get(AUX_LOSS_FACTOR.name)
+        with suppress(PlanError, Unknown):  # which is told where the route is read
+            return factor is not None and evaluate(factor, self._scope.numbers) != 0
+        return False
 
     def _begin_aux_loss(self, route: tree.Route) -> None:
         """Begins the sums by sequence that routes to these experts add to."""
@@ -218,7 +221,7 @@ class Routes(Expressions):
             yield ROUTER_LOSS
         if id(route) in self._loads:
             yield self._loads[id(route)]
-        if has_aux_loss(route):
+        if self._has_aux_loss(route):
             yield from (f"{SCORES}{route.dim.name}", f"{CHOSEN}{route.dim.name}")
 
     def results(self) -> tuple[str, ...]:
@@ -350,34 +353,36 @@ class Routes(Expressions):
         ranged = zip((AUX_LOSS_FACTOR, AUX_BATCH), numbers, strict=True)
         factor, sequences = (_factor(item, each, number) for each, number in ranged)
         program = self._builder.program
+        microbatch = program.train.microbatch
+        if factor and microbatch % sequences:
+            message = f"a loss over {sequences:g} sequences does not fit a microbatch of {microbatch}"
+            label = f"{microbatch} / {sequences:g} = {microbatch / sequences:g}"
+            help = f"write `microbatch = {sequences:g}` or a multiple, or an `aux_batch` that divides it"
+            self._found.doubt(section="loss")  # which lacks what the sums are for
+            raise wrong("E0310", message, item.by.span, label, help)
         layers = prod(program.size(repeat.dim) for repeat in self._parameters.repeats)
         return _AuxLoss(factor, int(sequences), layers, item.by.span)
 
     def _add_aux_loss(self, experts: str, logits: str, ids: str, attrs: Mapping[str, Attr], own: _AuxLoss) -> None:
         """Adds a route's scores and choices to the sums of its experts."""
-        bound, span = self._scope.bound, own.span
+        bound, span, before = self._scope.bound, own.span, self._aux.get(experts, [own])
+        if (before[0].factor, before[0].sequences) != (own.factor, own.sequences):
+            message = f"two routes to `{experts}` have different `aux_loss` or `aux_batch`"
+            help = "the loss is over all routes to these experts: write the same in both, or other experts"
+            notes = (Note(before[0].span, "the first one"),)
+            self._found.doubt(section="loss")
+            raise wrong("E0606", message, span, "another loss", help, notes=notes)
         scores, choices = f"{SCORES}{experts}", f"{CHOSEN}{experts}"
         score = (("score", attrs["score"]),) if "score" in attrs else ()
         of_route = self._builder.op(SUM_SCORES.name, (logits,), score, span, SUM_SCORES.stem)
         bound[scores] = self._builder.op("add", (bound.get(scores, UNKNOWN), of_route), (), span, "scores")
-        before = bound.get(choices, UNKNOWN)
-        bound[choices] = self._builder.op(ADD_CHOICES.name, (before, ids), (), span, ADD_CHOICES.stem)
+        so_far = bound.get(choices, UNKNOWN)
+        bound[choices] = self._builder.op(ADD_CHOICES.name, (so_far, ids), (), span, ADD_CHOICES.stem)
         self._aux.setdefault(experts, []).append(own)
 
     def _end_aux_loss(self, experts: str, parts: Sequence[_AuxLoss]) -> None:
         """Adds the loss of all routes to some experts to that of the routers."""
         first, train = parts[0], self._builder.program.train
-        for other in parts[1:]:
-            if (other.factor, other.sequences) != (first.factor, first.sequences):
-                message = f"two routes to `{experts}` have different `aux_loss` or `aux_batch`"
-                help = "the loss is over all routes to these experts: write the same in both, or other experts"
-                notes = (Note(first.span, "the first one"),)
-                raise wrong("E0606", message, other.span, "another loss", help, notes=notes)
-        if train.microbatch % first.sequences:
-            message = f"a loss over {first.sequences} sequences does not fit a microbatch of {train.microbatch}"
-            label = f"{train.microbatch} / {first.sequences} = {train.microbatch / first.sequences:g}"
-            help = f"write `microbatch = {first.sequences}` or a multiple, or an `aux_batch` that divides it"
-            raise wrong("E0310", message, first.span, label, help)
         rows = train.seq * first.sequences * sum(part.layers for part in parts)
         attrs = (
             ("by", first.factor * first.sequences / train.global_batch),

@@ -123,6 +123,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         **{**SMALL, "hidden_size": 64}, pad_token_id=None, rope_parameters={"partial_rotary_factor": 0.75, **PLAIN}
     ),
     "mixtral": lambda: transformers.MixtralConfig(**SMALL, num_local_experts=4, sliding_window=5),
+    "mixtral_aux": lambda: transformers.MixtralConfig(
+        **SMALL, num_local_experts=4, sliding_window=None, output_router_logits=True, router_aux_loss_coef=0.5
+    ),
     "olmo2": lambda: transformers.Olmo2Config(**SMALL, pad_token_id=None),
     "olmoe": lambda: transformers.OlmoeConfig(**SMALL, pad_token_id=None, num_experts=8, num_experts_per_tok=3),
     "qwen2": lambda: transformers.Qwen2Config(**SMALL),
@@ -131,6 +134,23 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         **SMALL, head_dim=16, rope_parameters={**YARN_FACTOR, "attention_factor": 1.5}
     ),
     "qwen3": lambda: transformers.Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True),
+    "olmoe_aux": lambda: transformers.OlmoeConfig(
+        **SMALL,
+        pad_token_id=None,
+        num_experts=8,
+        num_experts_per_tok=3,
+        output_router_logits=True,
+        router_aux_loss_coef=0.5,
+    ),
+    "qwen3_moe_aux": lambda: transformers.Qwen3MoeConfig(
+        **{**SMALL, "head_dim": 16},
+        moe_intermediate_size=12,
+        num_experts=8,
+        num_experts_per_tok=3,
+        norm_topk_prob=True,
+        output_router_logits=True,
+        router_aux_loss_coef=0.5,
+    ),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
         **{**SMALL, "head_dim": 16}, moe_intermediate_size=12, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True
     ),
@@ -198,12 +218,22 @@ def batch() -> tuple[Tensor, Tensor]:
     return tokens, labels.masked_fill(torch.rand(ROWS, SEQ, generator=generator) < 0.3, -100)
 
 
-def loss_and_gradients(made: Any, tokens: Tensor, labels: Tensor) -> tuple[float, dict[str, Tensor]]:
-    """The mean loss over labels that count, and the gradients by the names in files, of a float64 model."""
+def loss_and_gradients(
+    made: Any, tokens: Tensor, labels: Tensor, rows_of_forward: int = 0
+) -> tuple[float, dict[str, Tensor]]:
+    """The mean loss over labels that count, and the gradients by the names in files, of a float64 model.
+
+    With `rows_of_forward` gradients are also those of the routers' loss, the mean over forwards of so many rows.
+    """
     with Wide():
         logits = made(input_ids=tokens).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-        loss.backward()
+        whole = loss
+        if rows_of_forward:
+            forwards = [made(input_ids=rows, output_router_logits=True) for rows in tokens.split(rows_of_forward)]
+            balance = torch.stack([forward.aux_loss for forward in forwards]).mean()
+            whole = loss + made.config.router_aux_loss_coef * balance
+        whole.backward()
     gradients = copy.deepcopy(made)
     for parameter, each in zip(gradients.parameters(), made.parameters(), strict=True):
         parameter.data = each.grad

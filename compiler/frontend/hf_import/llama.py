@@ -183,7 +183,7 @@ def _routed(config: Config, model: Model, name: str, *, experts: int, chosen: in
 
 
 def _aux_loss(config: Config, default: float) -> str:
-    """The arguments of `top` for the loss that transformers adds, of a forward of one sequence; "" where it adds none."""
+    """The arguments of `top` for the loss that transformers adds, of forwards of one sequence; "" for none."""
     if not config.read("output_router_logits", FLAG, False, False):
         config.leave_out("router_aux_loss_coef", default, NOT_NEGATIVE)
         return ""

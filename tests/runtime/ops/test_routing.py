@@ -157,6 +157,13 @@ def test_scores_and_choices_are_summed_by_sequence(score: Any, seq: int) -> None
     assert no_scores(tokens, EXPERTS, batch=1 - seq).shape == none.shape == counts.shape
 
 
+def _of_transformers(layers: list[Tensor], rows: Tensor) -> Tensor:
+    """The loss of a forward of some rows."""
+    logits: Any = tuple(each[rows].flatten(0, 1) for each in layers)
+    loss: Any = load_balancing_loss_func(logits, EXPERTS, 2)
+    return loss
+
+
 @pytest.mark.parametrize("sequences", [1, 2, 4])
 def test_the_auxiliary_loss_is_that_of_transformers(sequences: int) -> None:
     """The mean over forwards of so many sequences of its function, which is given the logits of all layers."""
@@ -169,10 +176,7 @@ def test_the_auxiliary_loss_is_that_of_transformers(sequences: int) -> None:
     groups = 4 // sequences
     got = aux_loss(scores, choices, by=0.25 / groups, rows=3 * 6 * sequences, sequences=sequences)
     with Wide():
-        forwards = [
-            load_balancing_loss_func(tuple(logits[rows].flatten(0, 1) for logits in layers), EXPERTS, 2)
-            for rows in torch.arange(4).split(sequences)
-        ]
+        forwards = [_of_transformers(layers, rows) for rows in torch.arange(4).split(sequences)]
     want = 0.25 * torch.stack(forwards).mean()
     torch.testing.assert_close(got, want, atol=0, rtol=1e-12)
     pairs = zip(*(torch.autograd.grad(it, layers) for it in (got, want)), strict=True)
