@@ -84,6 +84,7 @@ OF_ALL_LAYERS = (  # a loss over all layers and groups of sequences
     Case(pp=2, dp=2, model="all layers", experts="dp", schedule="1f1b", layers=4, microbatches=3),
     Case(pp=2, model="all layers, sigmoid", schedule="zbv", layers=4, microbatches=2, recompute="full"),
     Case(pp=2, model="all layers", schedule="zb_h1", stages="[0, 2]", microbatches=2),
+    Case(pp=2, cp=2, how=RING, model="all layers", experts="cp", schedule="zb_h1", microbatches=2),
 )
 
 
