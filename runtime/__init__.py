@@ -58,7 +58,20 @@ from .ops.fused_linear import fused_linear
 from .ops.grouped_linear import grouped_bias, grouped_linear
 from .ops.ring_attention import ring_attention
 from .ops.routed_rows import combine, dispatch
-from .ops.routing import add_load, balance, limit_capacity, no_load, no_loss, router_z, top_k
+from .ops.routing import (
+    add_choices,
+    add_load,
+    aux_loss,
+    balance,
+    limit_capacity,
+    no_choices,
+    no_load,
+    no_loss,
+    no_scores,
+    router_z,
+    sum_scores,
+    top_k,
+)
 from .ops.token_losses import cross_entropy, local_softmax_stats, max_logit, token_loss
 from .pipeline.executor import Pipeline
 from .state.buckets import Bucket
@@ -108,6 +121,7 @@ __all__ = [
     "Tokens",
     "TrainState",
     "Watch",
+    "add_choices",
     "add_load",
     "all_gather",
     "all_gather_",
@@ -116,6 +130,7 @@ __all__ = [
     "all_reduce_",
     "all_to_all",
     "attention",
+    "aux_loss",
     "balance",
     "clip_scale",
     "combine",
@@ -141,8 +156,10 @@ __all__ = [
     "max_logit",
     "mean",
     "mean_square",
+    "no_choices",
     "no_load",
     "no_loss",
+    "no_scores",
     "normal",
     "once",
     "once_replicated",
@@ -172,6 +189,7 @@ __all__ = [
     "split",
     "split_embedding",
     "split_linear",
+    "sum_scores",
     "sum_squares",
     "take_shard",
     "tanh",

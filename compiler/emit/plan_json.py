@@ -28,7 +28,7 @@ from ..ir.stages import stages
 from ..syntax.source import Source
 from .naming import file_word, run_word
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the file's schema, plan.schema.json: it rises when a field goes or changes its meaning."""
 
 TORCH_ALONE = "dtensor"
@@ -134,7 +134,7 @@ def _pipeline(program: Program, pipeline: Pipeline) -> dict[str, Any]:
     return {
         "axis": pipeline.axis,
         "stages": [
-            {"rank": rank, "turns": {dim: [own.start, own.stop] for dim, own in its.items()}}
+            {"rank": rank, "layers": {dim: [own.start, own.stop] for dim, own in its.items()}}
             for rank, its in zip(pipeline.stage_to_rank, layers, strict=True)
         ],
         "rows": [*map(" ".join, pipeline.schedule.words)],
@@ -177,7 +177,7 @@ def _memory(program: Program) -> dict[str, Any]:
             "gradients": it.peak.gradients,
             "other": it.peak.other,
             "in": it.peak.where,
-            "turns": {dim: at for dim, at, _ in it.peak.layers},
+            "layers": {dim: at for dim, at, _ in it.peak.layers},
             "of": it.peak.name,
             "line": str(it.peak.op.span) if it.peak.op else "",
         },

@@ -15,7 +15,7 @@ from .builder import UNKNOWN, ModelBuilder
 from .errors import check_name
 from .inputs import checked_inputs
 from .parameters import Draws, OpenRepeat, Parameters, Scope, initialised
-from .routes import Routes
+from .routes import CHOSEN, Routes
 from .user_ops import UserOp
 
 
@@ -163,11 +163,12 @@ class _Statements(Routes):
 
     def _carry(self, name: str, item: tree.Repeat) -> Arg:
         source = self._scope.bound[name]
-        if BATCH in self._builder.types[source].dims and self._builder.types[source].dtype not in FLOATS:
+        type = self._builder.types[source]
+        if not name.startswith(CHOSEN) and BATCH in type.dims and type.dtype not in FLOATS:
             bound = next(each for each in self._assigned(item) if each.name == name)
             help = "leave it out: ops take inputs by the names that the model has for them"
             raise wrong("E0607", f"`{name}` is an input, which no iteration can change", bound.span, "bound anew", help)
-        value = self._builder.value(name.lstrip("_"), self._builder.types[source])
+        value = self._builder.value(name.lstrip("_"), type)
         self._scope.bound[name] = value.name
         return Arg(value, source, Enter.CARRY)
 

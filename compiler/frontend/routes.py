@@ -5,17 +5,32 @@ Non-goals: the statements of the body (`model`), which are ordinary ones on rows
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from math import prod
 
 from attrs import evolve, field, frozen
 
 from ..config.settings import DROPLESS, PADDED
-from ..ir import BATCH, DATA_DIMS, FLOATS, Attr, Dim, Type
+from ..ir import BATCH, DATA_DIMS, FLOATS, PRECISIONS, Attr, Dim, Type
 from ..ops.experts import COMBINE, DISPATCH, SORT
-from ..ops.protocol import Attribute
-from ..ops.routers import ADD_LOAD, BALANCE, CAPACITY, NO_LOAD, NO_LOSS, ROUTER_Z, TOP
+from ..ops.protocol import Attribute, wide
+from ..ops.routers import (
+    ADD_CHOICES,
+    ADD_LOAD,
+    AUX_LOSS,
+    BALANCE,
+    CAPACITY,
+    NO_CHOICES,
+    NO_LOAD,
+    NO_LOSS,
+    NO_SCORES,
+    ROUTER_Z,
+    SUM_SCORES,
+    TOP,
+)
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, PlanError, Unknown, wrong
+from ..syntax.source import Span
 from .arithmetic import Scalar, evaluate
 from .builder import UNKNOWN
 from .errors import check_dim, check_not_data
@@ -26,8 +41,12 @@ FACTORS = tuple(
     Attribute(name, default=0.0, range=(lambda value: value >= 0, "0 or above"))
     for name in ("capacity", "balance", "z")
 )
+AUX_LOSS_FACTOR = Attribute("aux_loss", default=0.0, range=(lambda value: value >= 0, "0 or above"))
+AUX_BATCH = Attribute("aux_batch", default=1, kinds=(int,), range=(lambda value: value >= 1, "1 or above"))
 RATE = Attribute("rate", default=0.0, range=(lambda value: value > 0, "above 0"))
-CALL = evolve(TOP, operands=TOP.operands[:1], attributes=(CHOICES, *TOP.attributes, *FACTORS, RATE))
+CALL = evolve(
+    TOP, operands=TOP.operands[:1], attributes=(CHOICES, *TOP.attributes, *FACTORS, RATE, AUX_LOSS_FACTOR, AUX_BATCH)
+)
 """`top` as plans write it: in the IR the number of choices is the size of a dim, and losses and capacity are ops."""
 
 PLACES = [each.name for each in (*CALL.operands, *CALL.attributes) if not each.implied]
@@ -35,6 +54,9 @@ PLACES = [each.name for each in (*CALL.operands, *CALL.attributes) if not each.i
 
 ROUTER_LOSS = "_router_loss"
 """The name in a model's scope of the sum of its routers' losses."""
+
+SCORES, CHOSEN = "_scores_", "_choices_"
+"""The beginnings of the names in a model's scope of what routes to experts have summed for their auxiliary loss."""
 
 LOAD = "_load"
 """The beginning of the names in a model's scope of its routes' loads."""
@@ -131,16 +153,29 @@ def _free(name: str, experts: str, taken: set[str]) -> str:
 
 
 @frozen
+class _AuxLoss:
+    """A route's part of the auxiliary loss: the factor, the sequences of a group, and the route's layers."""
+
+    factor: float
+    sequences: int
+    layers: int
+    span: Span
+
+
+@frozen
 class Routes(Expressions):
     """Writes the ops around the bodies of routes; the base of the class that reads statements (`model`)."""
 
     _loads: dict[int, str] = field(factory=dict[int, str])  # the names in the scope of routes' loads, by identity
+    _aux: dict[str, list[_AuxLoss]] = field(factory=dict[str, list["_AuxLoss"]])  # by dim of experts
 
     def begin(self, item: tree.Statement) -> None:
         """Begins the loads of a statement's routes, and the sum of routers' losses before the first that adds to it."""
         for route, repeats in _routes((item,)):
             with self._found.catch():
                 self._begin_load(route, repeats)
+                if self._has_aux_loss(route):
+                    self._begin_aux_loss(route)
         if costs(item) and ROUTER_LOSS not in self._scope.bound:
             of = (name for name in self._scope.bound.values() if self._builder.types[name].dtype in FLOATS)
             first = next(of, UNKNOWN)
@@ -157,6 +192,28 @@ class Routes(Expressions):
         attrs = (("dims", tuple(twins[own] for own in (*repeats, route.dim.name))),)
         self._scope.bound[name] = self._builder.op(NO_LOAD.name, (tokens,), attrs, route.by.span, NO_LOAD.stem)
 
+    def _has_aux_loss(self, route: tree.Route) -> bool:
+        """Whether a route counts for the auxiliary loss of its experts: it has a factor that is not zero."""
+        given = dict(zip(PLACES, route.by.args, strict=False))
+        given |= {setting.key.name: setting.value for setting in route.by.kwargs}
+        factor = given.get(AUX_LOSS_FACTOR.name)
+        with suppress(PlanError, Unknown):  # which is told where the route is read
+            return factor is not None and evaluate(factor, self._scope.numbers) != 0
+        return False
+
+    def _begin_aux_loss(self, route: tree.Route) -> None:
+        """Begins the sums by sequence that routes to these experts add to."""
+        experts, types, program = route.dim.name, self._builder.types, self._builder.program
+        if f"{SCORES}{experts}" in self._scope.bound:
+            return
+        tokens = next(value for value in self._scope.bound.values() if types[value].dims == DATA_DIMS)
+        scored = next(dim.name for dim in program.dims if dim.twin == experts)
+        dims, dtype = ("dims", (BATCH, scored)), wide(PRECISIONS[program.train.precision])
+        double = (("dtype", dtype),) if dtype == "f64" else ()
+        for beginning, entry, attrs in ((SCORES, NO_SCORES, (dims, *double)), (CHOSEN, NO_CHOICES, (dims,))):
+            begun = self._builder.op(entry.name, (tokens,), attrs, route.by.span, entry.stem)
+            self._scope.bound[f"{beginning}{experts}"] = begun
+
     def assigned(self, route: tree.Route) -> Iterator[str]:
         """Names that a route binds anew: its value, the sum of losses if it adds to that, and its load."""
         yield route.value.name
@@ -164,9 +221,14 @@ class Routes(Expressions):
             yield ROUTER_LOSS
         if id(route) in self._loads:
             yield self._loads[id(route)]
+        if self._has_aux_loss(route):
+            yield from (f"{SCORES}{route.dim.name}", f"{CHOSEN}{route.dim.name}")
 
     def results(self) -> tuple[str, ...]:
         """Results of a model beside its loss: the sum of its routers' losses, and loads."""
+        for experts, parts in self._aux.items():
+            with self._found.catch():
+                self._end_aux_loss(experts, parts)
         return tuple(
             self._scope.bound[name] for name in (ROUTER_LOSS, *self._loads.values()) if name in self._scope.bound
         )
@@ -226,11 +288,14 @@ class Routes(Expressions):
             raise wrong("E0307", message, item.by.span, label)
         said = {key: value for key, value in given if key != RATE.name}
         factors = {each.name: _factor(item, each, float(str(said.pop(each.name, 0)))) for each in FACTORS}
+        aux = self._aux_loss(item, said)
         attrs = tuple((key, value) for key, value in said.items() if key != CHOICES.name)
         self._check_groups(item, dict(attrs))
         chosen = (*attrs, ("to", program.dim(experts).chosen))
         gates, ids = self._builder.several(TOP.name, (*operands, *biases), chosen, item.by.span, ("gates", "ids"))
         self._losses(item, operands[0], ids, dict(attrs), factors)
+        if aux.factor:
+            self._add_aux_loss(experts, operands[0], ids, dict(attrs), aux)
         train = program.train
         if train.experts == PADDED and not factors["capacity"]:
             help = f"write `{TOP.name}(…, capacity=1.25)`, or leave `experts` out: `{DROPLESS}` experts take all rows"
@@ -281,6 +346,55 @@ class Routes(Expressions):
             so_far = self._scope.bound.get(ROUTER_LOSS, UNKNOWN)
             total = self._builder.op("add", (so_far, *terms), (), item.by.span, "router_loss")
             self._scope.bound[ROUTER_LOSS] = total
+
+    def _aux_loss(self, item: tree.Route, said: dict[str, Attr]) -> _AuxLoss:
+        """A route's part of the auxiliary loss, by arguments that are taken out of `said`."""
+        numbers = (float(str(said.pop(each.name, each.default))) for each in (AUX_LOSS_FACTOR, AUX_BATCH))
+        ranged = zip((AUX_LOSS_FACTOR, AUX_BATCH), numbers, strict=True)
+        factor, sequences = (_factor(item, each, number) for each, number in ranged)
+        program = self._builder.program
+        microbatch = program.train.microbatch
+        if factor and microbatch % sequences:
+            message = f"a loss over {sequences:g} sequences does not fit a microbatch of {microbatch}"
+            label = f"{microbatch} / {sequences:g} = {microbatch / sequences:g}"
+            help = f"write `microbatch = {sequences:g}` or a multiple, or an `aux_batch` that divides it"
+            self._found.doubt(section="loss")  # which lacks what the sums are for
+            raise wrong("E0310", message, item.by.span, label, help)
+        layers = prod(program.size(repeat.dim) for repeat in self._parameters.repeats)
+        return _AuxLoss(factor, int(sequences), layers, item.by.span)
+
+    def _add_aux_loss(self, experts: str, logits: str, ids: str, attrs: Mapping[str, Attr], own: _AuxLoss) -> None:
+        """Adds a route's scores and choices to the sums of its experts."""
+        bound, span, before = self._scope.bound, own.span, self._aux.get(experts, [own])
+        if (before[0].factor, before[0].sequences) != (own.factor, own.sequences):
+            message = f"two routes to `{experts}` have different `aux_loss` or `aux_batch`"
+            help = "the loss is over all routes to these experts: write the same in both, or other experts"
+            notes = (Note(before[0].span, "the first one"),)
+            self._found.doubt(section="loss")
+            raise wrong("E0606", message, span, "another loss", help, notes=notes)
+        scores, choices = f"{SCORES}{experts}", f"{CHOSEN}{experts}"
+        score = (("score", attrs["score"]),) if "score" in attrs else ()
+        of_route = self._builder.op(SUM_SCORES.name, (logits,), score, span, SUM_SCORES.stem)
+        bound[scores] = self._builder.op("add", (bound.get(scores, UNKNOWN), of_route), (), span, "scores")
+        so_far = bound.get(choices, UNKNOWN)
+        bound[choices] = self._builder.op(ADD_CHOICES.name, (so_far, ids), (), span, ADD_CHOICES.stem)
+        self._aux.setdefault(experts, []).append(own)
+
+    def _end_aux_loss(self, experts: str, parts: Sequence[_AuxLoss]) -> None:
+        """Adds the loss of all routes to some experts to that of the routers."""
+        first, train = parts[0], self._builder.program.train
+        rows = train.seq * first.sequences * sum(part.layers for part in parts)
+        attrs = (
+            ("by", first.factor * first.sequences / train.global_batch),
+            ("rows", rows),
+            ("sequences", first.sequences),
+        )
+        bound = self._scope.bound
+        sums = bound.get(f"{SCORES}{experts}", UNKNOWN), bound.get(f"{CHOSEN}{experts}", UNKNOWN)
+        loss = self._builder.op(AUX_LOSS.name, sums, attrs, first.span, "router_loss")
+        if ROUTER_LOSS in bound:
+            loss = self._builder.op("add", (bound[ROUTER_LOSS], loss), (), first.span, "router_loss")
+        bound[ROUTER_LOSS] = loss
 
     def _check_groups(self, item: tree.Route, given: Mapping[str, object]) -> None:
         """Groups are equal, and those that are chosen from hold enough experts."""

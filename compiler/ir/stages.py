@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from attrs import frozen
 
-from . import BATCH, FLOATS, Enter, Op, Param, Pipeline, Program, Region, Stmt, Value, uses
+from . import BATCH, FLOATS, SEQUENCE, Enter, Op, Param, Pipeline, Program, Region, Stmt, Value, uses
 
 
 @frozen
@@ -109,5 +109,10 @@ def is_free(stmt: Stmt) -> bool:
 
 
 def is_made_once(value: Value) -> bool:
-    """Whether one stage makes a value of a body that is cut: it has a gradient, or is a sum over layers."""
-    return value.type.dtype in FLOATS or BATCH not in value.type.dims
+    """Whether one stage makes a value of a body that is cut: it has a gradient, or is a sum over layers.
+
+    Such a sum has no batch, or a count for each sequence and expert.
+    """
+    dims = value.type.dims
+    is_by_sequence = len(dims) == 2 and dims[0] == BATCH and dims[1] != SEQUENCE
+    return value.type.dtype in FLOATS or BATCH not in dims or is_by_sequence

@@ -6,7 +6,7 @@ from math import ceil, prod
 from attrs import evolve
 
 from ..config.settings import PADDED
-from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, PARTIAL, SEQUENCE, Kind, Op, Program, Type, splits
+from ..ir import BATCH, DATA_DIMS, ITEM_BYTES, PARTIAL, SEQUENCE, Kind, Op, Program, Type, sharded, splits
 from .call import Argument, Call, Dims, Group, Keyword, Positions, Quotient, Size
 from .messages import Message
 from .protocol import Attribute, OpDef, Operand, Shape, TypingError, Vjp, last_dim, takes, total, wide
@@ -17,6 +17,9 @@ TO = Attribute("to", dims="any", implied=True)
 """The dim that a result has besides its operand's: of choices, or of experts."""
 
 BY = Attribute("by", implied=True)
+DIMS = Attribute("dims", kinds=(tuple,), implied=True)
+"""The dims of a sum over tokens."""
+
 SCORE = Attribute("score", ("softmax", "sigmoid"), "softmax")
 ON = Attribute("normalise", ("off", "on"), "off")
 
@@ -47,12 +50,49 @@ def _loaded(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
     return [load]
 
 
+def _begun(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """A sum over tokens that begins, placed as `pending_over_tokens` says."""
+    dtype = "i64" if op.kind != NO_SCORES.name else str(NO_SCORES.get(op, "dtype"))
+    return [Type(dtype, op.names("dims"), op.outputs[0].type.places if op.outputs else ())]
+
+
+def begins_sum(op: Op) -> bool:
+    """Whether an op begins a sum over tokens."""
+    return op.kind in (NO_LOAD.name, NO_CHOICES.name, NO_SCORES.name)
+
+
+def is_sum_by_sequence(program: Program, type: Type) -> bool:
+    """Whether a value has a number of each sequence for each expert: a sum over tokens, which ranks share out."""
+    return type.dims[:1] == (BATCH,) and len(type.dims) == 2 and program.dim(type.dims[1]).twin in program.choices
+
+
 def pending_over_tokens(program: Program, op: Op) -> Op:
-    """A load that begins, over the axes on which its operand's tokens are sharded."""
+    """A sum over tokens that begins: still to be done over the axes on which the operand's tokens are sharded.
+
+    A dim of tokens that the sum has is sharded there as the tokens are.
+    """
+    (begun,) = op.outputs
     over = (item.partition(":") for item in op.names("work"))
-    places = program.places({axis: PARTIAL for axis, _, dim in over if dim in DATA_DIMS})
-    (load,), attrs = op.outputs, tuple((key, value) for key, value in op.attrs if key != "work")
-    return evolve(op, outputs=(evolve(load, type=evolve(load.type, places=places)),), attrs=attrs)
+    places = program.places(
+        {axis: sharded(dim) if dim in begun.type.dims else PARTIAL for axis, _, dim in over if dim in DATA_DIMS}
+    )
+    attrs = tuple((key, value) for key, value in op.attrs if key != "work")
+    return evolve(op, outputs=(evolve(begun, type=evolve(begun.type, places=places)),), attrs=attrs)
+
+
+def _counted(program: Program, types: Sequence[Type], op: Op) -> list[Type]:
+    """Counts of each sequence, a sum still to be done over the axes that have parts of the sequence."""
+    counts, ids = types
+    are_alike = counts.axes_in(Kind.PARTIAL) == ids.axes_of(SEQUENCE) and counts.axes_of(BATCH) == ids.axes_of(BATCH)
+    if not are_alike or BATCH not in counts.dims:
+        raise TypingError(f"{op.kind} takes counts of each sequence that are pending where a sequence is sharded")
+    return [counts]
+
+
+def _by_sequence(types: Sequence[Type], op: Op) -> list[Shape]:
+    """A number of each sequence for each expert."""
+    (logits,) = types
+    return [(wide(logits.dtype), tuple(dim for dim in logits.dims if dim != SEQUENCE))]
 
 
 def _logits_and(it: Local, what: str, numbers: int) -> Saved:
@@ -96,6 +136,31 @@ def _choice_call(it: Local) -> Call:
     }
     biases = {"bias": Keyword(1)} if len(it.op.inputs) > 1 else {}
     return Call((it.program.size(str(it.op.get("to"))),), {**told, **biases})
+
+
+def _begun_call(it: Local) -> Call:
+    """The number of experts, and which dim of the tokens is the batch."""
+    is_double = dict(it.op.attrs).get("dtype") == "f64"
+    double: dict[str, Argument] = {"double": True} if is_double else {}
+    return Call((Size(it.op.names("dims")[-1]),), {"batch": Dims((BATCH,)), **double})
+
+
+def _scores_call(it: Local) -> Call:
+    score = {key: value for key, value in it.op.attrs if key == SCORE.name}
+    return Call((), {**score, "seq": Dims((SEQUENCE,))})
+
+
+def _counts_call(it: Local) -> Call:
+    """Which dim of the ids is the sequence: it has the place that it has among the batch and itself."""
+    ids = it.types[1]
+    return Call((), {"seq": ids.dims.index(SEQUENCE)})
+
+
+def _aux_call(it: Local) -> Call:
+    """The share of a group of sequences, and what a group has."""
+    rows, sequences = (int(str(it.op.get(key))) for key in ("rows", "sequences"))
+    by = _by(it.op, it.program.train.global_batch // sequences)
+    return Call((), {"by": by, "rows": rows, "sequences": sequences})
 
 
 def _balance_call(it: Local) -> Call:
@@ -190,8 +255,8 @@ NO_LOAD = OpDef(
     "no_load",
     "A load of zero: how many of the tokens `x` each expert will have taken in each layer.",
     operands=takes("x"),
-    attributes=(Attribute("dims", kinds=(tuple,), implied=True),),
-    typing=lambda program, types, op: [Type("i64", op.names("dims"), op.outputs[0].type.places if op.outputs else ())],
+    attributes=(DIMS,),
+    typing=_begun,
     as_placed=(0,),
     function="no_load",
     call=lambda it: Call(tuple(map(Size, it.op.names("dims")))),
@@ -223,6 +288,75 @@ BALANCE = OpDef(
     call=_balance_call,
     stem="router_loss",
     saves=_balance_saves,
+)
+
+NO_SCORES = OpDef(
+    "no_scores",
+    "Scores of zero: of each sequence of `tokens`, the sum that `sum_scores` will have made for each expert.",
+    operands=takes("tokens"),
+    attributes=(DIMS, Attribute("dtype", choices=("f32", "f64"), default="f32", implied=True)),
+    typing=_begun,
+    as_placed=(0,),
+    adjoint=lambda op, grads, b: [None],
+    function="no_scores",
+    call=_begun_call,
+    stem="scores",
+    saves=lambda it: Saved(),
+)
+
+NO_CHOICES = OpDef(
+    "no_choices",
+    "Counts of zero: of each sequence of `tokens`, how many will have chosen each expert.",
+    operands=takes("tokens"),
+    attributes=(DIMS,),
+    typing=_begun,
+    as_placed=(0,),
+    function="no_choices",
+    call=_begun_call,
+    stem="choices",
+)
+
+SUM_SCORES = OpDef(
+    "sum_scores",
+    "The sum over each sequence's tokens of their scores of each expert.",
+    _by_sequence,
+    operands=takes("logits"),
+    attributes=(SCORE,),
+    unsharded_dims=last_dim,
+    vjp=Vjp(),
+    function="sum_scores",
+    call=_scores_call,
+    stem="scores",
+)
+
+ADD_CHOICES = OpDef(
+    "add_choices",
+    "The counts `choices`, and how many tokens of each sequence chose each expert.",
+    operands=takes("choices", "ids"),
+    typing=_counted,
+    as_placed=(0,),
+    function="add_choices",
+    call=_counts_call,
+    stem="choices",
+)
+
+AUX_LOSS = OpDef(
+    "aux_loss",
+    "by · experts · Σ f · P over groups of `sequences` and over experts: f and P are the group's choices and scores, "
+    "each divided by the `rows` of all layers that a group has.",
+    total,
+    operands=takes("scores", "choices"),
+    attributes=(
+        BY,
+        Attribute("rows", kinds=(int,), implied=True),
+        Attribute("sequences", kinds=(int,), implied=True),
+    ),
+    unsharded_dims=last_dim,
+    vjp=Vjp(wrt=(0,), unread=(0,)),
+    function="aux_loss",
+    call=_aux_call,
+    stem="router_loss",
+    saves=lambda it: Saved(others=(("choices of experts", it.program.elements(it.types[0]) * it.wide),)),
 )
 
 ROUTER_Z = OpDef(

@@ -37,7 +37,7 @@ from ..ops import OPS
 from ..ops.builder import OpBuilder, retyped
 from ..ops.experts import COUNTS, EXCHANGE, EXCHANGE_BACK, EXCHANGE_PADDED, SORT, with_own_experts
 from ..ops.protocol import is_pending
-from ..ops.routers import NO_LOAD, pending_over_tokens, with_padding
+from ..ops.routers import begins_sum, is_sum_by_sequence, pending_over_tokens, with_padding
 from ..syntax.diagnostics import Diagnostic, PlanError
 from ..syntax.source import Span
 from .choose_deterministic import choose_deterministic
@@ -165,7 +165,8 @@ class _Inserter(OpBuilder):
         if not dim:
             return name
         type = self.types[name]
-        if not type.dims or type.dtype == "i64":  # a sum over tokens: ranks add theirs in the end
+        is_sum = type.dtype == "i64" or is_sum_by_sequence(self.program, type)
+        if not type.dims or is_sum:  # over tokens: ranks add theirs in the end
             return name
         return self._fetch(name, _wanted(self.program, type, natural(self.program, type.dims)))
 
@@ -181,7 +182,7 @@ class _Inserter(OpBuilder):
                 self._op(part)
         elif op.kind == "add":
             self._sum(op)
-        elif op.kind == NO_LOAD.name:
+        elif begins_sum(op):
             self.append(pending_over_tokens(self.program, op))
         else:
             op = with_own_experts(self._fetched(op, op.inputs), work)

@@ -17,6 +17,7 @@ from ..analysis.recompute import is_recomputed
 from ..ir import Op, Program, Region, Stmt, ancestors, ops_in, results, uses
 from ..ops.builder import OpBuilder
 from ..ops.experts import ASYNC, EXCHANGE, EXCHANGE_BACK, WAIT, begins, is_of_weights
+from ..ops.routers import is_sum_by_sequence
 
 
 def overlap_exchanges(program: Program) -> Program:
@@ -95,10 +96,17 @@ def _stays(stmt: Stmt) -> bool:
 
 def _halves(program: Program, free: Sequence[Op], needed: Collection[str]) -> tuple[list[Op], list[Op]]:
     """Two halves: ops that make anything `needed`, and others to half of all operations; the rest."""
-    whole, done = cost(program, free).forward, 0
+    costs = [_cost_beside(program, op) for op in free]
+    whole, done = sum(costs), 0
     first, second = list[Op](), list[Op]()
-    for op in free:
+    for op, own in zip(free, costs, strict=True):
         is_first = 2 * done <= whole or any(value.name in needed for value in op.outputs)
         (first if is_first else second).append(op)
-        done += cost(program, [op]).forward
+        done += own
     return first, second
+
+
+def _cost_beside(program: Program, op: Op) -> int:
+    """An op's operations; none for sums of each sequence, which are few: where they run then depends on no sizes."""
+    is_sum = all(is_sum_by_sequence(program, value.type) for value in op.outputs)
+    return 0 if is_sum else cost(program, [op]).forward

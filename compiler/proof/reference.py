@@ -148,7 +148,7 @@ class Reference:
             return {op.outputs[0].name: args[0]}
         entry = MEANINGS[op.kind]
         call = Call(self.program, self.world, self.numbers, op, args, self.program.operands(op))
-        results = entry.value(call)
+        results = [_apart(result, args) for result in entry.value(call)]
         gradients = entry.gradients
         assert gradients, f"verify: {op.kind} is in a forward and has no gradients"
         done = evolve(call, results=results)
@@ -221,6 +221,12 @@ def bare(value: Tensor, dims: Dims | None = None) -> Tensor:
     dims = dims or value.dims
     array = value.onto(dims)
     return Tensor(dims, array.reshape(len(array), *array.shape[array.ndim - len(dims) :]), value.degree)
+
+
+def _apart(result: Tensor, operands: Sequence[Tensor]) -> Tensor:
+    """The result as a tensor of its own: the tape tells values apart by identity, and an op may return its operand."""
+    is_operand = any(result is operand for operand in operands)
+    return Tensor(result.dims, result.array, result.degree) if is_operand else result
 
 
 def _batched(value: Tensor) -> Tensor:

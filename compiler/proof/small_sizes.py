@@ -15,7 +15,7 @@ from ..ir import BATCH, MICROBATCHES, SEQUENCE, Attr, Claim, Dim, Op, Program, m
 from ..ops import OPS, moves_positions, roles
 from ..ops.attention import window_of
 from ..ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
-from ..ops.routers import TOP, with_padding
+from ..ops.routers import AUX_LOSS, TOP, with_padding
 from .pipeline.shrink import covers, few_layers, few_microbatches, recut, shared
 
 Sizes = dict[str, int]
@@ -67,12 +67,22 @@ def resized(program: Program, axes: Sizes, dims: Sizes) -> Program:
         train=evolve(program.train, seq=dims[SEQUENCE], microbatch=batch, global_batch=global_batch),
         cluster=Cluster(),  # the plan's machines are for its own mesh
     )
-    if changed := _windows(program, dims[SEQUENCE]) | _shifts(program):
+    if changed := _groups(program, batch) | _windows(program, dims[SEQUENCE]) | _shifts(program):
         small = evolve(small, region=map_ops(small.region, lambda op: changed.get(op, op)))
     small = with_padding(small)
     sizes = {bucket.dim: flat_size(small, bucket) for bucket in program.buckets}
     small = evolve(small, dims=tuple(_with_size(dim, sizes.get(dim.name, dim.size)) for dim in small.dims))
     return recut(small, program, program.pipeline) if program.pipeline and program.pipeline.schedule else small
+
+
+def _groups(program: Program, microbatch: int) -> dict[Op, Op]:
+    """Losses of groups of sequences, with groups of at most two."""
+    found = {op: min(int(str(op.get("sequences"))), 2) for op in program.ops if op.kind == AUX_LOSS.name}
+    assert all(microbatch % size == 0 for size in found.values()), "verify: a group over several microbatches"
+    return {
+        op: evolve(op, attrs=tuple((key, size if key == "sequences" else said) for key, said in op.attrs))
+        for op, size in found.items()
+    }
 
 
 def _windows(program: Program, seq: int) -> dict[Op, Op]:
@@ -133,6 +143,7 @@ class _Sizes:
         self._of_experts = lcm(*(int(str(groups)) for groups in tops))
         self._even = {*self._turned, *(part for dim in self._turned for part in self._parts.get(dim, ()))}
         self._shares = _shares(ops)
+        self._sequences = max((_sequences(program, op) for op in ops if op.kind == AUX_LOSS.name), default=1)
         self._sizes: Sizes = {}
 
     def chosen(self) -> Sizes:
@@ -169,6 +180,8 @@ class _Sizes:
     def _size(self, dim: Dim) -> int:
         claims = self._claims.get(dim.name, [])
         unit = prod(self._axes[claim.axis] * (1 + claim.zigzag) for claim in claims if claim.split)
+        if dim.name == BATCH:
+            unit *= self._sequences
         if self._program.pipeline and dim.name in self._program.pipeline.dims:
             return self._layers(dim.name)
         if dim.name in self._shares:
@@ -206,6 +219,12 @@ def _shares(ops: Sequence[Op]) -> dict[str, tuple[str, ...]]:
     parted = [op for op in ops if op.kind in (LINEAR_PARTS.name, LOGIT_PARTS.name)]
     pairs = ((str(op.get("as")), op.outputs[1].type) for op in parted)
     return {dim: type.axes_of(dim) for dim, type in pairs}
+
+
+def _sequences(program: Program, op: Op) -> int:
+    """How many sequences a rank's microbatch needs: groups of two, if a group is one of several; two groups so."""
+    size = int(str(op.get("sequences")))
+    return min(size, 2) * (2 if 1 < size < program.train.microbatch else 1)
 
 
 def _turned(op: Op) -> int:

@@ -46,8 +46,8 @@ def rope_frequencies(
         if scaling == "yarn":
             often, seldom = (dim / 2 * math.log(original / (2 * math.pi * each), theta) for each in (high, low))
             first, last = max(math.floor(often), 0), min(math.ceil(seldom), dim - 1)
-            pairs = torch.arange(dim // 2, device=mesh.device)
-            kept = 1 - ((pairs - first) / max(last - first, 1e-3)).clamp(0, 1).double()
+            pairs = torch.arange(dim // 2, dtype=torch.float64, device=mesh.device)
+            kept = 1 - ((pairs - first) / max(last - first, 1e-3)).clamp(0, 1)
         frequency = frequency * (kept + (1 - kept) / factor)
     assert positions is None or positions.size == seq, "rope: positions of another sequence"
     places = torch.arange(seq, device=mesh.device) if positions is None else positions.indices(mesh.device)

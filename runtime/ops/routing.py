@@ -225,6 +225,62 @@ class _Balance(Function):
         return backend.of_sums(f * grad_outputs[0], logits, score, seq), None, None, None, None, None, None
 
 
+def no_scores(tokens: Tensor, experts: int, batch: int = 0, double: bool = False) -> Tensor:
+    """Zeros [batch, experts], to which layers add `sum_scores`: float32, or float64 if `double`.
+
+    They have a gradient, also where no layer adds any.
+    """
+    dtype = torch.float64 if double else torch.float32
+    shape = tokens.shape[batch], experts
+    return torch.zeros(shape, dtype=dtype, device=tokens.device, requires_grad=torch.is_grad_enabled())
+
+
+def no_choices(tokens: Tensor, experts: int, batch: int = 0) -> Tensor:
+    """Zeros [batch, experts], int64, to which layers add the choices of tokens."""
+    return torch.zeros((tokens.shape[batch], experts), dtype=torch.int64, device=tokens.device)
+
+
+def sum_scores(logits: Tensor, score: Score = "softmax", seq: int = 1) -> Tensor:
+    """The sum over each sequence's tokens of their scores of each expert, [batch, experts], float32 at least.
+
+    logits [batch and seq, experts], seq the dim of that number.  Saves logits.
+    """
+    return cast(Any, _SumScores).apply(logits, score, seq)
+
+
+class _SumScores(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, score: Score, seq: int) -> Tensor:
+        ctx.save_for_backward(logits)
+        ctx.how = score, seq
+        return _normalised(logits, score).sum(seq)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (logits,), (score, seq) = ctx.saved_tensors, ctx.how
+        return of_sums(grad_outputs[0], logits, score, seq), None, None
+
+
+def add_choices(choices: Tensor, ids: Tensor, seq: int = 1) -> Tensor:
+    """The counts `choices` [batch, experts], and how many tokens of each sequence chose each expert.
+
+    ids [batch and seq, k], seq the dim of that number.
+    """
+    return choices + is_chosen(ids, choices.shape[-1]).sum(seq)
+
+
+def aux_loss(scores: Tensor, choices: Tensor, by: float, rows: int, sequences: int = 1) -> Tensor:
+    """by · experts · Σ over groups of `sequences` and over experts of f · P (arXiv:2101.03961, equations 4 to 6).
+
+    f is the part of the group's `rows`, its tokens in all layers, that chose the expert, without a gradient; P the
+    mean of its score.  scores and choices [batch, experts] are sums over a sequence's tokens and over layers.
+    Saves the choices of each group.
+    """
+    by_group: Tensor = cast(Any, choices).unflatten(0, (-1, sequences)).sum(1)
+    chosen = by_group.repeat_interleave(sequences, 0).to(scores.dtype)
+    return (scores * chosen).sum() * (by * choices.shape[-1] / rows**2)
+
+
 def router_z(logits: Tensor, by: float, backend: Losses = PLAIN_LOSSES) -> Tensor:
     """by · Σ over tokens of (log Σ exp logits)²: a loss that keeps logits small (arXiv:2202.08906, section 3.3).
 

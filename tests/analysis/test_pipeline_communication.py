@@ -142,8 +142,8 @@ def test_plan_json_has_all_ranks() -> None:
     of = program([3, 2])
     said = json.loads(emit(of, Source("tiny.scale", text([3, 2])))["plan.json"])
     assert said["pipeline"]["stages"] == [
-        {"rank": 0, "turns": {"layers": [0, 3]}},
-        {"rank": 1, "turns": {"layers": [3, 5]}},
+        {"rank": 0, "layers": {"layers": [0, 3]}},
+        {"rank": 1, "layers": {"layers": [3, 5]}},
     ]
     assert said["pipeline"]["rows"][1].startswith("1RECV_F0 1F0")
     assert [len([it for it in said["collectives"] if it["rank"] == r]) for r in (0, 1)] == [

@@ -39,7 +39,7 @@ ROUTED = f"""{START}
   repeat layers {{
     y = x
     route y to experts by top(y @ router[hidden -> experts], 2, score=sigmoid, scale=2.5, groups=4, from=2,
-                              capacity=1.5, balance=0.1, z=0.01) {{
+                              capacity=1.5, balance=0.1, z=0.01, aux_loss=0.1) {{
       y = silu(y @ e_up[hidden -> ffn] + e_bias[ffn]) @ e_down[ffn -> hidden]
     }}
     x = x + y
@@ -87,6 +87,7 @@ KINDS = {
     "routed": (
         *("top", "balance", "router_z", "limit_capacity", "sort_by_expert", "dispatch", "exchange", "exchange_back"),
         *("grouped_contract", "grouped_bias", "combine", "no_load", "add_load"),
+        *("no_scores", "no_choices", "sum_scores", "add_choices", "aux_loss"),
     ),
     "padded rows": ("coerce", "exchange_padded", "grouped_bias", "grouped_contract", "sort_by_expert"),
     "ring": ("ring_attention",),

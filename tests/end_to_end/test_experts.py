@@ -76,9 +76,19 @@ FEW = (
     Case(dp=2, tp=2, model="shared", experts="dp", inner=True, state="zero 2 over dp", recompute="full"),
     Case(pp=2, dp=2, model="shared", experts="dp", schedule="zb_h1", microbatches=2, recompute="selective(dispatch)"),
 )
+OF_ALL_LAYERS = (  # a loss over all layers and groups of sequences
+    Case(model="all layers", microbatches=2, recompute="full"),
+    Case(dp=2, tp=2, sp=True, model="all layers", experts="dp, tp", microbatches=2, recompute="selective(dispatch)"),
+    Case(dp=2, cp=2, how=RING, model="all layers, sigmoid", experts="dp, cp", state="zero 3 over dp, cp"),
+    Case(dp=2, tp=2, model="all layers", experts="dp", inner=True, clip=0.05, optimizer="adamw"),
+    Case(pp=2, dp=2, model="all layers", experts="dp", schedule="1f1b", layers=4, microbatches=3),
+    Case(pp=2, model="all layers, sigmoid", schedule="zbv", layers=4, microbatches=2, recompute="full"),
+    Case(pp=2, model="all layers", schedule="zb_h1", stages="[0, 2]", microbatches=2),
+    Case(pp=2, cp=2, how=RING, model="all layers", experts="cp", schedule="zb_h1", microbatches=2),
+)
 
 
-@pytest.mark.parametrize("case", FEW, ids=str)
+@pytest.mark.parametrize("case", [*FEW, *OF_ALL_LAYERS], ids=str)
 def test_two_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     compare(case, harness.compiled(case, tmp_path), steps=2)
 

@@ -234,6 +234,13 @@ ROUTER = {  # what an argument takes, and what it means
         "factor of a loss of each sequence, Σ f·P: the share of its choices that an expert has, times experts, and the "
         "expert's mean share of scores (DeepSeek-AI 2024)",
     ),
+    "aux_loss": (
+        "a number",
+        "factor of transformers' load-balancing loss, experts · Σ f·P, over the tokens of `aux_batch` sequences in all "
+        "layers together: f is how many of these chose the expert, divided by their number, and P the mean of their "
+        "scores (Fedus et al. 2021)",
+    ),
+    "aux_batch": ("a whole number", "over how many sequences `aux_loss` is; the loss is the mean over such groups"),
     "z": ("a number", "factor of the mean over tokens of (log Σ exp(logits))² (Zoph et al. 2022)"),
 }
 

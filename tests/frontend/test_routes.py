@@ -1,5 +1,6 @@
 """Routes: what a plan may write is compiled, and each mistake is told; `mistakes_of_routes.txt` has what is said."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -207,6 +208,47 @@ def test_a_loss_may_be_given_by_its_place(given: str) -> None:
     (balance,) = (op for op in program.ops if op.kind == "balance")
     assert balance.get("by") == 0.01 / 8
     assert program.losses == 2
+
+
+def aux_plan(settings: str, microbatch: int = 2) -> str:
+    """The plan with a loss over all layers."""
+    plan = PLAN.replace("[hidden -> experts], 2)", f"[hidden -> experts], 2, {settings})")
+    return re.sub(r"microbatch = \d+", f"microbatch = {microbatch}", plan)
+
+
+def test_a_loss_over_all_layers_is_of_groups_of_sequences() -> None:
+    program = compile_plan(Source("tiny.scale", aux_plan("aux_loss=0.5, aux_batch=2")), "resolve")
+    (loss,) = (op for op in program.ops if op.kind == "aux_loss")
+    assert loss.get("by") == 0.5 * 2 / program.train.global_batch
+    assert loss.get("rows") == 2 * program.train.seq * program.size("layers")
+    assert (loss.get("sequences"), program.losses) == (2, 2)
+
+
+def test_a_loss_over_all_layers_with_a_factor_of_zero_is_none() -> None:
+    program = compile_plan(Source("tiny.scale", aux_plan("aux_loss=0")))
+    assert program.losses == 1
+    assert not any(op.kind in ("aux_loss", "sum_scores") for op in program.ops)
+
+
+def test_a_loss_over_more_sequences_than_a_microbatch_has() -> None:
+    with pytest.raises(PlanError, match="over 4 sequences does not fit a microbatch of 2") as caught:
+        compile_plan(Source("tiny.scale", aux_plan("aux_loss=0.5, aux_batch=4")))
+    (found,) = (each for each in caught.value.diagnostics if each.code != "E0101")  # ops of the plan lack their file
+    assert found.code == "E0310"
+    assert "write `microbatch = 4` or a multiple" in found.help
+
+
+def test_routes_to_the_same_experts_have_one_loss() -> None:
+    """Of both, if they say the same of it."""
+    plan = aux_plan("aux_loss=0.5")
+    begin, end = plan.index("    route "), plan.index("  }\n  loss")
+    again = re.sub(r"\b(\w+)(?=\[)", r"\1_2", plan[begin:end])
+    both = plan[:end] + again + plan[end:]
+    program = compile_plan(Source("tiny.scale", both), "resolve")
+    (loss,) = (op for op in program.ops if op.kind == "aux_loss")
+    assert loss.get("rows") == 2 * program.train.seq * program.size("layers")
+    with pytest.raises(PlanError, match="two routes to `experts` have different `aux_loss` or `aux_batch`"):
+        compile_plan(Source("tiny.scale", plan[:end] + again.replace("0.5", "0.25") + plan[end:]))
 
 
 @pytest.mark.parametrize("groups", [3, 6])

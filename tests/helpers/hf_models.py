@@ -48,6 +48,9 @@ YARN = {  # of four pairs one is scaled in part
     **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64},
     **{"mscale": 0.7, "mscale_all_dim": 0.7},
 }
+YARN_FACTOR = {  # cosines and sines have a factor, 0.1 ln 8 + 1
+    **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64},
+}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -88,6 +91,11 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "gemma2": lambda: transformers.Gemma2Config(**{**GEMMA, "num_hidden_layers": 4}),
     "gemma3": lambda: transformers.Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 8}),
     "gemma3_blocks": lambda: transformers.Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 6}),
+    "gemma2_yarn": lambda: transformers.Gemma2Config(**GEMMA, rope_parameters=YARN_FACTOR),
+    "gemma3_yarn": lambda: transformers.Gemma3TextConfig(
+        **{**GEMMA, "num_hidden_layers": 6},
+        rope_parameters={"full_attention": YARN_FACTOR, "sliding_attention": PLAIN},
+    ),
     "gpt2": lambda: transformers.GPT2Config(
         n_embd=32, n_head=4, n_layer=2, n_positions=SEQ, vocab_size=100, bos_token_id=0, eos_token_id=0
     ),
@@ -99,22 +107,50 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         use_parallel_residual=False,
         tie_word_embeddings=True,
     ),
+    "gpt_neox_yarn": lambda: transformers.GPTNeoXConfig(
+        **NEOX, rope_parameters={**YARN_FACTOR, "partial_rotary_factor": 1.0}
+    ),
     "gptj": lambda: transformers.GPTJConfig(**GPTJ, rotary_dim=8),
     "gptj_whole": lambda: transformers.GPTJConfig(**GPTJ, rotary_dim=16, tie_word_embeddings=True),
     "llama": lambda: transformers.LlamaConfig(**SMALL),
     "llama_tied": lambda: transformers.LlamaConfig(**SMALL, tie_word_embeddings=True, head_dim=16),
     "llama31": lambda: transformers.LlamaConfig(**SMALL, rope_parameters=LLAMA3),
     "mistral": lambda: transformers.MistralConfig(**SMALL, sliding_window=5, head_dim=16),
+    "mistral_yarn": lambda: transformers.MistralConfig(**SMALL, sliding_window=5, rope_parameters=YARN_FACTOR),
     "mistral_full": lambda: transformers.MistralConfig(**SMALL, sliding_window=None, rope_parameters=LINEAR),
     "phi3": lambda: transformers.Phi3Config(**SMALL, pad_token_id=None, sliding_window=5),
     "phi3_part": lambda: transformers.Phi3Config(
         **{**SMALL, "hidden_size": 64}, pad_token_id=None, rope_parameters={"partial_rotary_factor": 0.75, **PLAIN}
     ),
     "mixtral": lambda: transformers.MixtralConfig(**SMALL, num_local_experts=4, sliding_window=5),
+    "mixtral_aux": lambda: transformers.MixtralConfig(
+        **SMALL, num_local_experts=4, sliding_window=None, output_router_logits=True, router_aux_loss_coef=0.5
+    ),
     "olmo2": lambda: transformers.Olmo2Config(**SMALL, pad_token_id=None),
     "olmoe": lambda: transformers.OlmoeConfig(**SMALL, pad_token_id=None, num_experts=8, num_experts_per_tok=3),
     "qwen2": lambda: transformers.Qwen2Config(**SMALL),
+    "qwen2_yarn": lambda: transformers.Qwen2Config(**SMALL, rope_parameters=YARN_FACTOR),
+    "qwen3_yarn": lambda: transformers.Qwen3Config(
+        **SMALL, head_dim=16, rope_parameters={**YARN_FACTOR, "attention_factor": 1.5}
+    ),
     "qwen3": lambda: transformers.Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True),
+    "olmoe_aux": lambda: transformers.OlmoeConfig(
+        **SMALL,
+        pad_token_id=None,
+        num_experts=8,
+        num_experts_per_tok=3,
+        output_router_logits=True,
+        router_aux_loss_coef=0.5,
+    ),
+    "qwen3_moe_aux": lambda: transformers.Qwen3MoeConfig(
+        **{**SMALL, "head_dim": 16},
+        moe_intermediate_size=12,
+        num_experts=8,
+        num_experts_per_tok=3,
+        norm_topk_prob=True,
+        output_router_logits=True,
+        router_aux_loss_coef=0.5,
+    ),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
         **{**SMALL, "head_dim": 16}, moe_intermediate_size=12, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True
     ),
@@ -182,12 +218,22 @@ def batch() -> tuple[Tensor, Tensor]:
     return tokens, labels.masked_fill(torch.rand(ROWS, SEQ, generator=generator) < 0.3, -100)
 
 
-def loss_and_gradients(made: Any, tokens: Tensor, labels: Tensor) -> tuple[float, dict[str, Tensor]]:
-    """The mean loss over labels that count, and the gradients by the names in files, of a float64 model."""
+def loss_and_gradients(
+    made: Any, tokens: Tensor, labels: Tensor, rows_of_forward: int = 0
+) -> tuple[float, dict[str, Tensor]]:
+    """The mean loss over labels that count, and the gradients by the names in files, of a float64 model.
+
+    With `rows_of_forward` gradients are also those of the routers' loss, the mean over forwards of so many rows.
+    """
     with Wide():
         logits = made(input_ids=tokens).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-        loss.backward()
+        whole = loss
+        if rows_of_forward:
+            forwards = [made(input_ids=rows, output_router_logits=True) for rows in tokens.split(rows_of_forward)]
+            balance = torch.stack([forward.aux_loss for forward in forwards]).mean()
+            whole = loss + made.config.router_aux_loss_coef * balance
+        whole.backward()
     gradients = copy.deepcopy(made)
     for parameter, each in zip(gradients.parameters(), made.parameters(), strict=True):
         parameter.data = each.grad

@@ -62,7 +62,8 @@ ROUTED = f"""{START}
     {ATTENTION}
     m = rmsnorm(x, norm2[hidden], 1e-5)
     route m to experts by top(
-        m @ router[hidden -> experts], 3, score=sigmoid, normalise=on, scale=2.5, balance=0.1, z=0.01, capacity=1.5) {{
+        m @ router[hidden -> experts], 3, score=sigmoid, normalise=on, scale=2.5, balance=0.1, z=0.01, capacity=1.5,
+        aux_loss=0.1) {{
       m = (silu(m @ w_gate[hidden -> ffn]) * (m @ w_up[hidden -> ffn])) @ w_down[ffn -> hidden]
     }}
     x = x + m

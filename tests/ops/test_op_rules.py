@@ -100,6 +100,7 @@ FORMS = {
         form(Q, K, K, SAMPLES, mask="causal", **DROPS),
         form(Q, K, K, TOKENS, SAMPLES, mask="causal", **DROPS),
     ],
+    "aux_loss": [form("batch scored", "batch scored", by=0.25, rows=12, sequences=1)],
     "balance": [
         form("batch seq scored", IDS, by=0.25),
         form("seq batch scored", "int seq batch chosen", by=0.25, score="sigmoid"),
@@ -164,6 +165,7 @@ FORMS = {
     "shift": [form(X, by=-0.75)],
     "local_softmax_stats": [form(*PARTS), form(*PARTS, smoothing=0.1)],
     "sort_by_expert": [form(IDS, to="experts"), form(IDS, to="experts", own=("{}",))],
+    "sum_scores": [form("batch seq scored"), form("seq batch scored", score="sigmoid")],
     "split": [form("batch seq heads", parts=("head_dim", "kv_heads"))],
     "sum": [form(X, over=("batch", "seq")), form(X, over=("hidden",))],
     "token_loss": [

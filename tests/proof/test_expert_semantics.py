@@ -16,7 +16,7 @@ from scalec.compiler.proof.tensors import Tensor
 from scalec.testing.float64 import Reals
 
 SIZES = {"batch": 2, "seq": 5, "hidden": 3, "ffn": 4, "experts": 6, "scored": 6, "chosen": 2}
-LOGITS, IDS = ("batch", "seq", "scored"), ("batch", "seq", "chosen")
+LOGITS, IDS, BY_SEQUENCE = ("batch", "seq", "scored"), ("batch", "seq", "chosen"), ("batch", "scored")
 ORDER = ("experts", *IDS)
 X, ROWS = ("batch", "seq", "hidden"), ("experts", "batch", "seq", "hidden")
 RNG = np.random.default_rng(3)
@@ -41,6 +41,18 @@ def balance(logits: torch.Tensor, ids: torch.Tensor, score: str) -> torch.Tensor
     counts = torch.nn.functional.one_hot(ids, 6).sum((1, 2)).double() * 6 / (2 * 5)
     scores = logits.softmax(-1) if score == "softmax" else logits.sigmoid() / logits.sigmoid().sum(-1, keepdim=True)
     return 0.25 * (counts * scores.mean(1)).sum()
+
+
+def shares(logits: torch.Tensor, score: str) -> torch.Tensor:
+    if score == "softmax":
+        return logits.softmax(-1)
+    return logits.sigmoid() / logits.sigmoid().sum(-1, keepdim=True)
+
+
+def aux_loss(scores: torch.Tensor, choices: torch.Tensor, sequences: int) -> torch.Tensor:
+    """By the mean over each group's rows, of which there are 30."""
+    p, f = (x.double().unflatten(0, (-1, sequences)).sum(1) / 30 for x in (scores, choices))
+    return 0.25 * 6 * (p * f).sum()
 
 
 def dispatch(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -82,6 +94,26 @@ CASES: dict[str, tuple[str, list[tuple[tuple[str, ...], Any]], tuple[str, ...], 
             lambda x, ids, s=score: balance(x, ids, s),
         )
         for score in ("softmax", "sigmoid")
+    },
+    **{
+        f"sums of {score}": (
+            "sum_scores",
+            [(LOGITS, drawn(LOGITS))],
+            BY_SEQUENCE,
+            {"score": score},
+            lambda x, s=score: shares(x, s).sum(1),
+        )
+        for score in ("softmax", "sigmoid")
+    },
+    **{
+        f"auxiliary loss of {sequences}": (
+            "aux_loss",
+            [(BY_SEQUENCE, drawn(BY_SEQUENCE)), (BY_SEQUENCE, RNG.integers(0, 9, (2, 6)))],
+            (),
+            {"by": 0.25, "rows": 30, "sequences": sequences},
+            lambda x, counts, n=sequences: aux_loss(x, counts, n),
+        )
+        for sequences in (1, 2)
     },
     "z": (
         "router_z",
@@ -164,6 +196,19 @@ def test_values_and_gradients_are_torchs(name: str) -> None:
     expected = torch.autograd.grad(want, wanted, torch.from_numpy(np.asarray(dy)))
     for grad, due in zip([each for each in made if each], expected, strict=True):
         assert np.allclose(grad.array[0, 0], due.numpy(), rtol=1e-12, atol=1e-14)
+
+
+def test_choices_of_each_sequence_are_counted() -> None:
+    program = frame({"tp": 1}, SIZES)
+    before = RNG.integers(0, 9, (2, 6))
+    choices = Value("y", Type("i64", BY_SEQUENCE))
+    op = Op("add_choices", ("x0", "x1"), (choices,), (), span=program.region.span)
+    args = [Tensor(BY_SEQUENCE, before[None, None]), Tensor(IDS, IDS_OF_TOKENS[None, None])]
+    types = [Type("i64", BY_SEQUENCE), Type("i64", IDS)]
+    call = Call(program, SimulatedMesh.of(program), Reals(1), op, args, types)
+    (found,) = MEANINGS["add_choices"].value(call)
+    counts = [[(of_sequence == expert).sum() for expert in range(6)] for of_sequence in IDS_OF_TOKENS]
+    assert (found.array[0, 0] == before + counts).all()
 
 
 def test_a_load_has_the_layers_before_and_the_counts_of_this_one() -> None:

@@ -494,6 +494,7 @@ operands, and `vjp`, which is of all others that have gradients."""
 
 OF_ROUTES = {
     *("top", "balance", "router_z", "dispatch", "combine", "grouped_contract", "grouped_bias", "balanced"),
+    *("no_scores", "no_choices", "sum_scores", "add_choices", "aux_loss"),
     *("no_loss", "no_load", "add_load", "limit_capacity", "sort_by_expert"),
     *("exchange_counts", "exchange", "exchange_back", "exchange_padded", "wait"),
 }

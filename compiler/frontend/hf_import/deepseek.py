@@ -24,7 +24,7 @@ def deepseek_v3(config: Config) -> Model:
     config.leave_out("attention_dropout", 0)
     heads, pe = config.size("num_attention_heads", 128), config.size("qk_rope_head_dim", 64)
     config.must_be("num_key_value_heads", heads, None)
-    rope, eps = positions(config, pe), config.number("rms_norm_eps", 1e-6)
+    rope, eps = positions(config, pe, beside=True), config.number("rms_norm_eps", 1e-6)
     q_rank, ffn = config.size("q_lora_rank", 1536, null=0), config.size("moe_intermediate_size", 2048)
     sizes = {
         "vocab": config.size("vocab_size", 129280),
@@ -88,7 +88,7 @@ def _experts(config: Config) -> dict[str, float]:
         config.take(name)
     for name in ("aux_loss_alpha", "num_nextn_predict_layers"):
         config.leave_out(name, 0, NOT_NEGATIVE)
-    name = "num_local_experts" if config.has("num_local_experts") else "n_routed_experts"
+    name = "n_routed_experts"
     count, chosen = config.size(name, 256), config.size("num_experts_per_tok", 8)
     groups, among = config.size("n_group", 8), config.size("topk_group", 4)
     each = config.quotient(name, "n_group")

@@ -43,6 +43,9 @@ SCALINGS: dict[str, dict[str, str]] = {
 }
 """The types of rotary positions, and what the options of each are called in a plan."""
 
+SHARE_ROTATED = "partial_rotary_factor"
+ORIGINAL = "original_max_position_embeddings"
+
 BETAS = {"beta_slow": 1.0, "beta_fast": 32.0}
 """The options that files of yarn may leave out."""
 
@@ -56,8 +59,17 @@ class Rope:
     """Other arguments of a `rope` with this `theta`."""
     dims: int = 0
     """How many dims of a head are rotated; 0 for all."""
+    table: float = 1
+    """A factor of cosines and sines."""
     temper: float = 1
     """A factor of attention's scale, in models that have it."""
+
+    def scale(self, dim: int) -> str:
+        """The argument of attention that gives scores the factor of cosines and sines, of heads that turn whole.
+
+        Scores are products of a query and a key, both rotated, so they have its square.
+        """
+        return f", scale={shown(self.table**2 / dim**0.5)}" if self.table != 1 else ""
 
     def replaced(self, last: str) -> dict[str, str]:
         """`scaling` after `last`, the last thing that a model file gives `rope`."""
@@ -105,27 +117,51 @@ def window(config: Config, default: int = 0) -> int:
 
 
 def positions(
-    config: Config, dim: int, theta: str = "rope_theta", part: str = "", default: float = 1, base: float = 1e4
+    config: Config,
+    dim: int,
+    theta: str = "rope_theta",
+    part: str = "",
+    default: float = 1,
+    base: float = 1e4,
+    beside: bool = False,
+    types: tuple[str, ...] = (*SCALINGS,),
 ) -> Rope:
     """Rotary positions of heads of `dim` dims; later files say in one field what earlier ones say in several.
 
-    `theta` and `part` are two of the latter, `base` and `default` what holds without them; without a name for `part`
-    whole heads are rotated, else their first dims.
+    `theta` and `part` are fields of the latter, `base` and `default` what holds without them; without a name for `part`
+    whole heads are rotated, else their first dims.  `beside` says that heads have further dims, which are not rotated;
+    `types` are those of scaled positions that the model may have.
     """
     given = _given(config)
-    rope = rope_of(given, config.number(theta, base))
+    config.hand_down(theta, given, "rope_theta")
+    config.hand_down(part or SHARE_ROTATED, given, SHARE_ROTATED)
+    config.hand_down(ORIGINAL, given, ORIGINAL)
+    rope = rope_of(given, base, types)
     if not part:
-        given.must_be("partial_rotary_factor", 1.0, 1)
+        given.must_be(SHARE_ROTATED, 1.0, 1, None)
         check_pairs(config, dim)
+        if beside:
+            refuse_factor(given, rope)
         return rope
-    table, name = (given, "partial_rotary_factor") if given.has("partial_rotary_factor") else (config, part)
-    share = table.read(name, PART, default)
-    config.take(part)
+    share = given.read(SHARE_ROTATED, PART, default)
     dims = int(dim * share)
     if dim and (dims == 0 or dims % 2):
         label = f"{dim} × {share:g} = {dim * share:g}"
-        table.misfit(f"{dims} of the {dim} dims of a head cannot be rotated in pairs", name, label=label)
-    return evolve(rope, dims=dims if dims < dim else 0)
+        message = f"{dims} of the {dim} dims of a head cannot be rotated in pairs"
+        given.misfit(message, SHARE_ROTATED, label=label)
+    if dims < dim:
+        refuse_factor(given, rope)
+        return evolve(rope, dims=dims)
+    return rope
+
+
+def refuse_factor(given: Fields, rope: Rope) -> None:
+    """Adds a mistake where cosines and sines have a factor that attention's scale cannot stand for."""
+    if rope.table == 1:
+        return
+    message = f"cosines and sines are scaled by {rope.table:g}"
+    help = "a plan scales whole scores of attention; here only a part of them comes from what is rotated"
+    given.wrong("E0801", message, "attention_factor", "mscale", "factor", help=help)
 
 
 def check_pairs(config: Config, dim: int) -> None:
@@ -145,38 +181,40 @@ def _given(config: Config) -> Fields:
     return earlier if given == ["rope_scaling"] else later
 
 
-def rope_of(given: Fields, theta: float) -> Rope:
-    """Rotary positions by a table of theirs; `theta` is what holds where it has none."""
+def rope_of(given: Fields, theta: float, types: tuple[str, ...] = (*SCALINGS,)) -> Rope:
+    """Rotary positions by a table of theirs, of one of some types; `theta` is what holds where it has none."""
     theta = given.number("rope_theta", theta)
     field = "rope_type" if given.has("rope_type") else "type"
     kind = given.read(field, TEXT, "default")
     given.take("type")
-    if kind not in SCALINGS:
-        given.wrong(
-            "E0801", f"rotary positions of type `{kind}`", field, help=f"a plan is written for {listing(SCALINGS)}"
-        )
+    if kind not in types:
+        help = f"a plan is written for {listing(types)}"
+        given.wrong("E0801", f"rotary positions of type `{kind}`", field, help=help)
         given.drop()
         return Rope(theta)
     fields = {ours: theirs for theirs, ours in SCALINGS[kind].items()}
+    if "original" not in fields:
+        given.take(ORIGINAL)  # which scaled positions alone have
     numbers = {ours: given.number(theirs, BETAS.get(theirs)) for ours, theirs in fields.items()}
     if "low" in fields and not numbers["low"] < numbers["high"]:
         label = f"{numbers['low']:g} is not below {numbers['high']:g}"
         given.misfit("the low factor has to be below the high one", fields["low"], fields["high"], label=label)
     more = [f"{ours}={shown(number)}" for ours, number in numbers.items()]
-    temper = _temper(given, numbers["factor"]) if kind == "yarn" else 1
-    return Rope(theta, ", ".join([f"scaling={kind}", *more]) if more else "", temper=temper)
+    table, temper = _yarn_factors(given, numbers["factor"]) if kind == "yarn" else (1, 1)
+    return Rope(theta, ", ".join([f"scaling={kind}", *more]) if more else "", table=table, temper=temper)
 
 
-def _temper(given: Fields, factor: float) -> float:
-    """The factor by which yarn changes attention's scale; a plan has no factor of cosines and sines."""
+def _yarn_factors(given: Fields, factor: float) -> tuple[float, float]:
+    """The factor of cosines and sines by yarn; and that of attention's scale, in models that have it."""
     given.must_be("truncate", True, None)
     both = [given.read(name, NOT_NEGATIVE, 0, 0) for name in ("mscale", "mscale_all_dim")]
-    of_table, of_all = (0.1 * each * log(max(factor, 1)) + 1 for each in (both if all(both) else (1, 0)))
-    found = given.read("attention_factor", POSITIVE, of_table / of_all, of_table / of_all)
-    if found != 1:
-        message = f"cosines and sines are scaled by {found:g}"
-        given.wrong("E0801", message, "attention_factor", "mscale", "factor", help="a plan is written for 1")
-    return (0.1 * both[1] * log(max(factor, 1)) + 1) ** 2
+    of_table, of_all = (_yarn_scale(factor, each) for each in (both if all(both) else (1, 0)))
+    table = given.read("attention_factor", POSITIVE, of_table / of_all, of_table / of_all)
+    return table, _yarn_scale(factor, both[1]) ** 2
+
+
+def _yarn_scale(factor: float, share: float) -> float:
+    return 0.1 * share * log(max(factor, 1)) + 1
 
 
 def check_layers(config: Config, count: float, *pattern: str) -> None:

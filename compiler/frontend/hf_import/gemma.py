@@ -7,7 +7,8 @@ from attrs import evolve
 
 from .config import Config
 from .fields import Rope, check_layers, check_pairs, model_of, positions, rope_of
-from .plan_text import Model
+from .llama import MASK
+from .plan_text import Model, shown
 
 ACTIVATION = "gelu_pytorch_tanh"
 
@@ -17,7 +18,9 @@ def gemma(config: Config) -> Model:
     config.must_be("hidden_act", ACTIVATION, "gelu")
     layers, dim = _gemma(config)
     check_layers(config, layers, "full_attention")
-    return _model(config, "gemma.scale", {"layers": layers, "head_dim": dim}, positions(config, dim))
+    rope = positions(config, dim)
+    model = _model(config, "gemma.scale", {"layers": layers, "head_dim": dim}, rope)
+    return evolve(model, replaced={**model.replaced, MASK: f"{MASK}{rope.scale(dim)}"})
 
 
 def gemma2(config: Config) -> Model:
@@ -28,15 +31,25 @@ def gemma2(config: Config) -> Model:
     if layers % 2:
         label = f"{layers} / 2 = {layers / 2:g}"
         config.misfit("a plan is written for pairs of layers", "num_hidden_layers", label=label)
+    window = config.size("sliding_window", 4096)
+    config.repeats("sliding_window_size", "sliding_window", window)
     sizes = {
         "pairs": layers // 2,
         "head_dim": dim,
-        "window": config.size("sliding_window", 4096),
+        "window": window,
         "score": config.number("query_pre_attn_scalar", 256),
         "cap": config.number("attn_logit_softcapping", 50),
         "logit_cap": config.number("final_logit_softcapping", 30),
     }
-    return _model(config, "gemma2.scale", sizes, positions(config, dim))
+    rope = positions(config, dim)
+    model = _model(config, "gemma2.scale", sizes, rope)
+    return evolve(model, replaced={**model.replaced, **_scaled(rope, "")})
+
+
+def _scaled(rope: Rope, after: str) -> dict[str, str]:
+    """The scale of attention with the factor of cosines and sines, where `after` follows it in the file."""
+    scale = f"scale=1 / sqrt(score){after}"
+    return {scale: scale.replace("1", shown(rope.table**2), 1)} if rope.table != 1 else {}
 
 
 def gemma3(config: Config) -> Model:
@@ -63,7 +76,8 @@ def gemma3(config: Config) -> Model:
         "score": config.number("query_pre_attn_scalar", 256),
     }
     model = _model(config, "gemma3.scale", sizes, rope)
-    replaced = {**model.replaced, "{24+i}": f"{{{6 * blocks}+i}}"}
+    scaled = _scaled(rope, ") @ g_wo")  # layers that see all tokens
+    replaced = {**model.replaced, **scaled, "{24+i}": f"{{{6 * blocks}+i}}"}
     return evolve(model, replaced=replaced, without=() if rest else ("rest",))
 
 
@@ -73,6 +87,7 @@ def _both_positions(config: Config) -> tuple[Rope, float]:
     full = given.table("full_attention") if given.has("full_attention") else earlier
     rope = rope_of(full, config.number("rope_theta", 1e6))
     local = given.table("sliding_attention")
+    given.refuse_rest("positions are those of `full_attention` or of `sliding_attention`, each a table")
     local.must_be("rope_type", "default")
     return rope, local.number("rope_theta", config.number("rope_local_base_freq", 1e4))
 

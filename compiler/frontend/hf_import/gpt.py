@@ -4,6 +4,7 @@ Defaults are those of their configuration classes in transformers 5.23."""
 
 from .config import Config
 from .fields import GELU_TANH, model_of, positions
+from .llama import MASK
 from .plan_text import Model
 
 
@@ -61,6 +62,7 @@ def gpt_neox(config: Config) -> Model:
         replaced["layernorm(x, norm2"] = "layernorm(x + o, norm2"
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     dim = config.quotient("hidden_size", "num_attention_heads")
+    config.must_be("head_dim", dim, None)
     rope = positions(config, dim, theta="rotary_emb_base", part="rotary_pct", default=0.25)
     sizes = {
         "vocab": config.size("vocab_size"),
@@ -72,7 +74,8 @@ def gpt_neox(config: Config) -> Model:
         "theta": rope.theta,
         "rotary": rope.dims,
     }
-    return model_of(config, "gpt_neox.scale", sizes, replaced={**replaced, **rope.replaced("rotary")})
+    replaced |= {**rope.replaced("rotary"), MASK: f"{MASK}{rope.scale(dim)}"}
+    return model_of(config, "gpt_neox.scale", sizes, replaced=replaced)
 
 
 def distilbert(config: Config) -> Model:

@@ -1,14 +1,17 @@
 """Llama and the decoders whose configurations are like its own: Mistral, OLMo, Phi-3, Qwen, StarCoder; mixtures too.
 
-Defaults are those of their configuration classes in transformers 5.23.  The loss that balances experts is of training:
-transformers takes it over a batch, a plan's `balance` over each sequence.
+Defaults are those of their configuration classes in transformers 5.23.  The loss that balances experts is a setting of
+training: a plan has it where the configuration asks for it by `output_router_logits`.
 """
 
 from attrs import evolve
 
-from .config import NOT_NEGATIVE, Config
-from .fields import GELU_TANH, check_layers, head_dim, model_of, positions, window
-from .plan_text import Model
+from .config import FLAG, NOT_NEGATIVE, Config
+from .fields import GELU_TANH, SCALINGS, SHARE_ROTATED, check_layers, head_dim, model_of, positions, window
+from .plan_text import Model, shown
+
+MASK = "mask=causal"
+ROUTER = "router[hidden -> experts], chosen"
 
 
 def llama(config: Config) -> Model:
@@ -26,8 +29,8 @@ def mistral(config: Config) -> Model:
 
 def windowed(model: Model) -> Model:
     """The model with its window, if it has one, which its file does not write."""
-    seen = model.sizes["window"]
-    return evolve(model, replaced={**model.replaced, "mask=causal": f"mask=causal, window={seen}"}) if seen else model
+    seen, mask = model.sizes["window"], model.replaced.get(MASK, MASK)
+    return evolve(model, replaced={**model.replaced, MASK: f"{mask}, window={seen}"}) if seen else model
 
 
 def olmo2(config: Config) -> Model:
@@ -38,12 +41,11 @@ def olmo2(config: Config) -> Model:
 
 def phi3(config: Config) -> Model:
     """Phi-3, Phi-3.5 and Phi-4, whose heads may be rotated in part."""
-    config.take("original_max_position_embeddings")  # of scaled positions, which are an error by their type
     for name in ("attention_bias", "mlp_bias"):
         config.must_be(name, False)
     for name in ("embd_pdrop", "resid_pdrop"):
         config.leave_out(name, 0)
-    return decoder(config, "phi3.scale", eps=1e-5, part="partial_rotary_factor", window=window(config))
+    return decoder(config, "phi3.scale", eps=1e-5, part=SHARE_ROTATED, window=window(config), scalings=("default",))
 
 
 def qwen2(config: Config) -> Model:
@@ -93,6 +95,7 @@ def decoder(
     head: int = 0,
     kv: int = 0,
     part: str = "",
+    scalings: tuple[str, ...] = (*SCALINGS,),
     theta: float = 1e4,
     ffn: str = "intermediate_size",
     tied: bool = False,
@@ -100,7 +103,7 @@ def decoder(
     """Dims and blocks that they share.
 
     `eps`, `head`, `kv`, `theta` and `tied` are defaults, `norm` is the field of `eps`, `part` that of partly rotated
-    heads, `ffn` that of an MLP's width.
+    heads, `ffn` that of an MLP's width, `scalings` are the types of positions that the model may have.
     """
     config.must_be("hidden_act", *act)
     config.leave_out("attention_dropout", 0)
@@ -109,7 +112,7 @@ def decoder(
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     kv_heads, dim = config.size("num_key_value_heads", kv or heads, null=heads), head_dim(config, head)
     config.quotient("num_attention_heads", "num_key_value_heads")
-    rope = positions(config, dim, part=part, base=theta)
+    rope = positions(config, dim, part=part, base=theta, types=scalings)
     sizes: dict[str, float] = {
         "vocab": config.size("vocab_size"),
         "hidden": hidden,
@@ -124,7 +127,10 @@ def decoder(
     }
     if head or dim * heads != hidden:
         sizes["head_dim"] = dim
-    return model_of(config, file, sizes, tied=tied, replaced=rope.replaced("rotary" if part else "theta"))
+    replaced = rope.replaced("rotary" if part else "theta")
+    if scale := rope.scale(dim):
+        replaced[MASK] = f"{MASK}{scale}"
+    return model_of(config, file, sizes, tied=tied, replaced=replaced)
 
 
 # ---- decoders whose MLPs are experts
@@ -141,6 +147,7 @@ def olmoe(config: Config) -> Model:
     """OLMoE."""
     config.must_be("attention_bias", False)
     config.must_be("clip_qkv", None)
+    config.must_be("sliding_window", None)
     normalised = {"chosen)": "chosen, normalise=on)"} if config.flag("norm_topk_prob", False) else {}
     model = decoder(config, "olmoe.scale", eps=1e-5)
     model = evolve(model, replaced={**model.replaced, **normalised})
@@ -158,16 +165,27 @@ def qwen3_moe(config: Config) -> Model:
     model = decoder(config, "qwen3_moe.scale", eps=1e-6, kv=4, ffn="moe_intermediate_size")
     sizes = {"head_dim": model.sizes["hidden"] // model.sizes["heads"], **model.sizes}
     model = evolve(model, sizes=sizes, replaced={**model.replaced, **plain})
-    name = "num_local_experts" if config.has("num_local_experts") else "num_experts"
-    return _routed(config, model, name, experts=128, chosen=8, balance=0.001)
+    return _routed(config, model, "num_experts", experts=128, chosen=8, balance=0.001)
 
 
 def _routed(config: Config, model: Model, name: str, *, experts: int, chosen: int, balance: float) -> Model:
     """A decoder whose MLP each of its experts has; `name` is the field of their number, the numbers are defaults."""
-    config.take("output_router_logits")  # whether the loss has what is left out here
-    config.leave_out("router_aux_loss_coef", balance, NOT_NEGATIVE)
+    aux_loss = _aux_loss(config, balance)
     count, chosen = config.size(name, experts), config.size("num_experts_per_tok", chosen)
     if chosen > count:
         config.misfit(f"{chosen} of {count} experts cannot be chosen", "num_experts_per_tok", name)
     sizes = {**model.sizes, "experts": count, "chosen": chosen, "expert_ffn": model.sizes["ffn"]}
-    return evolve(model, sizes={name: size for name, size in sizes.items() if name != "ffn"})
+    replaced = dict(model.replaced)
+    if aux_loss:
+        replaced[ROUTER] = f"{ROUTER}{aux_loss}"
+    without_ffn = {name: size for name, size in sizes.items() if name != "ffn"}
+    return evolve(model, sizes=without_ffn, replaced=replaced)
+
+
+def _aux_loss(config: Config, default: float) -> str:
+    """The arguments of `top` for the loss that transformers adds, of forwards of one sequence; "" for none."""
+    if not config.read("output_router_logits", FLAG, False, False):
+        config.leave_out("router_aux_loss_coef", default, NOT_NEGATIVE)
+        return ""
+    factor = config.read("router_aux_loss_coef", NOT_NEGATIVE, default, 0)
+    return f", aux_loss={shown(factor)}, aux_batch=1" if factor else ""

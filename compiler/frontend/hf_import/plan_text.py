@@ -14,6 +14,7 @@ from ...syntax.package_data import folder
 from ...syntax.parser import parse_plan
 from ...syntax.source import Source, Span
 from .. import resolve
+from .config import as_json
 
 RUN = """\
 mesh {{ dp = 1  tp = 1 }} # outermost first; the plan is written for any degrees
@@ -61,7 +62,7 @@ class Model:
     """Repeats that are left out."""
 
 
-def plan_text(kind: str, model: Model, left_out: Mapping[str, float]) -> str:
+def plan_text(kind: str, model: Model, left_out: Mapping[str, float], unread: Mapping[str, object]) -> str:
     """The plan as text, laid out as all are; it resolves."""
     text = (folder("plans") / "models" / model.file).read_text(encoding="utf-8")
     for old, new in model.replaced.items():
@@ -82,6 +83,8 @@ def plan_text(kind: str, model: Model, left_out: Mapping[str, float]) -> str:
     program = resolve(Source("plan.scale", plan))
     active = f", {active_count(program):,} of them active" if program.choices else ""
     without = "".join(f"# Left out, as a setting of training: {name} = {value}.\n" for name, value in left_out.items())
+    for name, value in unread.items():
+        without += f"# Without effect, for transformers does not read it: {as_json(name)} = {as_json(value)}.\n"
     counts = f"{parameter_count(program):,} parameters{active}"
     head = f"# A {kind} of {counts}, from its Hugging Face configuration.\n{without}"
     return format_plan(Source("plan.scale", f"{head}\n{plan}"))

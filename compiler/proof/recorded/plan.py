@@ -87,8 +87,9 @@ def _work(each: dict[str, Any]) -> Work:
 
 
 def _own(stage: dict[str, Any]) -> dict[str, range]:
-    """The layers of a stage in one action."""
-    return {"microbatches": range(1)} | {dim: range(*ends) for dim, ends in stage["turns"].items()}
+    """The layers of a stage in one action; `turns` is their name in files of schema 1."""
+    layers: dict[str, list[int]] = stage["layers"] if "layers" in stage else stage["turns"]
+    return {"microbatches": range(1)} | {dim: range(*ends) for dim, ends in layers.items()}
 
 
 def _in_order(

@@ -124,26 +124,66 @@ class _Balance:
         share = self.n.ratio(experts, k * length * length)
         self.f = self.n.product(self.per, self.n.constant(counts.array, self.per), share, c.ratio("by"))
 
-    def _scores(self) -> Tensor:
-        """Scores of each token; their sum is 1."""
-        if self.c.get("score") == "softmax":
-            return self.n.softmax(self.logits)
-        plain = self.n.function("sigmoid", self.logits)
-        return self.n.product(self.dims, plain, self.n.function("reciprocal", self.n.product(self.dims[:-1], plain)))
-
     def value(self) -> Tensor:
-        return self.n.product((), self.f, self._scores())
+        return self.n.product((), self.f, _shares(self.c))
 
     def gradient(self, grad: Tensor) -> Tensor:
-        n, scores = self.n, self._scores()
-        if self.c.get("score") == "softmax":
-            slope, total = scores, None
-        else:
-            plain = n.function("sigmoid", self.logits)
-            total = n.function("reciprocal", n.product(self.dims[:-1], plain))
-            slope = n.product(self.dims, n.function("sigmoid slope", self.logits), total)
-        mean = n.negative(n.product(self.dims[:-1], self.f, scores))
-        return n.product(self.dims, grad, slope, n.total(self.dims, self.f, mean))
+        return self.n.product(self.dims, grad, _of_shares(self.c, self.f))
+
+
+def _shares(c: Call) -> Tensor:
+    """Scores of each token, the logits' first operand; their sum is 1."""
+    n, logits = c.numbers, c.args[0]
+    if c.get("score") == "softmax":
+        return n.softmax(logits)
+    plain = n.function("sigmoid", logits)
+    return n.product(logits.dims, plain, n.function("reciprocal", n.product(logits.dims[:-1], plain)))
+
+
+def _of_shares(c: Call, grad: Tensor) -> Tensor:
+    """The gradient of logits from that of the sums of their shares, `grad`."""
+    n, logits, scores = c.numbers, c.args[0], _shares(c)
+    dims = logits.dims
+    slope = scores
+    if c.get("score") != "softmax":
+        over = n.function("reciprocal", n.product(dims[:-1], n.function("sigmoid", logits)))
+        slope = n.product(dims, n.function("sigmoid slope", logits), over)
+    mean = n.negative(n.product(dims[:-1], grad, scores))
+    return n.product(dims, slope, n.total(dims, grad, mean))
+
+
+def _sum_scores(c: Call) -> list[Tensor]:
+    dims = tuple(dim for dim in c.args[0].dims if dim != SEQUENCE)
+    return [c.numbers.product(dims, _shares(c))]
+
+
+def _add_choices(c: Call) -> list[Tensor]:
+    """The counts, and how many tokens of each sequence chose each expert; as numbers, which add up."""
+    choices, ids = c.args
+    along = ids.dims.index(SEQUENCE) - len(ids.dims) - 1
+    hot = np.eye(c.world.dims[choices.dims[-1]], dtype=int)[ids.array].sum(axis=(along, -2))
+    return [c.numbers.total(choices.dims, choices, c.numbers.constant(hot, choices.dims))]
+
+
+def _chosen_by_group(c: Call) -> Tensor:
+    """For each sequence the choices of its group, with the factor of the loss."""
+    n, choices = c.numbers, c.args[1]
+    sequences, rows = int(c.number("sequences")), int(c.number("rows"))
+    experts = c.world.dims[choices.dims[-1]]
+    dims = ("group", "sequence", choices.dims[-1])
+    *lead, batch, _ = choices.array.shape
+    apart = Tensor(dims, choices.array.reshape(*lead, batch // sequences, sequences, experts), choices.degree)
+    whole = n.product(("group", choices.dims[-1]), apart)
+    each = Tensor(choices.dims, np.repeat(whole.array, sequences, axis=-2), whole.degree)
+    return n.product(choices.dims, each, n.ratio(experts, rows**2), c.ratio("by"))
+
+
+def _aux_loss(c: Call) -> list[Tensor]:
+    return [c.numbers.product((), c.args[0], _chosen_by_group(c))]
+
+
+def _aux_loss_gradients(c: Call, grads: list[Tensor]) -> list[Tensor | None]:
+    return [c.numbers.product(c.args[0].dims, grads[0], _chosen_by_group(c)), None]
 
 
 def _logsumexp(c: Call) -> Tensor:
@@ -267,6 +307,11 @@ MEANINGS = {
     "no_load": Semantics(lambda c: [c.zero(c.op.outputs[0].type)], lambda c, grads: [None]),
     "add_load": Semantics(_add_load, lambda c, grads: [None, None]),
     "balance": Semantics(lambda c: [_Balance(c).value()], lambda c, grads: [_Balance(c).gradient(grads[0]), None]),
+    "no_scores": Semantics(lambda c: [c.zero(c.op.outputs[0].type)], lambda c, grads: [None]),
+    "no_choices": Semantics(lambda c: [c.zero(c.op.outputs[0].type)], lambda c, grads: [None]),
+    "sum_scores": Semantics(_sum_scores, lambda c, grads: [_of_shares(c, grads[0])]),
+    "add_choices": Semantics(_add_choices, lambda c, grads: [None, None]),
+    "aux_loss": Semantics(_aux_loss, _aux_loss_gradients),
     "router_z": Semantics(_router_z, _router_z_gradients),
     "limit_capacity": Semantics(_capacity, lambda c, grads: [None]),
     "sort_by_expert": Semantics(_order, lambda c, grads: [None]),

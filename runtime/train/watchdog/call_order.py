@@ -76,10 +76,15 @@ def _in_row(plan: Mapping[str, Any], listed: Sequence[dict[str, Any]], layers: M
         ended = [each for each in after if "chunk" in each and max(ends[own] for own in each["chunk"]) == at]
         yield from _in_order(plan, ended, layers)
         if own := parts.get((stage, _PARTS.get(work, work))):
-            cuts = pipeline["stages"][int(stage)]["turns"].items()
+            cuts = _layers_of(pipeline["stages"][int(stage)]).items()
             of_stage = {**layers, "microbatches": range(1), **{dim: range(*cut) for dim, cut in cuts}}
             yield from (replace(each, microbatch=int(microbatch)) for each in _in_order(plan, own, of_stage))
     yield from _in_order(plan, [each for each in after if "chunk" not in each], layers)
+
+
+def _layers_of(stage: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The first layer of each repeat in a stage, and the one after its last; `turns` in files of schema 1."""
+    return stage["layers"] if "layers" in stage else stage["turns"]
 
 
 def _ends(row: Sequence[tuple[str, ...]]) -> dict[int, int]:

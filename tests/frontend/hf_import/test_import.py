@@ -1,6 +1,7 @@
 """`scalec import`: published configurations become plans of the published size; what no plan expresses is said."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -573,6 +574,20 @@ def test_experts_come_over() -> None:
     assert "mask=causal, window=4096)" in imported(MIXTRAL_8X7B | {"sliding_window": 4096})
 
 
+@pytest.mark.parametrize("fields", [MIXTRAL_8X7B, OLMOE_1B_7B, QWEN_3_30B_A3B], ids=lambda it: it["model_type"])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_the_loss_that_balances_experts_comes_over(fields: dict[str, Any], normalised: bool) -> None:
+    """If transformers adds it: where the configuration asks for the routers' logits."""
+    asked = fields | {"output_router_logits": True, "router_aux_loss_coef": 0.02}
+    asked |= {} if fields is MIXTRAL_8X7B else {"norm_topk_prob": normalised}
+    text = imported(asked)
+    assert len(re.findall(r"chosen,\s+aux_loss=0\.02,\s+aux_batch=1[,)]", text)) == 1
+    assert "Left out" not in text
+    assert ("normalise=on" in text) == (normalised or fields is MIXTRAL_8X7B)
+    for silent in ({"output_router_logits": False}, {"router_aux_loss_coef": 0.0}, {"output_router_logits": None}):
+        assert "aux_loss=" not in imported(asked | silent)
+
+
 def test_latent_attention_comes_over() -> None:
     text = imported(DEEPSEEK_V3)
     assert "# Left out, as a setting of training: num_nextn_predict_layers = 1.\n" in text
@@ -605,8 +620,21 @@ CHANGES = [  # the field at which it is said, the code, a part of what is said
     ({"hidden_act": None}, "hidden_act", "E0801", "`hidden_act` is `null`"),
     ({"attention_bias": True}, "attention_bias", "E0801", "`attention_bias` is `true`"),
     ({"attention_bias": 0}, "attention_bias", "E0801", "`attention_bias` is `0`"),
-    ({"new_thing": 1}, "new_thing", "E0801", "no plan expresses `new_thing`"),
-    ({"new_thing": {"hidden_act": [1, {"hidden_size": 1}]}, "hidden_size": 0}, "new_thing", "E0801", "new_thing"),
+    ({"is_causal": False}, "is_causal", "E0801", "`is_causal` is `false`, which this model does not have"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config", "E0801", '`quantization_config` is `{"bits": 4}`'),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "E0801", "`partial_rotary_factor` is `0.5`"),
+    (
+        {"transformers_version": "6.0.0", "new_thing": {"hidden_act": [1, {"hidden_size": 1}]}},
+        "new_thing",
+        "E0801",
+        "what `new_thing` does is not known",
+    ),
+    (
+        {"auto_map": {"AutoConfig": "own.Config"}, "new_thing": 1},
+        "new_thing",
+        "E0801",
+        "what `new_thing` does is not known",
+    ),
     ({"architectures": ["LlamaForSequenceClassification"]}, "architectures", "E0801", "this is not a language model"),
     ({"architectures": ["LlamaModel"]}, "architectures", "E0801", '`["LlamaModel"]`: this is not a language model'),
     ({"architectures": "LlamaForCausalLM"}, "architectures", "E0801", "this is not a language model"),
@@ -626,8 +654,6 @@ CHANGES = [  # the field at which it is said, the code, a part of what is said
     ({"hidden_size": 96}, "num_attention_heads", "E0804", "heads of 3 dims cannot be rotated in pairs"),
     ({"head_dim": 33}, "head_dim", "E0804", "heads of 33 dims cannot be rotated in pairs"),
     ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "type", "E0801", "rotary positions of type `dynamic`"),
-    ({"rope_scaling": YARN}, "factor", "E0801", "cosines and sines are scaled by 1.36889"),
-    ({"rope_scaling": YARN | {"mscale": 1, "mscale_all_dim": 0.5}}, "mscale", "E0801", "scaled by 1.15572"),
     ({"rope_scaling": YARN | {"attention_factor": 1, "truncate": False}}, "truncate", "E0801", "`truncate` is `false`"),
     (
         {"rope_scaling": YARN | {"attention_factor": 1, "beta_slow": 40}},
@@ -641,7 +667,6 @@ CHANGES = [  # the field at which it is said, the code, a part of what is said
         "E0803",
         '`factor` is `"a"`, not a positive number',
     ),
-    ({"rope_scaling": {"type": "linear", "factor": 2, "beta": 1}}, "beta", "E0801", "no plan expresses `beta`"),
     ({"rope_scaling": SCALED | {"high_freq_factor": 1}}, "low_freq_factor", "E0804", "^^^ 1 is not below 1"),
     ({"rope_scaling": 3}, "rope_scaling", "E0803", "`rope_scaling` is `3`, not a table of fields"),
     ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters", "E0804", "positions are given twice"),
@@ -664,8 +689,65 @@ def test_what_no_plan_expresses_is_an_error_at_its_line(
         imported(LLAMA_31_8B | change)
     found = next(each for each in caught.value.diagnostics if message in str(each))
     assert found.code == code
-    assert len(caught.value.diagnostics) == len(change)
+    assert len(caught.value.diagnostics) == 1
     assert f'"{field}"' in found.span.text.split("\n")[found.span.line - 1]
+
+
+UNREAD = [  # a field, and how the plan names it
+    (GEMMA_2_2B, {"sliding_window_size": 4096}, '"sliding_window_size" = 4096'),
+    (LLAMA_31_8B, {"is_encoder_decoder": False}, '"is_encoder_decoder" = false'),
+    (LLAMA_31_8B, {"quantization_config": None}, '"quantization_config" = null'),
+    (LLAMA_31_8B, {"new_thing": [1, {"hidden_size": 1}]}, '"new_thing" = [1, {"hidden_size": 1}]'),
+    (LLAMA_31_8B, {"a\n# b": 1}, r'"a\n# b" = 1'),
+    (OLMO_2_7B, {"rope_scaling": {"type": "linear", "factor": 2, "beta": 1}}, '"rope_scaling.beta" = 1'),
+    (GPT2, {"hidden_size": 768}, '"hidden_size" = 768'),
+    (GPT2, {"rope_theta": 5000.0}, '"rope_theta" = 5000.0'),
+    (MIXTRAL_8X7B, {"num_experts": 8}, '"num_experts" = 8'),
+]
+
+
+@pytest.mark.parametrize(("fields", "change", "named"), UNREAD)
+def test_fields_that_change_nothing_are_named_in_the_plan(
+    fields: dict[str, Any], change: dict[str, Any], named: str
+) -> None:
+    text = imported(fields | change)
+    assert text.count("# Without effect") == 1
+    assert f"# Without effect, for transformers does not read it: {named}.\n" in text
+
+
+@pytest.mark.parametrize("value", [4096, 2048])
+def test_a_field_given_twice(value: int) -> None:
+    """JSON's readers take the last one."""
+    text = json.dumps(LLAMA_31_8B, indent=2).replace('"hidden_size"', f'"hidden_size": {value},\n  "hidden_size"', 1)
+    if value == LLAMA_31_8B["hidden_size"]:
+        assert '"hidden_size, once more" = 4096.\n' in import_config(Source("config.json", text))
+        return
+    with pytest.raises(PlanError) as caught:
+        import_config(Source("config.json", text))
+    (found,) = caught.value.diagnostics
+    assert found.message == "`hidden_size` is given twice, as `2048` and as `4096`"
+    before = found.notes[0].span
+    assert before
+    assert (found.code, found.span.line - before.line) == ("E0804", 1)
+
+
+def test_yarns_factor_of_cosines_and_sines_is_a_scale_of_attention() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    text = imported(QWEN_25_05B | {"rope_scaling": yarn})
+    scaled = r"theta,\s+scaling=yarn,\s+factor=4,\s+low=1,\s+high=32,\s+original=32768"
+    assert len(re.findall(scaled, text)) == 2
+    scale = (0.1 * math.log(4) + 1) ** 2 / 8
+    assert f"attention(q, k, v, mask=causal, scale={scale!r})" in text
+    assert "scale=" not in imported(QWEN_25_05B | {"rope_scaling": yarn | {"attention_factor": 1.0}})
+
+
+def test_the_length_before_scaling_may_stand_outside_of_the_table() -> None:
+    inside = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    outside = {name: value for name, value in inside.items() if not name.startswith("original")}
+    given = {"original_max_position_embeddings": 32768, "rope_scaling": outside}
+    assert imported(QWEN_25_05B | given) == imported(QWEN_25_05B | {"rope_scaling": inside})
+    with pytest.raises(PlanError, match=r"is `32768`, and `rope_scaling\.original_max_position_embeddings` is `4096`"):
+        imported(QWEN_25_05B | given | {"rope_scaling": YARN})
 
 
 def test_scaled_positions_without_their_factors() -> None:
@@ -717,7 +799,12 @@ OTHERS = [
     (DEEPSEEK_V3, {"scoring_func": "softmax"}, '`scoring_func` is `"softmax"`'),
     (DEEPSEEK_V3, {"num_key_value_heads": 64}, "`num_key_value_heads` is `64`"),
     (DEEPSEEK_V3, {"rope_scaling": {"type": "longrope", "factor": 40}}, "rotary positions of type `longrope`"),
-    (DEEPSEEK_V3, {"quantization_config": {"fmt": "e4m3"}}, "no plan expresses `quantization_config`"),
+    (DEEPSEEK_V3, {"quantization_config": {"fmt": "e4m3"}}, '`quantization_config` is `{"fmt": "e4m3"}`'),
+    (DEEPSEEK_V3, {"rope_scaling": YARN}, "cosines and sines are scaled by 1.36889"),
+    (DEEPSEEK_V3, {"rope_scaling": YARN | {"mscale": 1, "mscale_all_dim": 0.5}}, "scaled by 1.15572"),
+    (GEMMA_2_2B, {"sliding_window_size": 2048}, "`sliding_window_size` is `2048`, and `sliding_window` is `4096`"),
+    (GPT2, {"hidden_size": 1024}, "`hidden_size` is `1024`, and `n_embd` is `768`"),
+    (PHI_3_MINI, {"rope_scaling": YARN}, "rotary positions of type `yarn`"),
     (DEEPSEEK_V3, {"first_k_dense_replace": 0}, "`first_k_dense_replace` is `0`, not a whole number"),
     (DEEPSEEK_V3, {"first_k_dense_replace": 61}, "of 61 layers, 61 are to have no experts"),
     (DEEPSEEK_V3, {"n_group": 7}, "256 / 7 = 36.5714"),

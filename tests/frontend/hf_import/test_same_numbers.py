@@ -30,6 +30,9 @@ MESHES = {  # each with its data-parallel degree and its ranks; 4 are more than 
     "tp_4": ("dp = 1  tp = 4", 1, 4),
     "cp_2_tp_2": ("dp = 1  cp = 2  tp = 2", 1, 4),
 }
+AUX_BATCH = 2
+"""Sequences of a forward of transformers, over which it takes the routers' loss; microbatches have two or four."""
+
 TOLERANCE = 1e-9
 ZERO = 1e-15  # a bias of keys has no gradient where positions are learned: scores of a query change alike
 
@@ -40,10 +43,13 @@ def test_loss_and_gradients_are_those_of_transformers(name: str, tmp_path: Path)
     """The gradients travel as the weights do: from a file under their names, each rank's part to the rank."""
     model = hf_models.model(name, torch.float64)
     model.save_pretrained(tmp_path)
-    loss, gradients = hf_models.loss_and_gradients(model, *hf_models.batch())
+    rows = AUX_BATCH if name.endswith("_aux") else 0
+    loss, gradients = hf_models.loss_and_gradients(model, *hf_models.batch(), rows_of_forward=rows)
     save_file(gradients, tmp_path / "gradients.safetensors")
     for mesh, (axes, dp, ranks) in MESHES.items():
-        folder = harness.written(hf_models.plan(tmp_path, axes, dp), tmp_path / mesh)
+        text = hf_models.plan(tmp_path, axes, dp).replace("aux_batch=1", f"aux_batch={AUX_BATCH}")
+        assert ("aux_loss=0.5" in text) == (rows > 0)
+        folder = harness.written(text, tmp_path / mesh)
         module = harness.imported(folder / "train.py")
         results = run_ranks(ranks, _differences, module, tmp_path)
         assert [found for found, _ in results] == [pytest.approx(loss, rel=TOLERANCE)] * ranks

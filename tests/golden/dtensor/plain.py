@@ -335,7 +335,8 @@ def rope_frequencies(
         if scaling == "yarn":
             often, seldom = (dim / 2 * math.log(original / (2 * math.pi * each), theta) for each in (high, low))
             first, last = max(math.floor(often), 0), min(math.ceil(seldom), dim - 1)
-            kept = 1 - ((torch.arange(dim // 2) - first) / max(last - first, 1e-3)).clamp(0, 1).double()
+            pairs = torch.arange(dim // 2, dtype=torch.float64)
+            kept = 1 - ((pairs - first) / max(last - first, 1e-3)).clamp(0, 1)
         frequency = frequency * (kept + (1 - kept) / factor)
     angle = zigzag_order(seq, zigzag).double().outer(frequency)
     table = torch.stack([angle.cos().repeat(1, 2), torch.cat([-angle.sin(), angle.sin()], dim=1)])

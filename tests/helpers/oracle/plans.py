@@ -97,6 +97,8 @@ ROUTES = {
     "roomy": Route(affine=True, k=3, score="sigmoid", scale=2.5, z=0.01, capacity=2.5),
     "eight, bounded": Route(experts=8, balance=0.05, capacity=1.5),
     "shared": Route(balance=0.05, shared=True),
+    "all layers": Route(aux=0.05, aux_batch=2),
+    "all layers, sigmoid": Route(aux=0.05, score="sigmoid", z=0.01),
 }
 ROUTES |= {f"{name}_of_eight": replace(ROUTES[name], experts=8) for name in ("two", "losses", "bounded", "capacity")}
 """Mixtures of experts, by the name of the model."""
@@ -226,6 +228,7 @@ def _choice(route: Route) -> str:
     settings = f"score={route.score}, normalise={'on' if route.normalise else 'off'}, scale={route.scale}"
     more = {"capacity": route.capacity, "balance": route.balance, "z": route.z}
     said = "".join(f", {name}={value}" for name, value in more.items() if value)
+    said += f", aux_loss={route.aux}, aux_batch={route.aux_batch}" * (route.aux > 0)
     said += f", bias=router_bias[experts], rate={route.rate}" if route.rate else ""
     return f"{route.k}, {settings}, groups={route.groups}, from={route.among}{said}"
 

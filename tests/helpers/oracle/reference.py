@@ -7,7 +7,7 @@ Non-goals: speed, and anything the plans of these tests do not use.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, cos, pi
 
@@ -64,6 +64,8 @@ class Route:
     capacity: float = 0.0  # of an expert, in equal shares of a sequence; 0 for no bound
     balance: float = 0.0  # factors of the router's losses
     z: float = 0.0
+    aux: float = 0.0  # factor of the loss over all layers
+    aux_batch: int = 1  # of so many sequences
     ffn: int = 0  # the width of an expert, if not the model's
     affine: bool = False  # experts have biases
     shared: bool = False  # the MLP is beside them, for all tokens (Dai et al. 2024)
@@ -107,6 +109,8 @@ class Routed:
     losses: list[Tensor]
     loads: list[Tensor]
     rate: float = 0.0
+    scores: list[Tensor] = field(default_factory=list[Tensor])  # by layer, if a loss is over all of them
+    chosen: list[Tensor] = field(default_factory=list[Tensor])
 
     @property
     def loss(self) -> Tensor:
@@ -208,7 +212,16 @@ def losses(config: Config, p: Tensors, tokens: Tensor, labels: Tensor) -> tuple[
     picked, normaliser = logits.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1), logits.logsumexp(-1)
     aimed = (1 - config.smoothing) * picked + config.smoothing * logits.mean(-1)
     total = ((normaliser - aimed + config.z_loss * normaliser.pow(2)) * (labels >= 0)).sum()
+    if config.route and config.route.aux:
+        routed.losses.append(_aux_loss(config.route, routed.scores, routed.chosen))
     return total, routed
+
+
+def _aux_loss(route: Route, scores: list[Tensor], chosen: list[Tensor]) -> Tensor:
+    """Fedus et al. 2021, equations 4 to 6, of each group of sequences in all layers together; the mean over groups."""
+    p, f = (torch.stack(each, 1).double().unflatten(0, (-1, route.aux_batch)) for each in (scores, chosen))
+    mean_p, mean_f = (x.mean((1, 2, 3)) for x in (p, f))
+    return route.aux * route.experts * (mean_p * mean_f).sum(-1).mean()
 
 
 def _layer(c: Config, p: Tensors, x: Tensor, routed: Routed) -> Tensor:
@@ -268,6 +281,9 @@ def _experts(route: Route, p: Tensors, x: Tensor, routed: Routed) -> Tensor:
         f = chosen.double().mean(1) * route.experts / route.k  # DeepSeek-AI 2024, section 2.1.2: of each sequence
         balance = (f * (scores / scores.sum(-1, keepdim=True)).mean(1)).sum(-1).mean()
         routed.losses.append(route.balance * balance + route.z * logits.logsumexp(-1).pow(2).mean())  # Zoph et al. 2022
+    if route.aux:
+        routed.scores.append(scores / scores.sum(-1, keepdim=True))
+        routed.chosen.append(chosen)
     most = ceil(route.capacity * x.shape[1] * route.k / route.experts) if route.capacity else x.shape[1]
     taken = chosen & (chosen.cumsum(1) <= most)
     routed.loads.append(taken.sum((0, 1)))

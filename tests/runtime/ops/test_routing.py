@@ -8,18 +8,25 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from helpers.forked_ranks import run_ranks
+from helpers.hf_models import Wide
 from scalec.runtime import (
     Mesh,
     Positions,
+    add_choices,
     add_load,
     all_reduce_,
+    aux_loss,
     balance,
     limit_capacity,
+    no_choices,
     no_load,
     no_loss,
+    no_scores,
     router_z,
+    sum_scores,
     top_k,
 )
 
@@ -130,6 +137,51 @@ def test_balance_is_the_sum_of_fractions_times_scores(score: Any, seq: int) -> N
     torch.testing.assert_close(got, want)
     (one,), (other,) = (torch.autograd.grad(3 * it, [logits]) for it in (got, want))
     torch.testing.assert_close(one, other, atol=1e-14, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("score", "seq"), [*product(("softmax", "sigmoid"), (0, 1))])
+def test_scores_and_choices_are_summed_by_sequence(score: Any, seq: int) -> None:
+    logits = _draw(4, 6, EXPERTS).requires_grad_()
+    ids = _draw(4, 6, EXPERTS, seed=1).argsort(-1)[..., :3]
+    p = _scores(logits, score)
+    got, want = sum_scores(logits, score, seq), (p / p.sum(-1, keepdim=True)).sum(seq)
+    torch.testing.assert_close(got, want)
+    (one,), (other,) = (torch.autograd.grad(it.square().sum(), [logits]) for it in (got, want))
+    torch.testing.assert_close(one, other, atol=1e-14, rtol=1e-12)
+    tokens = torch.zeros(4, 6, dtype=torch.int64)
+    counts = torch.stack([(ids == e).any(-1).sum(seq) for e in range(EXPERTS)], -1)
+    none = no_choices(tokens, EXPERTS, batch=1 - seq)
+    assert torch.equal(add_choices(add_choices(none, ids, seq), ids, seq), 2 * counts)
+    assert no_scores(tokens, EXPERTS, batch=1 - seq).dtype == torch.float32
+    assert no_scores(tokens, EXPERTS, batch=1 - seq, double=True).dtype == torch.float64
+    assert no_scores(tokens, EXPERTS, batch=1 - seq).shape == none.shape == counts.shape
+
+
+def _of_transformers(layers: list[Tensor], rows: Tensor) -> Tensor:
+    """The loss of a forward of some rows."""
+    logits: Any = tuple(each[rows].flatten(0, 1) for each in layers)
+    loss: Any = load_balancing_loss_func(logits, EXPERTS, 2)
+    return loss
+
+
+@pytest.mark.parametrize("sequences", [1, 2, 4])
+def test_the_auxiliary_loss_is_that_of_transformers(sequences: int) -> None:
+    """The mean over forwards of so many sequences of its function, which is given the logits of all layers."""
+    layers = [_draw(4, 6, EXPERTS, seed=seed).requires_grad_() for seed in range(3)]
+    tokens = torch.zeros(4, 6, dtype=torch.int64)
+    scores, choices = no_scores(tokens, EXPERTS, double=True), no_choices(tokens, EXPERTS)
+    for logits in layers:
+        _, ids = top_k(logits, 2)
+        scores, choices = scores + sum_scores(logits), add_choices(choices, ids)
+    groups = 4 // sequences
+    got = aux_loss(scores, choices, by=0.25 / groups, rows=3 * 6 * sequences, sequences=sequences)
+    with Wide():
+        forwards = [_of_transformers(layers, rows) for rows in torch.arange(4).split(sequences)]
+    want = 0.25 * torch.stack(forwards).mean()
+    torch.testing.assert_close(got, want, atol=0, rtol=1e-12)
+    pairs = zip(*(torch.autograd.grad(it, layers) for it in (got, want)), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, atol=1e-16, rtol=1e-12)
 
 
 def test_router_z() -> None:

@@ -38,6 +38,15 @@ def test_a_plan_with_all_five_axes() -> None:
     assert sum(_compared(plan, rank) for rank in (0, 15)) > 0
 
 
+def test_files_of_schema_1_are_read() -> None:
+    """They call the layers of a stage `turns`."""
+    plan = _plan(Source("tiny.scale", plan_text(CASES[-1])))
+    stages = [{"rank": stage["rank"], "turns": stage["layers"]} for stage in plan["pipeline"]["stages"]]
+    earlier = {**plan, "pipeline": {**plan["pipeline"], "stages": stages}}
+    assert [*planned(earlier, False, 0)] == [*planned(plan, False, 0)]
+    assert expected(earlier, 0) == expected(plan, 0)
+
+
 def _plan(source: Source) -> dict[str, Any]:
     model = compile_plan(source, "resolve")
     return json.loads(plan_json(lower(model), source, model, None, 0, {}))
