@@ -79,10 +79,7 @@ def _groups(program: Program, microbatch: int) -> dict[Op, Op]:
     """Losses of groups of sequences, with groups of at most two."""
     found = {op: min(int(str(op.get("sequences"))), 2) for op in program.ops if op.kind == AUX_LOSS.name}
     assert all(microbatch % size == 0 for size in found.values()), "verify: a group over several microbatches"
-    return {
-        op: evolve(op, attrs=tuple((key, size if key == "sequences" else said) for key, said in op.attrs))
-        for op, size in found.items()
-    }
+    return {op: _with_attribute(op, "sequences", size) for op, size in found.items()}
 
 
 def _windows(program: Program, seq: int) -> dict[Op, Op]:
