@@ -4,6 +4,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 from math import gcd, lcm
 
 _BITS = 64
@@ -33,10 +34,16 @@ def shuffled(position: int, windows: int, key: int) -> int:
 def _feistel(value: int, half: int, key: int) -> int:
     """A permutation of the numbers of 2 · half bits."""
     left, right = value >> half, value & ((1 << half) - 1)
-    for round_ in range(4):
-        mixed = _mix(_mix(key + round_) ^ right) & ((1 << half) - 1)
+    for round_key in _round_keys(key):
+        mixed = _mix(round_key ^ right) & ((1 << half) - 1)
         left, right = right, left ^ mixed
     return left << half | right
+
+
+@lru_cache(maxsize=64)
+def _round_keys(key: int) -> tuple[int, ...]:
+    """The keys of the four rounds, which all windows of a pass share."""
+    return tuple(_mix(key + round_) for round_ in range(4))
 
 
 def _mix(z: int) -> int:
@@ -100,6 +107,8 @@ class Interleaving:
     def at(self, sample: int, seed: int) -> tuple[int, int]:
         """The set that a sample is of, and how many samples of that set come before it."""
         length = len(self._cycle)
+        if length == 1:
+            return self._cycle[0], sample
         cycle, place = divmod(sample, length)
         first = drawn(seed, "cycle", cycle) % length
         at = (first + place) % length
