@@ -22,7 +22,7 @@ class ScaleLexer(RegexLexer):
             (r'"([^"\\\n]|\\[^\n])*"', String),
             (r"(?!1[fF]1[bB]\b)[0-9][0-9_]*(\.[0-9][0-9_]*)?([eE][+\-]?[0-9]+)?(%|[A-Za-z]+)?", Number),
             (r"(?:[A-Za-z_][A-Za-z0-9_]*|1[fF]1[bB]\b)(?=[ \t]*=)", Name.Attribute),
-            (r'\b(?:as|by|causal|deterministic|else|every|from|if|init|linear|model|op|over|pad|repeat|route|to|use|via|zero)\b(?=[ \t]+["\w.]|[ \t]*[~{]|[ \t]*$)', Keyword),
+            (r'\b(?:as|bidirectional|by|causal|cross_document|deterministic|else|every|from|if|init|linear|model|op|over|pad|repeat|route|to|use|via|zero)\b(?=[ \t]+["\w.]|[ \t]*[~{]|[ \t]*$)', Keyword),
             (r"(?<!< )(?:[A-Za-z_][A-Za-z0-9_]*|1[fF]1[bB]\b)(?=(?:[ \t]+\w+)?[ \t]*\{)", Keyword.Type),
             (r"(?:[A-Za-z_][A-Za-z0-9_]*|1[fF]1[bB]\b)(?=\()", Name.Function),
             (r"(?:[A-Za-z_][A-Za-z0-9_]*|1[fF]1[bB]\b)(?=\[)", Name.Variable),

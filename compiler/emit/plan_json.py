@@ -251,6 +251,7 @@ def known_by(model: Program) -> str:
     """
     if model.after != "resolve":
         return ""
-    _, _, body = print_ir(model).partition(f"program {model.name} after {model.after}\n")
+    _, _, ir = print_ir(model).partition(f"\nprogram {model.name} after ")
+    _first_line, _, body = ir.partition("\n")
     lines = [_NOT_COMPUTED.sub("", line) for line in body.splitlines() if not _OF_A_RUN.match(line)]
     return sha256("\n".join(lines).encode()).hexdigest()[:12]

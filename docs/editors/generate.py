@@ -66,7 +66,8 @@ def rules() -> Iterator[tuple[str, str]]:
     name = patterns.pop("NAME")
     for kind in ("COMMENT", "STRING", "NUMBER"):
         yield kind, patterns.pop(kind)
-    words = {found[0] for pattern in patterns.values() if (found := re.match("[a-z]+", pattern))}
+    starts = (re.match(r"\(?([a-z_|]+)", pattern) for pattern in patterns.values())
+    words = {word for start in starts if start for word in start[1].split("|")}
     yield "key", rf"(?:{name})(?=[ \t]*=)"
     yield "word", rf"\b(?:{'|'.join(sorted(words))})\b" + r'(?=[ \t]+["\w.]|[ \t]*[~{]|[ \t]*$)'
     yield "section", rf"(?<!< )(?:{name})(?=(?:[ \t]+\w+)?[ \t]*\{{)"

@@ -53,6 +53,12 @@ def test_it_is_another(was: str, now: str) -> None:
     assert known(PLAN.replace(was, now)) != known(PLAN)
 
 
+def test_a_word_about_what_losses_see_makes_no_other_model() -> None:
+    word, other = PLAN.replace("]) {", "]) bidirectional {", 1), PLAN.replace("theta = 1", "theta = 2")
+    assert known(word) == known(PLAN)
+    assert known(other.replace("]) {", "]) bidirectional {", 1)) == known(other) != known(word)
+
+
 @pytest.mark.parametrize("pad", ["pad 4", "pad 16"])
 def test_without_padding_it_is_that_of_the_plan_without(pad: str) -> None:
     padded = PLAN.replace("vocab = 32", f"vocab = 29 {pad}")

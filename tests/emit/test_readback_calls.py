@@ -188,7 +188,7 @@ class Emitter:
         if "held" in text or "elsewhere" in text:
             held, elsewhere = (context.layout(Positions(SEQUENCE, (axis,))) for axis in ("cp", "dp"))
             names |= {"held": held, "elsewhere": elsewhere}
-        if "positions" in text:
+        if "positions" in layouts:
             names["positions"] = context.layout(layouts["positions"])
             names["other_positions"] = context.layout(PositionIds(SEQUENCE, ("dp",)))
         for name, said in names.items():

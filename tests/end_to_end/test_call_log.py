@@ -48,7 +48,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     text_files(folder)
     (folder / "own.scale").write_text(PLAN)
     (folder / "halves.py").write_text(HALF)
-    assert main(("compile", str(folder / "own.scale"), "-o", str(folder / "out"))) == 0
+    assert main(("compile", str(folder / "own.scale"), "-o", str(folder / "out"), "--no-try")) == 0
     options = f"--device=cpu --data={folder}/text/*.txt"
     program = Program(folder / "out", 2, options, environment={"SCALEC_LOG": "trace"})
     with pytest.MonkeyPatch.context() as patch:

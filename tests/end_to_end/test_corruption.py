@@ -201,7 +201,7 @@ def test_runs_are_watched(text: str, faulty: bool, tmp_path: Path) -> None:
     """Of the elastic plan on its smaller mesh."""
     harness.written(f"{text} watch {{ copies every 2  replay every 3  spikes = 8  locate = on }}", tmp_path)
     (tmp_path / "corpus.bin").write_bytes(bytes(i * 7 % 32 for i in range(8000)))
-    program = Program(tmp_path, 2, "--data=corpus.bin --device=cpu --steps=6 --log-every=1")
+    program = Program(tmp_path, 2, "--data=corpus.bin --data-as-is --device=cpu --steps=6 --log-every=1")
     ended = fork(program, *[Fault(Point("step", 4, 1), Flip(of="state"))] * faulty).wait(120)
     assert ended.statuses == ((1, 1) if faulty else (0, 0)), ended.err
     assert any("error: step 4: " in said for said in ended.err) == faulty, ended.err

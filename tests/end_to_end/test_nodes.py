@@ -90,7 +90,7 @@ def test_data_that_is_damaged_on_one_node_is_named(kind: str, tmp_path: Path) ->
     last = case.ranks - 1
     for rank in range(case.ranks):
         _write_corpus(tmp_path / f"r{rank}", DAMAGED if rank == last else range(0))
-    ended = _run(tmp_path, case.ranks, "--data=corpus.bin --steps=12")
+    ended = _run(tmp_path, case.ranks, "--data=corpus.bin --data-as-is --steps=12")
     assert {*ended.statuses} == {1}, ended.err
     step, one, other, sample, start, stop = _line(ended)
     assert last in (one, other)
@@ -112,7 +112,7 @@ def test_data_that_is_alike_is_trained_on(kind: str, tmp_path: Path) -> None:
     harness.written(plan_text(case), tmp_path)
     for rank in range(case.ranks):
         _write_corpus(tmp_path / f"r{rank}")
-    ended = _run(tmp_path, case.ranks, "--data=corpus.bin --steps=12 --save-every=5")
+    ended = _run(tmp_path, case.ranks, "--data=corpus.bin --data-as-is --steps=12 --save-every=5")
     assert {*ended.statuses} == {0}, ended.err
 
 
@@ -122,11 +122,11 @@ def test_damage_after_the_first_steps_is_named_before_the_run_ends(tmp_path: Pat
     harness.written(plan_text(case), tmp_path)
     for rank in range(2):
         _write_corpus(tmp_path / f"r{rank}")
-    ended = _run(tmp_path, 2, "--data=corpus.bin --steps=4")
+    ended = _run(tmp_path, 2, "--data=corpus.bin --data-as-is --steps=4")
     assert {*ended.statuses} == {0}, ended.err
     window = next(start for step in range(9, 14) for start in _windows(tmp_path, step, case) if start in DAMAGED)
     _write_corpus(tmp_path / "r1", range(window + 2, window + 4))
-    ended = _run(tmp_path, 2, "--data=corpus.bin --steps=15 --resume-anyway")
+    ended = _run(tmp_path, 2, "--data=corpus.bin --data-as-is --steps=15 --resume-anyway")
     assert {*ended.statuses} == {1}, ended.err
     step, *_, start, stop = _line(ended)
     assert (step, start, stop) == (15, window, window + SEQ + 1)
@@ -173,7 +173,7 @@ def test_functions_of_user_ops_that_differ_on_one_node_are_named(tmp_path: Path)
         shutil.copytree(tmp_path / "r0", tmp_path / f"r{rank}")
     module = tmp_path / f"r{ranks - 1}" / "my_ops.py"
     module.write_text(module.read_text() + "\n# another revision\n")
-    ended = _run(tmp_path, ranks, "--data=corpus.bin --steps=2", program="train.py")
+    ended = _run(tmp_path, ranks, "--data=corpus.bin --data-as-is --steps=2", program="train.py")
     assert {*ended.statuses} == {2}
     assert f"error: the ranks are not alike\n  rank {ranks - 1} has my_ops.py sha256 " in ended.err[0], ended.err[0]
 
@@ -252,7 +252,7 @@ def test_a_run_does_not_begin_with_weights_that_differ(nodes: bool, tmp_path: Pa
     tensors = load_file(tmp_path / "r1" / "w" / "model.safetensors")
     tensors["lm_head.weight"][5, 7] += 1
     save_file(tensors, tmp_path / "r1" / "w" / "model.safetensors", {"format": "pt"})
-    ended = _run(tmp_path, 2, "--data=corpus.bin --steps=2 --init w", nodes=nodes)
+    ended = _run(tmp_path, 2, "--data=corpus.bin --data-as-is --steps=2 --init w", nodes=nodes)
     assert {*ended.statuses} == {1}
     start = "" if nodes else "before the first step ranks do not hold the same state: "
     name = "`lm_head.weight` of w" if nodes else "`head`"
@@ -358,7 +358,7 @@ def test_a_run_saves_nothing_that_has_come_to_differ(case: Case, tmp_path: Path)
     for rank in range(case.ranks):
         _write_corpus(tmp_path / f"r{rank}")
     fault = Fault(Point("step", 2, case.ranks - 1), Flip(of="state"))
-    ended = _run(tmp_path, case.ranks, "--data=corpus.bin --steps=6 --save-every=4", fault)
+    ended = _run(tmp_path, case.ranks, "--data=corpus.bin --data-as-is --steps=6 --save-every=4", fault)
     assert {*ended.statuses} == {1}, ended.err
     said = "".join(ended.err)
     assert "error: before the first save ranks do not hold the same state: `" in said

@@ -44,7 +44,7 @@ def _write(folder: Path, name: str, planned: Planned) -> Path:
 
 def _run(folder: Path, planned: Planned, options: str) -> str:
     """What the ranks say as an error; "" of a run that ends well."""
-    program = Program(folder, planned[0].ranks, f"--data=corpus.bin --device=cpu --out=../run {options}")
+    program = Program(folder, planned[0].ranks, f"--data=corpus.bin --data-as-is --device=cpu --out=../run {options}")
     with fork(program) as job:
         ended = job.wait(120)
     said = "".join(ended.err)

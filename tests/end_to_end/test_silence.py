@@ -24,7 +24,8 @@ DATA = Case(dp=2)
 TENSORS = Case(dp=2, tp=2, sp=True, microbatches=2)
 STAGES = Case(pp=2, microbatches=4)
 SHARDED = Case(dp=2, state="zero 1 over dp", microbatches=2)
-OPTIONS = "--data=corpus.bin --device=cpu --steps=4 --log-every=1 --step-limit=5 --first-step-limit=60 --save-limit=60"
+DATA_OPTIONS = "--data=corpus.bin --data-as-is --device=cpu"
+OPTIONS = f"{DATA_OPTIONS} --steps=4 --log-every=1 --step-limit=5 --first-step-limit=60 --save-limit=60"
 UNLIMITED = "--step-limit=86400 --first-step-limit=86400 --save-limit=86400"
 SLEEP = Slow(86400)
 FAIL = Raise(ValueError, ("no such number",))
@@ -85,7 +86,7 @@ def test_a_stopped_rank(tmp_path: Path) -> None:
 def test_without_an_option_a_stopped_rank_is_named_within_a_minute(tmp_path: Path) -> None:
     """Where steps are short, and the first ones are over."""
     _written(DATA, tmp_path)
-    program = Program(tmp_path, DATA.ranks, "--data=corpus.bin --device=cpu --steps=20 --log-every=1")
+    program = Program(tmp_path, DATA.ranks, "--data=corpus.bin --data-as-is --device=cpu --steps=20 --log-every=1")
 
     def main() -> None:
         run_path("train.py", run_name="__main__")

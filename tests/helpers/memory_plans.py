@@ -89,7 +89,7 @@ CASES = {
     "experts, padded, again": Case(tp=2, model="roomy", experts="tp", bounded=True, recompute="selective(dispatch)"),
 }
 
-DROPS = """model drops(tokens[batch, seq], labels[batch, seq], documents[batch, seq]) {
+DROPS = """model drops(tokens[batch, seq], labels[batch, seq], documents[batch, seq]) bidirectional cross_document {
   dims { vocab = 32  hidden = 16  heads = 4  kv_heads = 2  head_dim = 4  ffn = 24  few = 8  rest = 16
          wide = few + rest  layers = 2 }
   init ~ normal(0.02)

@@ -27,8 +27,8 @@ from scalec.compiler.syntax.source import Source
 from scalec.testing import plans
 
 SHIPPED = sorted((Path(__file__).parents[2] / "plans").glob("*.scale"))
-KNOWN_BY = "    model="
-"""The line of a program with the hash of its model, which only text of a model before any placement has."""
+KNOWN_BY = "    model=", "    unpadded="
+"""Lines of a program with the hash of its model, which only text of a model before any placement has."""
 
 EXPERTS_OVER_TOKENS = """
 model m(tokens[batch, seq], labels[batch, seq]) {

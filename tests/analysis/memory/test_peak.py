@@ -135,7 +135,8 @@ def test_context_parallel(how: str, ranks: int, recompute: str, precision: str, 
 @pytest.mark.parametrize("how", ["", "as zigzag"])
 def test_a_ring_of_attention_alone(how: str, mask: str, precision: str, tmp_path: Path) -> None:
     """So that it is fullest within a call, by torch's flash attention or in plain torch."""
-    text = f"""model alone(tokens[batch, seq], labels[batch, seq]) {{
+    sees = "bidirectional " if mask == "full" else ""
+    text = f"""model alone(tokens[batch, seq], labels[batch, seq]) {sees}{{
   dims {{ vocab = 32  hidden = 64  heads = 4  kv_heads = 2  head_dim = 16  layers = 2 }}
   init ~ normal(0.02)
   x = embedding(tokens, wte[vocab, hidden])
