@@ -151,7 +151,7 @@ def test_held_out_data_that_is_damaged_on_one_node_is_named(tmp_path: Path) -> N
     _write_corpus(tmp_path / "r1", DAMAGED)
     held = _held_out(tmp_path / "r0")
     shutil.move(tmp_path / "r1" / "corpus.bin", tmp_path / "r1" / held)
-    ended = _run(tmp_path, 2, "--data=[ab].bin --steps=4 --eval-every=2")
+    ended = _run(tmp_path, 2, "--data=[ab].bin --data-as-is --steps=4 --eval-every=2")
     assert {*ended.statuses} == {1}, ended.err
     assert f"{held}, tokens " in "".join(ended.err)
     _line(ended)

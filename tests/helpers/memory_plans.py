@@ -75,6 +75,9 @@ CASES = {
     "experts, layers again": replace(SP, model="two", experts="dp, tp", recompute="full"),
     "experts, fused": replace(SP, model="two", experts="dp, tp", kernels="triton"),
     "experts with losses": replace(ONE, model="losses"),
+    "experts with a loss of all layers": replace(ONE, model="all layers"),
+    "experts with a loss of all layers, sequence": replace(SP, model="all layers, sigmoid", experts="dp, tp"),
+    "experts with a loss of all layers, layers again": replace(SP, model="all layers", recompute="full"),
     "experts of parts of a sequence, with losses": replace(SP, model="losses", experts="dp, tp"),
     "experts with losses, layers again": replace(ONE, model="losses", recompute="full"),
     "experts of parts of a sequence, with losses, layers again": replace(
