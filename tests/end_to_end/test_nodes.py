@@ -83,6 +83,7 @@ DATA = {
 PLAIN = ("tensors", "stages", "data", "context")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", DATA)
 def test_data_that_is_damaged_on_one_node_is_named(kind: str, tmp_path: Path) -> None:
     case = DATA[kind]
@@ -106,6 +107,7 @@ def _line(ended: Outcome) -> tuple[int, ...]:
     return tuple(int(number.replace(",", "")) for number in found)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", PLAIN)
 def test_data_that_is_alike_is_trained_on(kind: str, tmp_path: Path) -> None:
     case = DATA[kind]
@@ -203,6 +205,7 @@ WEIGHTS = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("differs", [True, False])
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_weights_of_another_revision_on_one_node_are_named(kind: str, differs: bool, tmp_path: Path) -> None:
@@ -276,6 +279,7 @@ STATE = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", STATE)
 def test_a_bit_of_what_ranks_hold_alike_is_named(kind: str, tmp_path: Path) -> None:
     case = STATE[kind]

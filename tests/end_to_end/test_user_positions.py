@@ -204,6 +204,7 @@ def plain_steps(start: dict[str, Tensor], batches: Sequence[tuple[Tensor, ...]],
     return steps
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_programs_train_as_plain_torch(mesh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = load(written(tmp_path, mesh)), tmp_path / "out"
