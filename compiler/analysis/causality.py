@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from attrs import Factory, evolve, field, frozen
 
-from ..ir import SEQUENCE, Arg, Enter, Op, Program, Region, Stmt, Type, Value, sources_of
+from ..ir import SEQUENCE, Arg, Enter, Op, Program, Region, Stmt, Type, Value, base, sources_of
 from ..ops import OPS, OpDef, moves_positions
 from ..ops.reach import Reach
 from ..ops.routers import CAPACITY
@@ -97,7 +97,7 @@ def model_inputs(program: Program) -> tuple[Arg, ...]:
 
 def has_documents(program: Program) -> bool:
     """Whether the model is told which document each token is of."""
-    return any(arg.source == DOCUMENTS for arg in model_inputs(program))
+    return any(base(arg.value.name) == DOCUMENTS for arg in model_inputs(program))
 
 
 def shares_capacity(program: Program) -> bool:
