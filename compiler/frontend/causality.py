@@ -51,9 +51,10 @@ def _help(program: Program, leak: Leak) -> str:
     is_attention = bool(roles(op, program.types).key_seq)
     purpose = f"{PURPOSES[leak.what]}, write `{WORDS[leak.what]}` after its inputs"
     if is_attention:
-        return f"write `{f'{DOCUMENTS}={DOCUMENTS}' if leak.what == 'document' else 'mask=causal'}`; {purpose}"
-    if op.kind == "call":
-        return f"if each position sees none after it, write `causal` and the dim before `from` in its `op`; {purpose}"
+        argument = "mask=causal" if leak.what == "later" else f"{DOCUMENTS}={DOCUMENTS}"
+        return f"write `{argument}`; {purpose}"
+    if op.kind == "call" and leak.what == "later":
+        return f"if no position sees a later one, write `causal` and the dim before `from` in its `op`; {purpose}"
     if OPS[op.kind].permutes:
         return f"`{op.kind}` is circular: positions at one end get tokens of the other end; leave it out; {purpose}"
     return f"leave `{SEQUENCE}` out of its dims; {purpose}"

@@ -30,8 +30,8 @@ def depends_on_hidden_tokens(model: Program, start: Inputs, numbers: Numbers) ->
 def _scenes(model: Program, start: Inputs, seed: int) -> Iterator[tuple[Inputs, Inputs]]:
     """Inputs, and the same with all tokens replaced on which no loss must depend.
 
-    Each second sequence has no labels; the others have labels up to a position, the last label of each, of the
-    document there.  Each position but the last is that of some sequence, in as many scenes as this needs.
+    Every second sequence has no labels.  The others have labels up to a position, within the document there.  There are
+    as many scenes as it takes for every position but the last to be the last label of a sequence.
     """
     tokens = start.inputs[TOKENS].array
     shape: tuple[int, ...] = tokens.shape
