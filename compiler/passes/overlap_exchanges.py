@@ -1,7 +1,7 @@
 """Lets an exchange of experts' rows begin where rows are ready, and waits for it where they are needed.
 
 Purpose: ops of the same body that neither lead to a route's rows nor need what comes of them, as a shared expert, run
-beside its two exchanges: those with the first half of their operations beside the exchange to the experts, the others
+beside its two exchanges: those with the first half of their products beside the exchange to the experts, the others
 beside the one back.  In backward, whose order is the reverse, their gradients run beside the same exchanges, and those
 of experts' weights beside the one that brings gradients of rows back to their tokens (`weights_beside`).
 Before: `fuse_ops`, so that no op is split that is done at once; placements and coercions are final.
@@ -17,7 +17,6 @@ from ..analysis.recompute import is_recomputed
 from ..ir import Op, Program, Region, Stmt, ancestors, ops_in, results, uses
 from ..ops.builder import OpBuilder
 from ..ops.experts import ASYNC, EXCHANGE, EXCHANGE_BACK, WAIT, begins, is_of_weights
-from ..ops.routers import is_sum_by_sequence
 
 
 def overlap_exchanges(program: Program) -> Program:
@@ -95,18 +94,24 @@ def _stays(stmt: Stmt) -> bool:
 
 
 def _halves(program: Program, free: Sequence[Op], needed: Collection[str]) -> tuple[list[Op], list[Op]]:
-    """Two halves: ops that make anything `needed`, and others to half of all operations; the rest."""
-    costs = [_cost_beside(program, op) for op in free]
-    whole, done = sum(costs), 0
+    """Two halves: ops that make anything `needed`, and others whose middle is in the first half of products; the rest.
+
+    Products are counted, not weighed: which op runs where depends on no sizes then, so that the same model at the
+    small sizes of its proof compiles to the same ops.
+    """
+    counts = [_product_count(program, op) for op in free]
+    products, products_before = sum(counts), 0
     first, second = list[Op](), list[Op]()
-    for op, own in zip(free, costs, strict=True):
-        is_first = 2 * done <= whole or any(value.name in needed for value in op.outputs)
+    for op, count in zip(free, counts, strict=True):
+        is_needed = any(value.name in needed for value in op.outputs)
+        is_first = is_needed or 2 * products_before + count <= products
         (first if is_first else second).append(op)
-        done += own
+        products_before += count
     return first, second
 
 
-def _cost_beside(program: Program, op: Op) -> int:
-    """An op's operations; none for sums of each sequence, which are few: where they run then depends on no sizes."""
-    is_sum = all(is_sum_by_sequence(program, value.type) for value in op.outputs)
-    return 0 if is_sum else cost(program, [op]).forward
+def _product_count(program: Program, op: Op) -> int:
+    """One for each result, of an op that does more than one operation for each element that it writes; else none."""
+    elements = sum(program.elements(evolve(value.type, places=())) for value in op.outputs)
+    is_product = cost(program, [op]).forward > elements
+    return len(op.outputs) if is_product else 0

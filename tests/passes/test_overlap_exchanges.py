@@ -1,5 +1,6 @@
 """Ops beside exchanges of rows, in the IR and in programs; the order of a run is in `end_to_end`."""
 
+import re
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -63,6 +64,31 @@ def beside(body: Sequence[Stmt]) -> list[list[str]]:
 )
 def test_ops_that_depend_on_no_rows_run_beside_exchanges(text: str, forward: list[list[str]]) -> None:
     """The half that comes first beside the exchange to the experts, the other beside the one back."""
+    assert beside(blocks(program(text).microbatches)[0].body) == forward
+
+
+SIZES = [(1, 1), (2, 2), (2, 8), (8, 2), (64, 256)]
+
+
+@pytest.mark.parametrize(
+    ("expert", "forward"),
+    [
+        ("silu(m @ s_up[hidden -> ffn])", [["contract", "silu"], ["contract"]]),
+        ("silu(silu(m) @ s_up[hidden -> ffn])", [["silu", "contract", "silu"], ["contract"]]),
+        (
+            "silu(rmsnorm(m, inner[hidden], 1e-5) @ s_up[hidden -> ffn])",
+            [["rmsnorm", "contract", "silu"], ["contract"]],
+        ),
+    ],
+    ids=["one activation", "an activation before", "a norm before"],
+)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_where_an_op_runs_depends_on_no_sizes(sizes: tuple[int, int], expert: str, forward: list[list[str]]) -> None:
+    """The proof compiles the same model at small sizes, and the two have to be the same ops."""
+    hidden, ffn = sizes
+    line = f"    s = {expert} @ s_down[ffn -> hidden]"
+    text = re.sub("    s = .*", line, AFTER)
+    text = text.replace("hidden = 48", f"hidden = {hidden}").replace(" ffn = 72", f" ffn = {ffn}")
     assert beside(blocks(program(text).microbatches)[0].body) == forward
 
 
