@@ -45,6 +45,7 @@ class WindowCheck:
         self._witness = Witness(store)
         self._row = mesh.rank(*axes)
         self._other_row = _row_of_previous_node(mesh, axes)
+        self._keys: Tensor | None = None
         self._seen: dict[int, dict[str, int]] = {self._row: {}}
         if self._other_row is not None:
             self._seen[self._other_row] = {}
@@ -67,8 +68,10 @@ class WindowCheck:
         return self._compare(step) if self._is_due(step) else None
 
     def _see(self, row: int, step: int, windows: Tensor) -> None:
+        if self._keys is None:
+            self._keys = _keys(windows.shape[1])
         samples = self._samples(step, row)
-        self._seen[row] |= zip(map(str, samples), _hashes(windows), strict=True)
+        self._seen[row] |= zip(map(str, samples), _hashes(windows, self._keys), strict=True)
 
     def _is_due(self, step: int) -> bool:
         is_early = step < self._first_step + _FIRST_STEPS
@@ -83,14 +86,18 @@ class WindowCheck:
         return None
 
 
-def _hashes(windows: Tensor) -> list[int]:
-    """A hash of each row: the sum of its tokens, each times an odd random key, mod 2^64.
+def _keys(length: int) -> Tensor:
+    """An odd random key for each token of a window, the same on every rank."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(-(1 << 63), (1 << 63) - 1, (length,), generator=generator) | 1
+
+
+def _hashes(windows: Tensor, keys: Tensor) -> list[int]:
+    """A hash of each row: the sum of its tokens, each times its key, mod 2^64.
 
     One token that differs always changes it; several do not with probability 2^-32 at most, as `debug.compare` says.
     """
-    generator = torch.Generator().manual_seed(0)  # the same keys on every rank
-    keys = torch.randint(-(1 << 63), (1 << 63) - 1, (windows.shape[1],), generator=generator)
-    return cast(Any, (windows * (keys | 1)).sum(1)).tolist()
+    return cast(Any, (windows * keys).sum(1)).tolist()
 
 
 def _row_of_previous_node(mesh: Mesh, axes: Sequence[str]) -> int | None:
