@@ -15,6 +15,9 @@ from helpers.samples import outside_of_samples
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# A test that plants a defect changes no file: a proof kept from before it would hide the defect.
+os.environ["SCALEC_NO_CACHE"] = "1"
+
 # The same examples at every run, and no shrinking: of a random plan it takes longer than a test may.  A failure is
 # shrunk with `pytest --hypothesis-profile=shrink`.
 settings.register_profile("shrink", derandomize=True, deadline=None)

@@ -15,6 +15,9 @@ from ..ops import OPS
 Mesh = dict[str, int]
 
 
+KEPT = "by an earlier command, from the same IR; --no-cache evaluates it anew"
+
+
 @frozen
 class Proof:
     """The sharded step equals the single device's on each of `meshes`: all its results, on every rank.
@@ -29,6 +32,7 @@ class Proof:
     losses   2 where routers have one of their own
     stages   the axis of a pipeline's stages, whose rows were run
     elastic  the sizes of an elastic axis, each of which was shown, for instance `dp 8, 6 or 4`
+    kept     whether an earlier command showed it, of the same IR by the same code, and kept it in the user's cache
     """
 
     against: str
@@ -45,6 +49,7 @@ class Proof:
     losses: int = 1
     stages: str = ""
     elastic: str = ""
+    kept: bool = False
 
     def results(self) -> str:
         """The results that were compared."""
@@ -73,7 +78,9 @@ class Proof:
         """One line."""
         both = f"{self._losses()}, {counted(self.gradients, 'gradient')} and {counted(self.parameters, 'update')}"
         each = f"; so it is with {self.elastic}" if self.elastic else ""
-        return f"the step is that of a single device: {both} equal on {self.where()}, error below 2^{self.bound}{each}"
+        kept = f" ({KEPT})" if self.kept else ""
+        equal = f"{both} equal on {self.where()}, error below 2^{self.bound}"
+        return f"the step is that of a single device: {equal}{each}{kept}"
 
     def lines(self) -> str:
         """All of it, in a few lines."""
@@ -89,6 +96,8 @@ class Proof:
             rows["sizes"] = f"{self.elastic}: at small sizes they are these meshes"
         if self.stages:
             rows["stages"] = self.rows()
+        if self.kept:
+            rows["evaluated"] = KEPT
         if self.trusted:
             rows["trusted"] = f"{', '.join(self.trusted)}: each taken to be some function of its slices"
         return "\n".join(f"{name:<9} {text}" for name, text in rows.items())
@@ -211,6 +220,7 @@ def _values(proof: Proof) -> dict[str, object]:
         "prime": proof.prime,
         "trials": proof.trials,
         "error": f"below 2^{proof.bound}",
+        **({"evaluated": KEPT} if proof.kept else {}),
         "causality": proof.causality,
         "ops": proof.ops,
         "kinds_of_ops": proof.kinds,

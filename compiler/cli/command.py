@@ -65,9 +65,16 @@ def output_arguments(parser: ArgumentParser) -> None:
     """The options of a command that compiles into a folder."""
     help = "the folder to write to (default: out/ and the plan's name)"
     parser.add_argument("-o", "--output", type=file_path, metavar="DIR", help=help)
-    help = "skip the proof, and say so in the written files"
-    parser.add_argument("--no-verify", dest="verify", action="store_false", help=help)
+    verify_arguments(parser, "the written files")
     try_argument(parser)
+
+
+def verify_arguments(parser: ArgumentParser, place: str) -> None:
+    """The options about the proof; a command that skips it says so in `place`."""
+    help = f"skip the proof, and say so in {place}"
+    parser.add_argument("--no-verify", dest="verify", action="store_false", help=help)
+    help = "evaluate the proof although an earlier command did, of the same IR"
+    parser.add_argument("--no-cache", dest="cache", action="store_false", help=help)
 
 
 def try_argument(parser: ArgumentParser) -> None:

@@ -29,8 +29,16 @@ class Plan(NamedTuple):
     model: "Program"
     program: "Program"
 
-    def proved(self) -> "Proof":
-        """The proof of its step.  Raises PlanError."""
+    def proved(self, *, cached: bool = False) -> "Proof":
+        """The proof of its step; if `cached`, the one that an earlier command kept.  Raises PlanError."""
+        if cached:
+            from .kept_proofs import find, keep, key_of
+
+            key = key_of(self.program, self.model)
+            return find(key) or keep(key, self._evaluated())
+        return self._evaluated()
+
+    def _evaluated(self) -> "Proof":
         from ..proof import verify
 
         return verify(self.program, self.model)
@@ -65,7 +73,7 @@ def _torch_alone(options: Namespace) -> None:
     with trials(options.plan, options.try_functions) as trial:
         plan = load(options.plan, changed=for_torch)
         folder = options.output or Path("out", f"{options.plan.stem}_{DTENSOR}")
-        proof, script = plan.proved() if options.verify else None, folder / "train.py"
+        proof, script = plan.proved(cached=options.cache) if options.verify else None, folder / "train.py"
         functions = trial.try_functions(plan.model, plan.source)
     files = emit(plan.program, plan.source, plan.model, proof, tried=functions.tried)
     try:
@@ -234,7 +242,7 @@ def _put(plan: Plan, options: Namespace, trial: Trials) -> "tuple[Proof | None, 
     """The proof, unless it is to be skipped, the functions that were tried, and the files that were written."""
     from ..emit.write_files import OutputError
 
-    proof = plan.proved() if options.verify else None
+    proof = plan.proved(cached=options.cache) if options.verify else None
     functions = trial.try_functions(plan.model, plan.source)
     try:
         paths = write(plan, proof, options.output or Path("out", options.plan.stem), functions.tried)

@@ -6,6 +6,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from attrs import evolve
+
 from .command import need
 from .compile import DTENSOR, Plan, read
 from .op_trials import trials
@@ -35,7 +37,7 @@ def recheck(folder: Path) -> str:
         plan.program,
         plan.source,
         plan.model,
-        None if unverified else proof,
+        None if unverified else evolve(proof, kept=_was_kept(written)),
         {name: module.text for name, module in modules.items()},
         _tried(plan, folder, written),
     )
@@ -92,6 +94,12 @@ def _values(account: dict[str, Any]) -> object:
     """The certificate's statements about the step's values."""
     said: Any = account.get("certificate")
     return cast("dict[str, Any]", said).get("values") if isinstance(said, dict) else None
+
+
+def _was_kept(account: dict[str, Any]) -> bool:
+    """Whether the proof was read from the user's cache when the plan was compiled."""
+    values = _values(account)
+    return isinstance(values, dict) and "evaluated" in values
 
 
 def _tried(plan: Plan, folder: Path, written: dict[str, Any]) -> "tuple[Tried, ...]":

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .command import PLAN, Command, file_path
+from .command import PLAN, Command, file_path, verify_arguments
 from .compile import load
 from .output import UsageError, put
 
@@ -19,17 +19,18 @@ def report(options: Namespace) -> None:
 
     if len(options.plans) > 2:
         raise UsageError("report takes one plan, or two to compare")
-    page = page_of(*(subject(path, proved=options.verify) for path in options.plans), tokens=options.tokens)
+    page = page_of(*(subject(path, options) for path in options.plans), tokens=options.tokens)
     path = options.output or Path(f"{options.plans[0].stem}.html")
     put(path, page, "output", MARK)
 
 
-def subject(path: Path, *, proved: bool) -> "Subject":
+def subject(path: Path, options: Namespace) -> "Subject":
     """A plan as a report takes it."""
     from ..reports.html import Subject
 
     plan = load(path)
-    return Subject(plan.source, plan.model, plan.program, proof=plan.proved() if proved else None)
+    proof = plan.proved(cached=options.cache) if options.verify else None
+    return Subject(plan.source, plan.model, plan.program, proof=proof)
 
 
 def _tokens(text: str) -> float:
@@ -50,8 +51,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
     help = "the tokens to train on, as 15T (default: those of the plan's steps)"
     parser.add_argument("--tokens", type=_tokens, metavar="D", help=help)
-    help = "skip the proof, and say so in the page"
-    parser.add_argument("--no-verify", dest="verify", action="store_false", help=help)
+    verify_arguments(parser, "the page")
 
 
 COMMAND = Command(

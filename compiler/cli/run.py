@@ -64,7 +64,9 @@ def _compiled(script: Path) -> "Launch":
 def _arguments(parser: ArgumentParser) -> None:
     plan_argument(parser)
     output_arguments(parser)
-    parser.usage = "scalec run [-h] [-o DIR] [--no-verify] [--no-try] [--max-restarts N] [--anew] PLAN|train.py"
+    parser.usage = (
+        "scalec run [-h] [-o DIR] [--no-verify] [--no-cache] [--no-try] [--max-restarts N] [--anew] PLAN|train.py"
+    )
     parser.usage += " [-- ARGUMENT ...]"
     help = "how often all ranks start anew, from the newest checkpoint, after one has failed (default: 0)"
     parser.add_argument("--max-restarts", type=count, default=0, metavar="N", help=help)

@@ -3,14 +3,13 @@
 Making a table takes a quarter of a second, loading it a few milliseconds.
 """
 
-import os
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from lark import Lark, Transformer
 
 from .package_data import folder
+from .user_cache import private_folder
 
 
 def parser(name: str, builder: Transformer[Any, Any], *, placeholders: bool = False) -> Lark:
@@ -30,16 +29,9 @@ def parser(name: str, builder: Transformer[Any, Any], *, placeholders: bool = Fa
 
 
 def _cache_file(name: str) -> str | bool:
-    """The file of a table: only in a folder that nobody else can write to, since loading it can run code."""
-    try:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        cache = base / "scalec"
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = cache.stat()
-    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
-        return False
-    private = status.st_uid == os.getuid() and not status.st_mode & 0o022
-    return str(cache / f"{name}-{_digest()}.table") if private else False
+    """The file of a table, which can run code when it is loaded; False where there is no safe place for it."""
+    cache = private_folder()
+    return str(cache / f"{name}-{_digest()}.table") if cache else False
 
 
 def _digest() -> str:

@@ -5,7 +5,7 @@ Each section is gathered as a value of its own and then drawn.  Non-goals: compi
 
 from typing import Any
 
-from ...analysis.certificate import FULL_ROWS, NOT_EVALUATED, RUN_TIME, Proof, trust_words
+from ...analysis.certificate import FULL_ROWS, KEPT, NOT_EVALUATED, RUN_TIME, Proof, trust_words
 from ...syntax.package_data import filled
 from ..diff import figures, rows
 from ..drawing import styles
@@ -98,7 +98,8 @@ def _certificate(of: Subject) -> list[tuple[str, str]]:
 
 
 def _proved(proof: Proof) -> list[tuple[str, str]]:
-    sure = f"Evaluated as {proof.field()}."
+    kept = f"  Evaluated {KEPT}." if proof.kept else ""
+    sure = f"Evaluated as {proof.field()}.{kept}"
     rows = f"For stages, {proof.rows()}; {FULL_ROWS}." if proof.stages else ""
     each = f"So it is with each of {proof.elastic}." if proof.elastic else ""
     step = f"{proof.results()} equal those of one device, on {proof.where()}, at small sizes."
