@@ -4,7 +4,11 @@ NEW     := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON  ?= $(shell for p in python3.11 python3; do $$p -c '$(NEW)' 2>/dev/null && echo $$p && break; done)
 BIN     := .venv/bin
 STAMP   := .venv/.set-up
+MODULES := codegen_templates compiler entry formats grammar plans runtime testing
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+
+# Every process that imports scalec reads its modules compiled, whatever the shell's environment says.
+export PYTHONDONTWRITEBYTECODE =
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -44,6 +48,7 @@ $(STAMP): pyproject.toml constraints.txt
 	"$(PYTHON)" -m venv .venv
 	$(INSTALL) setuptools torch==2.13.0 triton==3.7.1
 	$(INSTALL) --no-build-isolation --editable '.[dev]'
+	$(BIN)/python -m compileall -q $(MODULES)
 	@touch $@
 
 .PHONY: help setup demo test test-long lines docs format
