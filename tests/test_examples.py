@@ -21,7 +21,7 @@ SHORT = {  # what makes a command short, or independent of this repository's set
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("example", [*PLANS, *sorted(EXAMPLES.glob("test_*.py"))], ids=lambda path: path.stem)
 def test_the_first_line_runs(example: Path, tmp_path: Path) -> None:
     """From a folder like this repository's, with the programs that stand beside this Python."""

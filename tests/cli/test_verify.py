@@ -201,7 +201,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.strip() or "plain")
 def test_a_plan_and_its_own_ir_make_the_same_update(scalec: Run, kind: str) -> None:
     plan = PLAN.replace("seq = 16", f"{kind}  seq = 16") if "=" in kind and "{" not in kind else PLAN

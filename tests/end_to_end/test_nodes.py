@@ -83,7 +83,7 @@ DATA = {
 PLAIN = ("tensors", "stages", "data", "context")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", DATA)
 def test_data_that_is_damaged_on_one_node_is_named(kind: str, tmp_path: Path) -> None:
     case = DATA[kind]
@@ -245,6 +245,7 @@ def _fill(module: ModuleType, folder: Path) -> str:
     return ""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("nodes", [True, False])
 def test_a_run_does_not_begin_with_weights_that_differ(nodes: bool, tmp_path: Path) -> None:
     """Ranks of one machine do not look at each other's files, but at what they hold alike."""

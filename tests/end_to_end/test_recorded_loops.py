@@ -75,7 +75,7 @@ def is_equal(plan: str, folder: Path) -> None:
     assert found.calls == sum(it["count"] for it in listed)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_the_record_is_the_plan(name: str, tmp_path: Path) -> None:
     is_equal(text(CASES[name]), tmp_path)
@@ -126,7 +126,7 @@ DEFECTS: dict[str, tuple[Case, dict[str, str], str]] = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_planted_difference_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the record alone: a run whose copies have come to differ would end before its first save."""

@@ -30,7 +30,7 @@ CASES = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_the_record_is_the_plan(name: str, tmp_path: Path) -> None:
     case = CASES[name]

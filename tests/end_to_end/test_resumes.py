@@ -80,7 +80,7 @@ CHANGES: dict[str, tuple[Planned, Planned]] = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_run_goes_on(change: str, tmp_path: Path) -> None:
     assert _resumed(tmp_path, *CHANGES[change]) == ""

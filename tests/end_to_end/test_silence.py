@@ -124,6 +124,7 @@ def test_calls_of_a_sanitized_run_have_names(case: Case, tmp_path: Path, monkeyp
     assert "has left the plan's order" not in "".join(ended.err)
 
 
+@pytest.mark.long
 def test_a_stopped_stage_of_a_pipeline(tmp_path: Path) -> None:
     _written(STAGES, tmp_path)
     ended = _run(STAGES, tmp_path, Point("step", 3, rank=1), stop())

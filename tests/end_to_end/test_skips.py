@@ -45,7 +45,7 @@ def _ended(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]
     return [each for each in records if "account" not in each], saved.whole([*saved.tensors()])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("case", "log_every"), [*zip(CASES, (7, 9, 9), strict=True)], ids=str)
 def test_a_run_that_was_killed_skips_the_same_steps(case: Case, log_every: int, tmp_path: Path) -> None:
     """One record for each, whether its line is due or not; killed in the step after the first that is skipped."""

@@ -200,6 +200,7 @@ def test_torchrun_hands_on_every_option(tmp_path: Path, capsys: pytest.CaptureFi
         assert get_args_parser().parse_args(["train.py", option]).training_script_args == [option]
 
 
+@pytest.mark.long  # of a killed rank `test_silence.py` has a shorter test
 def test_a_killed_rank_ends_the_job(tmp_path: Path, corpus: Path) -> None:
     case = Case(dp=2)
     harness.written(plan_text(case), tmp_path)

@@ -98,6 +98,7 @@ def test_experts_over_an_axis_of_tokens() -> None:
     check_levels(Source("plan.scale", EXPERTS_OVER_TOKENS))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_the_last_level_of_shipped_plans(path: Path) -> None:
     check_levels(load(path), -1)

@@ -116,7 +116,7 @@ PLANS = (
 )
 
 
-@pytest.mark.sample(17)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_zero_bubble"])
 @pytest.mark.parametrize("name", PLANS)
 def test_whatever_crosses_the_cuts(name: str, schedule: str) -> None:
