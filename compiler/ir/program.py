@@ -199,11 +199,20 @@ class Program(Known):
         """Which dim in memory has the dim `dim` of a value."""
         return next(at for at, dims in enumerate(self.joined(type)) if dim in dims)
 
+    @cached_property
+    def _local_shapes(self) -> dict[Type, tuple[int, ...]]:
+        """The shapes that have been asked for: a program has few types and many values."""
+        return {}
+
     def local_shape(self, type: Type) -> tuple[int, ...]:
         """The shape of a value of `type` on one rank; of rows by a rank's experts, as many as `loads` says."""
-        return tuple(
-            self.local_size(type, dims[0]) if len(dims) == 1 else self._rows(type) for dims in self.joined(type)
-        )
+        shape = self._local_shapes.get(type)
+        if shape is None:
+            shape = tuple(
+                self.local_size(type, dims[0]) if len(dims) == 1 else self._rows(type) for dims in self.joined(type)
+            )
+            self._local_shapes[type] = shape
+        return shape
 
     def _rows(self, type: Type) -> int:
         """The number of rows on one rank; of padded ones, of each of its experts."""

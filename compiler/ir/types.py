@@ -46,7 +46,7 @@ Places = tuple[tuple[str, Placement], ...]
 Attr = int | float | str | tuple[str, ...] | Placement
 
 
-@frozen
+@frozen(cache_hash=True)
 class Type:
     """Element type, named dims in physical order (outermost first), and placements in mesh order, invariant omitted."""
 
