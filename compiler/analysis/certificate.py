@@ -220,11 +220,11 @@ def _values(proof: Proof) -> dict[str, object]:
         "prime": proof.prime,
         "trials": proof.trials,
         "error": f"below 2^{proof.bound}",
-        **({"evaluated": KEPT} if proof.kept else {}),
         "causality": proof.causality,
         "ops": proof.ops,
         "kinds_of_ops": proof.kinds,
         "not_covered": "rounding, kernels, the network, sizes other than those of the meshes",
+        **({"evaluated": KEPT} if proof.kept else {}),
     }
 
 

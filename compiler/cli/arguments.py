@@ -55,6 +55,7 @@ EPILOG = """exit status:
   2  the command line is wrong, or the output would overwrite files that scalec did not write
 
 SCALEC_DUMP=<pass>|all prints the program after that pass, or after each, on standard error.
+SCALEC_NO_CACHE=1 computes proofs and compiles anew that an earlier command has kept.
 For details of a command: `scalec COMMAND --help`."""
 
 

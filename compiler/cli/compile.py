@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from .command import Command, output_arguments, plan_argument, try_argument
-from .op_trials import Trials, TriedFunctions, trials
+from .op_trials import NO_FUNCTIONS, Trials, TriedFunctions, trials
 from .output import PLAN_WRONG, TEXT, UsageError, format_argument, show, tell
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ class Plan(NamedTuple):
 
     def proved(self, *, cached: bool = False) -> "Proof":
         """The proof of its step; if `cached`, the one that an earlier command kept.  Raises PlanError."""
-        if cached:
-            from .kept_proofs import find, keep, key_of
+        if not cached:
+            return self._evaluated()
+        from .kept_proofs import find, keep, proof_key
 
-            key = key_of(self.program, self.model)
-            return find(key) or keep(key, self._evaluated())
-        return self._evaluated()
+        key = proof_key(self.program, self.model)
+        return find(key) or keep(key, self._evaluated())
 
     def _evaluated(self) -> "Proof":
         from ..proof import verify
@@ -52,13 +52,11 @@ def compile_(options: Namespace) -> None:
         _torch_alone(options)
         return
     with trials(options.plan, options.try_functions) as trial:
-        plan = load(options.plan)
-        if options.format != TEXT:
-            _put(plan, options, trial)
-            tell(warnings(plan), options.format)
-            return
-        script = written(plan, options, trial)
-    how = launch(plan.program)
+        source, model = resolved(options.plan)
+        script = write_program(source, model, options, trial)
+    if options.format != TEXT:
+        return
+    how = launch(model)
     several = f"to train, run this on each of the {how.nodes:,} nodes ($HEAD is the address of one of them)"
     print(f"{'to train' if how.nodes == 1 else several}:\n\n  {how.command(script)}")
 
@@ -118,11 +116,31 @@ def _unchanged(model: "Program") -> "Program":
 
 def load(path: Path, stage: str | None = None, changed: Changed = _unchanged) -> Plan:
     """The plan of a file, as `compiled` has it."""
+    return compiled(read_source(path), stage, changed)
+
+
+def resolved(path: Path) -> "tuple[Source, Program]":
+    """The text of a file and its program before any placement.  Raises PlanError."""
+    source = read_source(path)
+    return source, model_of(source)
+
+
+def read_source(path: Path) -> "Source":
+    """The text of a file; IR text may be longer than a plan."""
     from ..syntax.limits import MAX_WRITTEN_BYTES, load
     from ..syntax.source import is_ir
 
     source = load(path, most=MAX_WRITTEN_BYTES)
-    return compiled(source if is_ir(source.text) else load(path), stage, changed)
+    return source if is_ir(source.text) else load(path)
+
+
+def model_of(source: "Source") -> "Program":
+    """The program of a plan before any placement; of IR text, unchanged.  Raises PlanError."""
+    from ..frontend import resolve
+    from ..passes.look_ahead import look_ahead
+    from ..syntax.source import is_ir
+
+    return read(source) if is_ir(source.text) else resolve(source, further=look_ahead)
 
 
 def compiled(source: "Source", stage: str | None = None, changed: Changed = _unchanged) -> Plan:
@@ -130,12 +148,13 @@ def compiled(source: "Source", stage: str | None = None, changed: Changed = _unc
 
     Raises PlanError.
     """
-    from ..frontend import resolve
-    from ..passes import PASS_NAMES, lower
-    from ..passes.look_ahead import look_ahead
-    from ..syntax.source import is_ir
+    return lowered(source, changed(model_of(source)), stage)
 
-    model = changed(read(source) if is_ir(source.text) else resolve(source, further=look_ahead))
+
+def lowered(source: "Source", model: "Program", stage: str | None = None) -> Plan:
+    """A plan with its program after the pass `stage`, by default the last.  Raises PlanError."""
+    from ..passes import PASS_NAMES, lower
+
     return Plan(source, model, lower(model, stage or PASS_NAMES[-1], _dump()))
 
 
@@ -203,6 +222,38 @@ def _fits(program: "Program") -> "tuple[bool, tuple[Diagnostic, ...]]":
 
 def written(plan: Plan, options: Namespace, trial: Trials) -> Path:
     """Proves, tries functions and writes the files, says so with a summary, and returns the path of the program."""
+    tell(warnings(plan))
+    proof, functions = _shown(plan, options, trial)
+    files = _files(plan, proof, functions)
+    return _write(options, files, summary_of(plan), _verified(proof, functions))
+
+
+def write_program(source: "Source", model: "Program", options: Namespace, trial: Trials) -> Path:
+    """As `written`, of a plan that is not lowered yet: the kept compile of the same plan, if there is one."""
+    from .kept_compiles import Compile, compile_key, find, keep
+
+    key = compile_key(source, model, options.verify) if options.cache else ""
+    kept = find(key) if key else None
+    if kept:
+        tell(kept.warnings, options.format)
+        return _write(options, kept.files, kept.summary, _verified(kept.proof, NO_FUNCTIONS))
+    plan = lowered(source, model)
+    warned = warnings(plan)
+    if options.format == TEXT:
+        tell(warned)
+    proof, functions = _shown(plan, options, trial)
+    files = _files(plan, proof, functions)
+    summary = summary_of(plan)
+    if key:
+        keep(key, Compile(warned, summary, files, proof))
+    script = _write(options, files, summary, _verified(proof, functions))
+    if options.format != TEXT:
+        tell(warned, options.format)
+    return script
+
+
+def summary_of(plan: Plan) -> str:
+    """The lines about a plan that precede its certificate's."""
     from ..reports.summary import (
         communication,
         elastic,
@@ -213,12 +264,9 @@ def written(plan: Plan, options: Namespace, trial: Trials) -> Path:
         recomputation,
     )
 
-    tell(warnings(plan))
-    proof, functions, paths = _put(plan, options, trial)
-    parts = [said(plan.program) for said in (headline, elastic, communication, needs_by_load, kernels, recomputation)]
+    parts = [part(plan.program) for part in (headline, elastic, communication, needs_by_load, kernels, recomputation)]
     parts.append(largest_bucket(plan.program, plan.model))
-    show("\n\n".join(filter(None, (*parts, f"{_verified(proof, functions)}\n{_wrote(paths)}"))))
-    return paths[0].parent / "train.py"
+    return "\n\n".join(filter(None, parts))
 
 
 def _verified(proof: "Proof | None", functions: TriedFunctions) -> str:
@@ -238,29 +286,40 @@ def _wrote(paths: Sequence[Path]) -> str:
     return f"wrote {', '.join(first)} and {last}"
 
 
-def _put(plan: Plan, options: Namespace, trial: Trials) -> "tuple[Proof | None, TriedFunctions, tuple[Path, ...]]":
-    """The proof, unless it is to be skipped, the functions that were tried, and the files that were written."""
-    from ..emit.write_files import OutputError
-
+def _shown(plan: Plan, options: Namespace, trial: Trials) -> "tuple[Proof | None, TriedFunctions]":
+    """The proof, unless it is to be skipped, and the functions that were tried."""
     proof = plan.proved(cached=options.cache) if options.verify else None
-    functions = trial.try_functions(plan.model, plan.source)
-    try:
-        paths = write(plan, proof, options.output or Path("out", options.plan.stem), functions.tried)
-    except OutputError as error:
-        raise UsageError(str(error)) from error
-    return proof, functions, paths
+    return proof, trial.try_functions(plan.model, plan.source)
 
 
-def write(plan: Plan, proof: "Proof | None", folder: Path, tried: "Sequence[Tried]" = ()) -> tuple[Path, ...]:
-    """Writes the files of a plan into `folder`, and returns them.  Raises PlanError and OutputError."""
+def _files(plan: Plan, proof: "Proof | None", functions: TriedFunctions) -> dict[str, str]:
+    """The files of a plan, by name.  Raises PlanError."""
     from ..emit import emit
     from ..emit.user_ops import copies
-    from ..emit.write_files import write
 
     modules = copies(plan.program, plan.source)
-    files = emit(plan.program, plan.source, plan.model, proof, modules, tried)
-    write(folder, files)
-    return tuple(folder / name for name in files)
+    return emit(plan.program, plan.source, plan.model, proof, modules, functions.tried)
+
+
+def _write(options: Namespace, files: dict[str, str], summary: str, verified: str) -> Path:
+    """Writes the files, says so unless the output is for machines, and returns the path of the program."""
+    from ..emit.write_files import OutputError, write
+
+    folder = options.output or Path("out", options.plan.stem)
+    try:
+        write(folder, files)
+    except OutputError as error:
+        raise UsageError(str(error)) from error
+    if options.format == TEXT:
+        show(f"{summary}\n\n{verified}\n{_wrote([folder / name for name in files])}")
+    return folder / "train.py"
+
+
+def write(plan: Plan, proof: "Proof | None", folder: Path, tried: "Sequence[Tried]" = ()) -> None:
+    """Writes the files of a plan into `folder`.  Raises PlanError and OutputError."""
+    from ..emit.write_files import write
+
+    write(folder, _files(plan, proof, TriedFunctions(tried, {})))
 
 
 def _compile_arguments(parser: ArgumentParser) -> None:

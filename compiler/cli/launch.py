@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from .command import Command, count, output_arguments, plan_argument
-from .output import UsageError
+from .output import TEXT, UsageError
 
 SCHEDULERS = ("slurm", "k8s")
 
@@ -78,6 +78,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--claim", default="shared", metavar="NAME", help=help)
     plan_argument(parser)
     output_arguments(parser)
+    parser.set_defaults(format=TEXT)
 
 
 COMMAND = Command(

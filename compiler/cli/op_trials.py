@@ -189,6 +189,10 @@ class TriedFunctions:
         return "\n".join(lines)
 
 
+NO_FUNCTIONS = TriedFunctions((), {})
+"""The result for a plan without functions of its own."""
+
+
 @contextmanager
 def trials(path: Path, wanted: bool) -> Generator[Trials]:
     """The trials of the plan in a file; the process is started at once if its text has an op of its own."""

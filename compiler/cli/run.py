@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from .command import Command, count, need, output_arguments, plan_argument, torchrun
-from .output import UsageError
+from .output import TEXT, UsageError
 
 if TYPE_CHECKING:
     from ..reports.summary import Launch
@@ -18,18 +18,18 @@ _CHOSEN = {"--resume", "--resume-anyway", "--export"}
 def run(options: Namespace) -> NoReturn:
     """`scalec run`."""
     from ..reports.summary import launch
-    from .compile import load, written
+    from .compile import resolved, write_program
     from .op_trials import trials
 
     words = _words(options.rest, options.anew, options.max_restarts)
     is_compiled = options.plan.suffix == ".py"
     with trials(options.plan, options.try_functions and not is_compiled) as trial:
-        plan = None if is_compiled else load(options.plan)
-        how = launch(plan.program) if plan else _compiled(options.plan)
+        plan = None if is_compiled else resolved(options.plan)
+        how = launch(plan[1]) if plan else _compiled(options.plan)
         if how.nodes > 1:
             raise UsageError(f"this plan runs on {how.nodes} nodes: `scalec compile` prints the command for each")
         need("torch", "training")
-        script = written(plan, options, trial) if plan else options.plan
+        script = write_program(*plan, options, trial) if plan else options.plan
     restarts = [f"--max-restarts={options.max_restarts}"] if options.max_restarts else []
     torchrun([*how.options(), *restarts, str(script), *words], how.ranks_per_node)
 
@@ -64,6 +64,7 @@ def _compiled(script: Path) -> "Launch":
 def _arguments(parser: ArgumentParser) -> None:
     plan_argument(parser)
     output_arguments(parser)
+    parser.set_defaults(format=TEXT)
     parser.usage = (
         "scalec run [-h] [-o DIR] [--no-verify] [--no-cache] [--no-try] [--max-restarts N] [--anew] PLAN|train.py"
     )

@@ -13,7 +13,7 @@ from typing import Any, cast
 from attrs import NOTHING, Attribute, asdict, evolve
 
 from .. import __version__
-from ..analysis.certificate import Proof, Tried, certificate
+from ..analysis.certificate import KEPT, Proof, Tried, certificate
 from ..analysis.collective import Collective
 from ..analysis.communication import active_count, collectives, evaluation, parameter_count, places
 from ..analysis.compared import Compared, compared
@@ -81,6 +81,17 @@ def plan_json(
         },
         "model": print_ir(_beside(model)).splitlines(),
     }
+    return _text(content)
+
+
+def as_kept(text: str) -> str:
+    """A plan.json whose certificate says that its proof was kept from an earlier command."""
+    content = json.loads(text)
+    content["certificate"]["values"]["evaluated"] = KEPT
+    return _text(content)
+
+
+def _text(content: Mapping[str, object]) -> str:
     entries = (f"  {json.dumps(key)}: {_written(value)}" for key, value in content.items())
     return "{\n" + ",\n".join(entries) + "\n}\n"
 

@@ -1,13 +1,14 @@
-"""Proofs kept from one command to the next: when one is read, when it is not, and what is then said."""
+"""Proofs and compiles kept from one command to the next: when one is read, when not, and what is then said."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from scalec.compiler import cli, proof
-from scalec.compiler.cli import kept_proofs
+from scalec.compiler.cli import kept, kept_compiles, kept_proofs
 
 PLAN = """model bigram(tokens[batch, seq], labels[batch, seq]) {
   dims { vocab = 12  hidden = 8 }
@@ -45,7 +46,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(kept_proofs.NO_CACHE)
+    monkeypatch.delenv(kept.NO_CACHE)
     return tmp_path
 
 
@@ -61,28 +62,75 @@ def compile_(folder: Path, capsys: pytest.CaptureFixture[str]) -> Compile:
     return run
 
 
-def kept(folder: Path) -> list[Path]:
-    return list((folder / "cache/scalec/proofs").iterdir())
+KINDS = ("proofs", "compiles")
 
 
-def test_a_plan_is_proved_once(compile_: Compile, folder: Path, evaluated: list[str]) -> None:
+def files(folder: Path, kind: str = "proofs") -> list[Path]:
+    return list((folder / "cache/scalec" / kind).iterdir())
+
+
+def keep_only(folder: Path, kind: str) -> None:
+    """Leaves what is kept of one kind; "" is all."""
+    for other in KINDS:
+        if kind not in ("", other):
+            shutil.rmtree(folder / "cache/scalec" / other)
+
+
+@pytest.mark.parametrize("kind", ["", *KINDS])
+def test_a_plan_is_proved_once(compile_: Compile, folder: Path, evaluated: list[str], kind: str) -> None:
     """The second compile says in its output and in the certificate that the proof is an earlier one."""
     first, account = compile_(), json.loads((folder / "out/p/plan.json").read_text())
+    script = (folder / "out/p/train.py").read_text()
+    keep_only(folder, kind)
     second, other = compile_(), json.loads((folder / "out/p/plan.json").read_text())
     assert len(evaluated) == 1
     assert SAID not in first
     assert second == first.replace("\nwrote", f" ({SAID})\nwrote")
     assert other["certificate"]["values"].pop("evaluated") == SAID
     assert other == account
-
-
-def test_the_program_is_the_same(compile_: Compile, folder: Path) -> None:
-    compile_()
-    script = (folder / "out/p/train.py").read_text()
-    compile_()
     assert (folder / "out/p/train.py").read_text() == script
 
 
+def test_a_kept_compile_writes_what_a_kept_proof_does(compile_: Compile, folder: Path) -> None:
+    compile_()
+    compile_()
+    by_compile = (folder / "out/p/plan.json").read_bytes()
+    keep_only(folder, "proofs")
+    compile_()
+    assert (folder / "out/p/plan.json").read_bytes() == by_compile
+
+
+def test_a_kept_compile_lowers_nothing(compile_: Compile, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_()
+    monkeypatch.setattr("scalec.compiler.cli.compile.lowered", None)
+    assert SAID in compile_()
+
+
+def test_a_kept_compile_warns_as_the_first(compile_: Compile, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In each format of diagnostics."""
+    unfit = PLAN.replace("mesh", "cluster { gpu = h100_sxm }\nmesh").replace("vocab = 12", "vocab = 12_000_000_000")
+    said = list[tuple[str, str]]()
+    for words in ([], [], ["--format", "json"], ["--format", "json", "--no-cache"]):
+        (folder / "p.scale").write_text(unfit)
+        assert cli.main(["compile", "p.scale", *words]) == 0
+        captured = capsys.readouterr()
+        said.append((captured.out.replace(f" ({SAID})", ""), captured.err))
+    assert "W0901" in said[0][1]
+    assert said[0] == said[1]
+    assert said[2] == said[3]
+
+
+def test_a_plan_with_a_function_of_its_own_is_compiled_anew(compile_: Compile, folder: Path) -> None:
+    """Its module may have changed."""
+    (folder / "mine.py").write_text("def twice(x):\n    return x + x\n")
+    own = 'op twice(x[batch, seq, hidden]) -> [batch, seq, hidden] over batch, seq, hidden from "mine:twice"\n'
+    text = own + PLAN.replace("embedding(tokens, wte[vocab, hidden])", "twice(embedding(tokens, wte[vocab, hidden]))")
+    compile_(text, "--no-try")
+    assert not (folder / "cache/scalec/compiles").exists()
+    assert SAID in compile_(text, "--no-try")
+
+
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("old", "new"),
     [("vocab = 12", "vocab = 16"), ("dp = 2", "dp = 4"), ("lr = 0.1", "lr = 0.2"), ("hidden = 8", "hidden = 4")],
@@ -99,6 +147,13 @@ def test_other_spaces_and_comments_are_the_same_ir(compile_: Compile, evaluated:
     assert len(evaluated) == 1
 
 
+def test_a_comment_is_no_other_proof_and_another_compile(compile_: Compile, folder: Path) -> None:
+    """Diagnostics show the text."""
+    compile_()
+    compile_(f"# as before\n{PLAN}")
+    assert [len(files(folder, kind)) for kind in KINDS] == [1, 2]
+
+
 def test_other_code_evaluates_anew(
     compile_: Compile, folder: Path, evaluated: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,14 +161,14 @@ def test_other_code_evaluates_anew(
     compile_()
     changed = folder / "changed.py"
     changed.write_text("")
-    usual = list(kept_proofs._code())
-    monkeypatch.setattr(kept_proofs, "_code", lambda: iter([*usual, changed]))
+    usual = list(kept._files())
+    monkeypatch.setattr(kept, "_files", lambda: iter([*usual, changed]))
     compile_()
     assert len(evaluated) == 2
 
 
 def test_the_code_is_all_of_the_compiler() -> None:
-    names = {path.name for path in kept_proofs._code()}
+    names = {path.name for path in kept._files()}
     assert {"insert_collectives.py", "interpreter.py", "algebra.py", "kept_proofs.py", "printer.py"} <= names
 
 
@@ -127,21 +182,34 @@ def test_a_proof_is_not_read_unless_it_is_asked_for(compile_: Compile, evaluated
 def test_the_environment_turns_it_off(
     compile_: Compile, folder: Path, evaluated: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(kept_proofs.NO_CACHE, "1")
+    monkeypatch.setenv(kept.NO_CACHE, "1")
     compile_()
     compile_()
     assert len(evaluated) == 2
     assert not (folder / "cache/scalec/proofs").exists()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("damage", ["", "{", "[]", "{}", '{"against": 1}'])
-def test_a_damaged_proof_is_evaluated_anew(compile_: Compile, folder: Path, evaluated: list[str], damage: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_result_is_computed_anew(
+    compile_: Compile, folder: Path, evaluated: list[str], kind: str, damage: str
+) -> None:
     compile_()
-    (path,) = kept(folder)
+    keep_only(folder, kind)
+    (path,) = files(folder, kind)
     path.write_text(damage)
     assert SAID not in compile_()
     assert len(evaluated) == 2
     assert SAID in compile_()
+
+
+def test_a_compile_that_was_cut_short_is_done_anew(compile_: Compile, folder: Path) -> None:
+    compile_()
+    keep_only(folder, "compiles")
+    (path,) = files(folder, "compiles")
+    path.write_bytes(path.read_bytes()[:-7])
+    assert SAID not in compile_()
 
 
 def test_a_folder_that_others_can_write_to_is_not_read(compile_: Compile, folder: Path, evaluated: list[str]) -> None:
@@ -151,11 +219,13 @@ def test_a_folder_that_others_can_write_to_is_not_read(compile_: Compile, folder
     assert len(evaluated) == 2
 
 
-def test_a_folder_of_proofs_that_others_can_write_to_is_not_read(
-    compile_: Compile, folder: Path, evaluated: list[str]
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_of_results_that_others_can_write_to_is_not_read(
+    compile_: Compile, folder: Path, evaluated: list[str], kind: str
 ) -> None:
     compile_()
-    (folder / "cache/scalec/proofs").chmod(0o777)
+    keep_only(folder, kind)
+    (folder / "cache/scalec" / kind).chmod(0o777)
     compile_()
     assert len(evaluated) == 2
 
@@ -173,7 +243,6 @@ def test_a_proof_that_fails_is_not_kept(
         (folder / "p.scale").write_text(PLAN)
         assert cli.main(["compile", "p.scale"]) == 1
     capsys.readouterr()
-    assert not kept(folder)
     assert SAID not in compile_()
 
 
@@ -206,9 +275,10 @@ def test_a_report_reads_it_and_says_so(compile_: Compile, folder: Path, evaluate
 
 
 def test_the_oldest_go_first(compile_: Compile, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_proofs, "MOST", 2)
+    monkeypatch.setattr(kept_proofs, "PROOFS", kept.Results("proofs", most=2))
+    monkeypatch.setattr(kept_compiles, "COMPILES", kept.Results("compiles", most=2))
     for vocab in (4, 8, 12):
         compile_(PLAN.replace("vocab = 12", f"vocab = {vocab}"))
-    assert len(kept(folder)) == 2
+    assert [len(files(folder, kind)) for kind in KINDS] == [2, 2]
     assert SAID in compile_()
     assert SAID not in compile_(PLAN.replace("vocab = 12", "vocab = 4"))

@@ -1,0 +1,72 @@
+"""Results kept from one command to the next in the user's cache, by a hash of everything that they depend on."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from ..syntax.package_data import folder as package_folder
+from ..syntax.user_cache import private_folder
+
+NO_CACHE = "SCALEC_NO_CACHE"
+"""The environment variable that has everything computed anew, as `--no-cache` does."""
+
+PACKAGES = ("codegen_templates", "compiler", "formats", "grammar")
+"""The parts of scalec that a result may depend on."""
+
+
+def key_of(*parts: str) -> str:
+    """The key of a result that these texts and scalec's own files decide, on this Python and numpy."""
+    digest = sha256()
+    contents = [*parts, sys.version, version("numpy")]
+    for content in [*map(str.encode, contents), *(path.read_bytes() for path in _files())]:
+        digest.update(len(content).to_bytes(8, "big"))  # no two lists of parts are the same bytes
+        digest.update(content)
+    return digest.hexdigest()
+
+
+class Results:
+    """The kept results of one kind; of more than `most` the oldest go."""
+
+    def __init__(self, kind: str, most: int) -> None:
+        self._kind, self._most = kind, most
+
+    def read(self, key: str) -> bytes | None:
+        """The result of this key; None if there is none."""
+        folder = self._folder()
+        if folder is None:
+            return None
+        try:
+            return (folder / key).read_bytes()
+        except OSError:
+            return None
+
+    def keep(self, key: str, content: bytes) -> None:
+        """Keeps a result, if there is a place for it."""
+        folder = self._folder()
+        if folder is None:
+            return
+        with suppress(OSError):  # on a full disk the next command takes longer, and that is all
+            with NamedTemporaryFile(dir=folder, prefix=".", delete=False) as draft:
+                draft.write(content)
+            Path(draft.name).replace(folder / key)
+            self._drop_oldest(folder)
+
+    def _drop_oldest(self, folder: Path) -> None:
+        kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+        for path in kept[: -self._most]:
+            path.unlink(missing_ok=True)
+
+    def _folder(self) -> Path | None:
+        return None if os.environ.get(NO_CACHE) else private_folder(self._kind)
+
+
+def _files() -> Iterator[Path]:
+    """Scalec's own files, in one order."""
+    for package in PACKAGES:
+        paths = sorted(package_folder(package).rglob("*"))
+        yield from (path for path in paths if path.is_file() and path.suffix != ".pyc")

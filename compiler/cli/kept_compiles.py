@@ -1,0 +1,65 @@
+"""All that a compile says and writes, kept for the next compile of the same plan.
+
+What follows the reading of a plan is a function of its model, of its text and of scalec's own files; but for a plan
+with functions of its own, whose modules it imports, or with a file of hardware.  Such a plan is compiled anew.
+"""
+
+import pickle
+import zlib
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from ..ir.printer import print_ir
+from .kept import Results, key_of
+
+if TYPE_CHECKING:
+    from ..analysis.certificate import Proof
+    from ..ir import Program
+    from ..syntax.diagnostics import Diagnostic
+    from ..syntax.source import Source
+
+COMPILES = Results("compiles", most=50)  # of up to some hundred kilobytes each
+
+
+@frozen
+class Compile:
+    """The warnings, summary and files (text by name) of a compile; and the proof, unless it was skipped."""
+
+    warnings: "tuple[Diagnostic, ...]"
+    summary: str
+    files: dict[str, str]
+    proof: "Proof | None"
+
+
+def compile_key(source: "Source", model: "Program", verify: bool) -> str:
+    """The key of a plan's compile; "" where it depends on other files."""
+    if model.cluster.hardware or any(op.kind == "call" for op in model.ops):
+        return ""
+    return key_of(source.path, source.text, print_ir(model), str(verify))
+
+
+def find(key: str) -> Compile | None:
+    """The kept compile of this key, whose certificate says that it was kept; None where there is none."""
+    content = COMPILES.read(key)
+    if content is None:
+        return None
+    try:
+        kept = pickle.loads(zlib.decompress(content))  # which runs code: nobody else can write to the user's cache
+    except (ValueError, EOFError, zlib.error, pickle.UnpicklingError):
+        return None  # cut short by a crash: the plan is compiled
+    return _as_kept(kept) if isinstance(kept, Compile) else None
+
+
+def keep(key: str, compile_: Compile) -> None:
+    """Keeps a compile."""
+    COMPILES.keep(key, zlib.compress(pickle.dumps(compile_), level=1))
+
+
+def _as_kept(compile_: Compile) -> Compile:
+    if compile_.proof is None:
+        return compile_
+    from ..emit.plan_json import as_kept
+
+    files = {**compile_.files, "plan.json": as_kept(compile_.files["plan.json"])}
+    return evolve(compile_, files=files, proof=evolve(compile_.proof, kept=True))
