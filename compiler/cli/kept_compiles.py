@@ -1,6 +1,6 @@
 """All that a compile says and writes, kept for the next compile of the same plan.
 
-What follows the reading of a plan is a function of its model, of its text and of scalec's own files; but for a plan
+The files depend on the model of a plan, its text and scalec's own files alone; but for a plan
 with functions of its own, whose modules it imports, or with a file of hardware.  Such a plan is compiled anew.
 """
 
