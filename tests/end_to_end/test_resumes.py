@@ -74,6 +74,10 @@ CHANGES: dict[str, tuple[Planned, Planned]] = {
         (replace(EXPERTS, dp=2, experts="dp"), ()),
         (replace(EXPERTS, dp=2, tp=2, inner=True, state="zero 3 over dp"), ()),
     ),
+    "a loss of all layers": (
+        (replace(EXPERTS, model="all layers"), [("microbatch = 1", "microbatch = 2")]),
+        (replace(EXPERTS, model="all layers", dp=2, experts="dp"), [("microbatch = 1", "microbatch = 2")]),
+    ),
     "tensors to stages": ((replace(DENSE, tp=2), ()), (replace(DENSE, pp=2), ())),
     "a ring": ((DENSE, ()), (replace(DENSE, cp=2, how="via ring"), ())),
     "fp16": ((DENSE, ()), (replace(DENSE, precision="fp16"), ())),

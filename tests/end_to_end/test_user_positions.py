@@ -4,9 +4,12 @@ The last feature of a head's queries is its slope, the last one of keys is their
 slope · place to each score (Press et al. 2022).  The reference adds it to scores that it computes itself.
 """
 
-from collections.abc import Sequence
+import json
+import os
+import sys
 from math import sqrt
 from pathlib import Path
+from runpy import run_path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +19,9 @@ import torch.nn.functional as F
 from attrs import evolve
 from torch import Tensor
 
+import scalec
 from helpers.oracle.harness import imported, run
+from helpers.oracle.sgd import sgd_steps
 from scalec.compiler.emit import emit
 from scalec.compiler.emit.readback import check
 from scalec.compiler.emit.user_ops import copies
@@ -26,6 +31,7 @@ from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.limits import load
 from scalec.testing import assert_equal_step, assert_mutants_caught, assert_op
+from scalec.testing.faults import Program, fork
 
 pytestmark = pytest.mark.usefixtures("calls_uncompared")
 
@@ -188,22 +194,6 @@ def plain_loss(p: dict[str, Tensor], tokens: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(x, p["head"]).flatten(0, 1), labels.flatten(), ignore_index=-100)
 
 
-def plain_steps(start: dict[str, Tensor], batches: Sequence[tuple[Tensor, ...]], lr: float) -> list[Any]:
-    """Steps of SGD on clipped gradients in one process."""
-    p, steps = {name: value.clone().requires_grad_() for name, value in start.items()}, list[Any]()
-    for tokens, labels in batches:
-        loss = plain_loss(p, tokens, labels)
-        gradients = dict(zip(p, torch.autograd.grad(loss, list(p.values())), strict=True))
-        norm = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
-        scale = min(1.0, 1.0 / float(norm))
-        with torch.no_grad():
-            for name, value in p.items():
-                value -= lr * scale * gradients[name]
-        after = {name: value.detach().clone() for name, value in p.items()}
-        steps.append(SimpleNamespace(loss=loss.item(), norm=float(norm), gradients=gradients, parameters=after))
-    return steps
-
-
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_programs_train_as_plain_torch(mesh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,10 +211,45 @@ def test_programs_train_as_plain_torch(mesh: str, tmp_path: Path, monkeypatch: p
     batches = [tuple(torch.randint(32, (8, 8), generator=generator) for _ in range(2)) for _ in range(3)]
     batches[1][1][:3, 2:] = -100  # ranks have other numbers of labels
     case: Any = SimpleNamespace(ranks=MESHES[mesh][0])
-    found, expected = run(case, imported(out / "train.py"), start, batches, 0.1), plain_steps(start, batches, 0.1)
+    found = run(case, imported(out / "train.py"), start, batches, 0.1)
+    expected = sgd_steps(plain_loss, start, batches, 0.1)
     for step, plain in zip(found, expected, strict=True):
         assert step.loss == pytest.approx(plain.loss, rel=1e-10)
         assert step.norm == pytest.approx(plain.norm, rel=1e-10)
         for name in start:
             assert torch.allclose(step.gradients[name], plain.gradients[name], rtol=1e-10, atol=1e-10), name
             assert torch.allclose(step.parameters[name], plain.parameters[name], rtol=1e-10, atol=1e-10), name
+
+
+def test_a_run_goes_on_on_another_mesh(tmp_path: Path) -> None:
+    """Its losses are the ones of a run that was not interrupted."""
+    losses = [_losses(tmp_path / name, meshes) for name, meshes in RUNS.items()]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
+RUNS = {"whole": ["zero 3"], "interrupted": ["tp and zigzag ring", "pipeline"]}
+"""The meshes on which a run trains, two steps on each but for the last, which ends at the fourth."""
+
+
+def _losses(folder: Path, meshes: list[str]) -> list[float]:
+    for number, mesh in enumerate(meshes):
+        plan_folder = folder / str(number)
+        plan_folder.mkdir(parents=True)
+        program_folder = plan_folder / "out"
+        scalec.plan(written(plan_folder, mesh)).write(program_folder)
+        (program_folder / "corpus.bin").write_bytes(bytes(place * 7 % 23 for place in range(8000)))
+        steps = 4 if number == len(meshes) - 1 else 2
+        options = (
+            f"--data=corpus.bin --data-as-is --device=cpu --out=../../run --log-every=1 --steps={steps} --resume=auto"
+        )
+        with fork(Program(program_folder, MESHES[mesh][0], options), main=_run_program) as job:
+            ended = job.wait(120)
+        assert ended.succeeded, ended.err
+    lines = (folder / "run" / "log.jsonl").read_text().splitlines()
+    return [step["loss"] for step in map(json.loads, lines) if "loss" in step]
+
+
+def _run_program() -> None:
+    """Runs train.py as Python does: modules beside it can be imported."""
+    sys.path.insert(0, os.getcwd())
+    run_path(sys.argv[0], run_name="__main__")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from helpers.bigram import PLAN, build, eval_step, failing_step, signalling_step, train_step
 from helpers.forked_ranks import HANGS
 from scalec.runtime import Account, Batch, Expected, Metrics, Plan, TrainState, train
-from scalec.runtime.checkpoint import background
+from scalec.runtime.checkpoint import background, reader
 from scalec.runtime.checkpoint.reader import Saved
 from scalec.runtime.data import corpus
 from scalec.runtime.errors import RunError
@@ -581,6 +581,24 @@ def test_ranks_that_see_other_files_refuse_alike(folder: Path, monkeypatch: pyte
     assert (error, help) == ("error: the ranks are not alike", "  do all nodes see the same files?")
     known = r"1 file of 360 bytes, \w+, the first 20 sequences"
     assert re.fullmatch(f"  rank 0 has data {known}, rank 1 has {known}", data)
+    assert second.err == ""
+
+
+def test_ranks_that_read_another_index_refuse_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a node that sees an older copy of the checkpoint's folder."""
+    assert _run(folder, PLAN, "--steps 2")[0].status == 0
+    usual = reader._index_of
+
+    def of_this_node(path: Path) -> object:
+        index, digest = usual(path)
+        return index, digest if os.environ["RANK"] == "0" else "0" * len(digest)
+
+    monkeypatch.setattr(reader, "_index_of", of_this_node)
+    first, second = _run(folder, PLAN, "--steps 4 --resume")
+    assert (first.status, second.status) == (2, 2)
+    _, checkpoint, _ = first.err.splitlines()
+    path = r"runs/bigram/checkpoints/step-000002"
+    assert re.fullmatch(rf"  rank 0 has checkpoint {path} of index \w+, rank 1 has {path} of index 0+", checkpoint)
     assert second.err == ""
 
 
