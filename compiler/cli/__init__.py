@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .arguments import options
+from .attrs_code import keep_code_of_attrs
 from .compile import ir_text
 from .output import BROKEN_PIPE, BUG, INTERRUPTED, PLAN_WRONG, TEXT, USAGE, UsageError, abandon, streams, tell
 
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _status(words: list[str]) -> int:
+    keep_code_of_attrs()  # before any class is defined
     given = options(words)
     gc.set_threshold(500_000)  # a command makes trees and few cycles: looking for these takes a twentieth of it
     atexit.register(gc.freeze)  # and at the end, when all is still there, a tenth
