@@ -123,6 +123,18 @@ def _kept(it: Account) -> Iterator[tuple[str, str, str]]:
     if rest := sizes[ACTIVATIONS_SHOWN:]:
         yield f"{len(rest)} others", "", amount(sum(size for size, _, _ in rest))
     yield "total", "", amount(it.activations)
+    yield from _until_peak(it)
+
+
+def _until_peak(it: Account) -> Iterator[tuple[str, str, str]]:
+    """The step from one microbatch's saved activations to the line above: what is in memory when memory peaks."""
+    difference = it.peak.kept - it.activations
+    if difference > 0:
+        yield "other microbatches in flight", "", amount(difference)
+    elif difference < 0:
+        yield "freed before the peak, or saved after it", "", f"-{amount(-difference)}"
+    if difference:
+        yield "saved activations at peak memory", "", amount(it.peak.kept)
 
 
 COLLECTIVES_SHOWN = 8
