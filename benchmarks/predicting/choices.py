@@ -22,12 +22,12 @@ EXCESSES = (0, 5, 10, 15)
 """GiB by which memory is predicted too high."""
 
 FRAGMENTS = {"nanotron": 1.09, "torchtitan": 1.03}
-"""By framework, what the one number is multiplied by; fitted on the rows that ran out of memory."""
+"""By framework, the factor of the one number; fitted on the rows that ran out of memory."""
 
 
 @frozen
 class Verdict:
-    """What a rule says of a row: that it fits, and that it does not; neither where it may."""
+    """The verdict of a rule on a row: it fits, or it lacks memory; neither where it may fit."""
 
     fits: bool
     lacks: bool
