@@ -38,7 +38,7 @@ COLUMNS = ("attention", "compile", "overlap", "grad", "gpus", "allreduce_gbs", "
 """Columns that a file may lack."""
 
 FIGURES = ("step_s", "memory_gib", "memory_range_gib", "room_gib", "fits", "parts")
-"""What is predicted of a row; `fits` is None where it may fit."""
+"""The figures of a row; `fits` is None where it may fit."""
 
 Clusters = Mapping[str, Row]
 

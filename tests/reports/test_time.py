@@ -12,12 +12,14 @@ import pytest
 from attrs import evolve
 
 from scalec.compiler.analysis.hardware import Hardware
+from scalec.compiler.analysis.memory import account
 from scalec.compiler.analysis.time.clocks import StepTime, nothing
 from scalec.compiler.analysis.time.op_rows import OpRow
 from scalec.compiler.analysis.time.report import Neighbour, Report, Room
 from scalec.compiler.cli import main
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.time import time
+from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[2] / "plans"
@@ -221,3 +223,13 @@ def test_memory_that_is_close_to_full_is_told(tmp_path: Path, capsys: pytest.Cap
     plan.write_text(f'use "{LLAMA}" {{ cluster {{ memory = 60GiB }} }}')
     main(["explain", "time", "--no-advice", str(plan)])
     assert "close to full: time cannot be told; a rank needs" in capsys.readouterr().out
+
+
+def test_memory_of_which_a_part_of_the_range_fits_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With little less than the likely need, which `explain memory` prints."""
+    compiled = compile_plan(load(PLANS / "llama3_70b.scale"))
+    needs = account(compiled).needs
+    plan = tmp_path / "plan.scale"
+    plan.write_text(f'use "{LLAMA}" {{ cluster {{ memory = {needs - 2**20}B }} }}')
+    main(["explain", "time", "--no-advice", str(plan)])
+    assert "may not fit: a rank needs" in capsys.readouterr().out
