@@ -17,6 +17,7 @@ from pathlib import Path
 from time import perf_counter
 
 from predicting import figures, memory, pipeline
+from predicting.choices import print_by_memory
 from predicting.errors import by_group, print_choices, print_worst
 from predicting.frameworks import read_profile
 from predicting.reserved import print_errors
@@ -47,6 +48,7 @@ def main() -> None:
     for column in ("source", "gpu", "framework"):
         by_group(work.rows, [found[row["id"]]["step_s"] for row in work.rows], column)
     print_choices(work.rows, [found[row["id"]]["step_s"] for row in work.rows])
+    print_by_memory(rows, found)
     print_worst(work.rows, found)
     print_errors(rows, found)
 

@@ -97,9 +97,16 @@ def test_the_size_of_the_ir_does_not_depend_on_the_number_of_layers_or_ranks() -
     assert len({*map(len, lines)}) == 1  # a comment too long for its line has one of its own
 
 
-@pytest.mark.parametrize(("name", "times"), [("gptj_6b", 1), ("llama3_8b", 2)])
-def test_attention_beside_the_mlp_halves_the_collectives_of_a_layer(name: str, times: int) -> None:
-    plan = load(PLANS / f"{name}.scale")
+@pytest.mark.parametrize(
+    ("name", "split", "times"), [("gptj_6b", "heads, ffn", 1), ("llama3_8b", "heads, kv_heads, ffn", 2)]
+)
+def test_attention_beside_the_mlp_halves_the_collectives_of_a_layer(name: str, split: str, times: int) -> None:
+    """On 8 ranks of tp, with `seq` over them after heads and MLP, and without."""
+    shipped = load(PLANS / f"{name}.scale")
+    nodes = re.sub(r"nodes = \d+", "nodes = 8", shipped.text)
+    meshed = re.sub(r"mesh +{[^}]*}", "mesh { dp = 8  tp = 8 }", nodes)
+    rules = f"shard {{\n  batch over dp\n  vocab, {split} over tp\n  seq over tp\n}}"
+    plan = Source(shipped.path, re.sub(r"shard +{[^}]*}", rules, meshed))
     text = re.sub(r"\n  seq +over tp", "", plan.text)
     each = [("all_gather", "forward"), ("reduce_scatter", "forward"), ("all_gather", "backward")]
     assert _of_a_layer(plan) == dict.fromkeys([*each, ("reduce_scatter", "backward")], times)

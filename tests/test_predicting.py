@@ -92,6 +92,67 @@ def test_reserved_memory_is_that_of_the_state_and_of_microbatches_in_flight(pred
     assert predict("\n".join((TRAIN, row("huge", 1, 1, 0, 512))))["huge"]["fits"] is False
 
 
+def test_a_row_may_fit_where_only_a_part_of_its_range_does(predict: Predict) -> None:
+    """Saved activations are 10% off at most, state is known; of 80 GiB the driver, CUDA and cuBLAS have theirs."""
+
+    def row(batch: int, recompute: str = "none", assumed: str = "", framework: str = "other") -> str:
+        sizes = "8,4096,8192,32,32,128,512,yes,no,512"
+        parts = f"1,1,no,1,1,1,0,{batch},1,{batch},{recompute},bf16,ok,,"
+        return f"{batch}{recompute}{assumed},x,{framework},,h100_sxm,8,{sizes},{parts},{assumed}"
+
+    batches = range(16, 400, 16)
+    text = "\n".join((f"{TRAIN},assumed", *map(row, batches), row(64, assumed="recompute"), row(64, "full")))
+    found = predict(text)
+    layer, outer = 4 * 4096**2 + 3 * 4096 * 8192 + 2 * 4096, 2 * 512 * 4096 + 4096
+    state, room = 18 * (8 * layer + outer) / 2**30, 80 - 80 / 64 - 0.5 - 4 * 32 / 1024
+    verdicts = list[bool | None]()
+    for batch in batches:
+        of = found[f"{batch}none"]
+        low, high = of["memory_range_gib"]
+        saved = of["memory_gib"] - state
+        assert (low, high) == pytest.approx((state + 0.9 * saved, state + 1.1 * saved))
+        assert of["room_gib"] == pytest.approx(room)
+        verdicts.append(of["fits"])
+        assert of["fits"] is (True if high <= room else None if low <= room else False)
+    assert {*verdicts} == {True, None, False}
+    unsaid, full, said = (found[name] for name in ("64nonerecompute", "64full", "64none"))
+    assert unsaid["memory_range_gib"] == pytest.approx((full["memory_range_gib"][0], said["memory_range_gib"][1]))
+    assert unsaid["memory_gib"] == said["memory_gib"]
+
+
+def test_gathered_inputs_stay_reserved_or_not(predict: Predict) -> None:
+    """Of each layer that is the input of q, k and v, and that of the MLP; in bf16, whole on each rank of tp."""
+    sizes, parts = "8,4096,8192,32,32,128,512,yes,no,512", "1,2,yes,1,1,1,0,4,1,4,none,bf16,ok,,"
+    rows = [f"{name},x,{name},,h100_sxm,8,{sizes},{parts}" for name in ("nanotron", "other")]
+    found = predict("\n".join((TRAIN, *rows)))
+    low, high = found["nanotron"]["memory_range_gib"]
+    likely, gathered = found["nanotron"]["memory_gib"], 8 * 2 * (4 * 512 * 4096 * 2) / 2**30
+    own = (high - low - 1.08 * gathered) / (1.08 - 0.93)  # activations without gathered inputs
+    assert likely - low == pytest.approx(0.07 * own + gathered)
+    assert high - likely == pytest.approx(0.08 * (own + gathered))
+    low, high = found["other"]["memory_range_gib"]
+    assert high - found["other"]["memory_gib"] > gathered
+
+
+def test_rows_that_may_fit_are_ranked_by_time_and_those_that_do_not_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest of five may fit; by one number it comes last, by its range first."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    choices = importlib.import_module("predicting.choices")
+    rows = [
+        {"id": f"{at}", "framework": "x", "cell": "one", "cell26": "", "status": "ok", "step_s": f"{1 + at}"}
+        for at in range(5)
+    ]
+    found = {
+        row["id"]: {"step_s": float(row["step_s"]), "memory_gib": 60.0, "memory_range_gib": (58, 62), "room_gib": 77}
+        for row in rows
+    }
+    found["0"] |= {"memory_gib": 78.0, "memory_range_gib": (70, 84)}
+    cells = {name: [*choices._line(rows, found, rule, 0)][:3] for name, rule in choices.RULES.items()}
+    assert cells["time alone"] == cells["range"] == ["1", "100.0%", "0.0%"]
+    assert cells["one number"] == ["1", "0.0%", "100.0%"]
+    assert [*choices._line(rows, found, choices.by_range, 8)][1] == "0.0%"  # then all of its range is too much
+
+
 MEMORY = "id,layers,hidden,ffn,heads,vocab_arg,seq,gpu,dp,distributed_optimizer,tp,sp,cp,pp,vpp,experts,micro_batch,\
 recompute,dtype,other_args"
 
@@ -171,7 +232,8 @@ NOT_SAID = {
 def test_training_steps_have_seconds_of_which_parts_are_the_sum_or_a_reason(predict: Predict) -> None:
     found: Any = predict(text(**KINDS, **{name: row for name, (row, _) in NOT_SAID.items()}))
     for name, (_, told) in NOT_SAID.items():
-        assert found[name] == {"step_s": None, "memory_gib": None, "fits": None, "parts": None, "why": told}
+        figures = ("step_s", "memory_gib", "memory_range_gib", "room_gib", "fits", "parts")
+        assert found[name] == {**dict.fromkeys(figures), "why": told}
     assert {*found["plain"]["parts"]} == {"compute", "tp", "dp", "bubble", "host", "update", "step"}
     for name in KINDS:
         assert sum(found[name]["parts"].values()) == pytest.approx(found[name]["step_s"])

@@ -44,7 +44,7 @@ def print_choices(rows: Sequence[Row], seconds: Array | Sequence[float]) -> None
             for group in (framework, "all"):
                 choices[group].append(_choice(each))
     lines = [
-        (name, f"{len(each)}", _percent(mean(found for found, _ in each)), *map(_percent, _sizes([*lost])))
+        (name, f"{len(each)}", _percent(mean(found for found, _ in each)), *map(_percent, sizes_of([*lost])))
         for name, each in sorted(choices.items(), key=lambda it: (it[0] == "all", it[0]))
         for _, lost in [zip(*each, strict=True)]
     ]
@@ -82,10 +82,10 @@ def _errors(rows: Sequence[Row], seconds: Array | Sequence[float]) -> Iterator[t
 
 def _summary(errors: Sequence[float]) -> tuple[float, float, float]:
     """The median and the 90th percentile of their sizes, and their median."""
-    return *_sizes(errors), median(errors)
+    return *sizes_of(errors), median(errors)
 
 
-def _sizes(errors: Sequence[float]) -> tuple[float, float]:
+def sizes_of(errors: Sequence[float]) -> tuple[float, float]:
     """The median and the 90th percentile of their sizes."""
     sizes = sorted(map(abs, errors))
     high = quantiles(sizes, n=10, method="inclusive")[-1] if len(sizes) > 1 else sizes[0]

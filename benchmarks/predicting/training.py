@@ -16,7 +16,7 @@ from scalec.compiler.syntax.diagnostics import PlanError
 from .batch import Array, Batch, batch
 from .frameworks import NUMBERS, Framework, profile, profile_of
 from .plans import compiled, degree, plan
-from .reserved import reserved
+from .reserved import Reserved, reserved
 from .rows import Row, Unsaid, why
 from .steps import steps
 from .work import Microbatch, work_of
@@ -34,8 +34,11 @@ SLOW = ((2, 0.94), (4, 0.44), (1 << 30, 0.33))
 """By the number of nodes up to which it holds, the part of a node's adapters below which an all-reduce of 1 GiB is so
 slow that the links have to be in a bad state: between what jobs of both states measured (hardware.csv)."""
 
-COLUMNS = ("attention", "compile", "overlap", "grad", "gpus", "allreduce_gbs")
+COLUMNS = ("attention", "compile", "overlap", "grad", "gpus", "allreduce_gbs", "assumed")
 """Columns that a file may lack."""
+
+FIGURES = ("step_s", "memory_gib", "memory_range_gib", "room_gib", "fits", "parts")
+"""The figures of a row; `fits` is None where it may fit."""
 
 Clusters = Mapping[str, Row]
 
@@ -47,7 +50,7 @@ class Read:
     rows: Sequence[Row]
     work: Sequence[Microbatch]
     hardware: Sequence[Hardware]
-    memory: Sequence[tuple[float, bool]]
+    memory: Sequence[Reserved]
     whys: Mapping[str, str]
 
     @property
@@ -69,15 +72,20 @@ def numbers(rows: Sequence[Row], given: Framework | None = None) -> dict[str, Ar
 
 def predicted(given: Read, framework: Framework | None = None) -> dict[str, dict[str, Any]]:
     """By row's id its figures, with a profile or each row's own; where there are none, the reason."""
-    none = dict.fromkeys(("step_s", "memory_gib", "fits", "parts"))
+    none = dict.fromkeys(FIGURES)
     found: dict[str, dict[str, Any]] = {id: {**none, "why": reason} for id, reason in given.whys.items()}
     if not given.rows:
         return found
     priced = steps(given.batch, numbers(given.rows, framework), constants())
-    for at, (row, (memory, fits)) in enumerate(zip(given.rows, given.memory, strict=True)):
-        parts = {name: float(seconds[at]) for name, seconds in priced.parts.items()}
-        seconds = float(priced.seconds[at])
-        found[row["id"]] = {"step_s": seconds, "memory_gib": memory, "fits": fits, "parts": parts}
+    for at, (row, memory) in enumerate(zip(given.rows, given.memory, strict=True)):
+        found[row["id"]] = {
+            "step_s": float(priced.seconds[at]),
+            "memory_gib": memory.likely,
+            "memory_range_gib": (memory.low, memory.high),
+            "room_gib": memory.room,
+            "fits": memory.fits,
+            "parts": {name: float(seconds[at]) for name, seconds in priced.parts.items()},
+        }
     return found
 
 
@@ -119,7 +127,7 @@ def _work(row: Row) -> Microbatch | str:
         return why(error)
 
 
-def _memory(row: Row) -> tuple[float, bool] | str:
+def _memory(row: Row) -> Reserved | str:
     try:
         return reserved(row, plan)
     except (Unsaid, PlanError) as error:

@@ -28,10 +28,19 @@ class Gpu:
 
     def reserve(self, communicators: int) -> int:
         """Bytes that no tensor of a step gets, in a program with `communicators` groups of ranks."""
+        return self._reserve(communicators, CONTEXT, LINKED_CHANNELS if self.linked else CHANNELS)
+
+    def reserve_range(self, communicators: int) -> tuple[int, int]:
+        """The least and the most that these bytes may be: the context and NCCL's channels are estimates."""
+        channels = LINKED_CHANNEL_RANGE if self.linked else CHANNEL_RANGE
+        low, high = (self._reserve(communicators, *ends) for ends in zip(CONTEXT_RANGE, channels, strict=True))
+        return low, high
+
+    def _reserve(self, communicators: int, context: int, channels: int) -> int:
+        """The reserve with a context of some bytes and some channels in each ring."""
         hidden = self.memory * GIB // DRIVER + (self.memory * GIB // CODES if self.corrected else 0)
         workspaces = HANDLES * (HOPPER_WORKSPACE if self.capability >= 90 else WORKSPACE)
-        channels = LINKED_CHANNELS if self.linked else CHANNELS
-        return hidden + CONTEXT + workspaces + communicators * channels * CHANNEL
+        return hidden + context + workspaces + communicators * channels * CHANNEL
 
 
 PRODUCT_ROWS, WARPGROUP_ROWS = 16, 64
@@ -46,6 +55,9 @@ half a GiB less; and one in 16 for GDDR6's codes: 22.5 GiB of an L4's or an A10G
 CONTEXT = 512 * MIB
 """CUDA's context with the kernels that are loaded as they are called: an estimate, not measured."""
 
+CONTEXT_RANGE = 256 * MIB, 1024 * MIB
+"""Half and twice the estimate."""
+
 HANDLES, WORKSPACE, HOPPER_WORKSPACE = 4, 8320 * KIB, 32 * MIB
 """cuBLAS' workspaces: forward's thread and autograd's have a handle each of cuBLAS and of cuBLASLt.  Sizes are torch's
 defaults (notes/cuda.rst, `CUBLAS_WORKSPACE_CONFIG`: 2 · 4096 + 8 · 16 KiB, from Hopper on 8 · 4096 KiB)."""
@@ -53,6 +65,9 @@ defaults (notes/cuda.rst, `CUBLAS_WORKSPACE_CONFIG`: 2 · 4096 + 8 · 16 KiB, fr
 CHANNELS, LINKED_CHANNELS, CHANNEL = 4, 24, 12 * MIB
 """NCCL's buffers, in a ring: of each channel 10 MiB to receive into and 2 MiB to send from, as NVIDIA/nccl#1685 lists
 them.  How many channels there are is an estimate: memory is linear in it (NVIDIA/nccl#986)."""
+
+CHANNEL_RANGE, LINKED_CHANNEL_RANGE = (2, 8), (12, 32)
+"""Half the estimates; and twice those of PCIe, a third more of NVLink's.  They have no source."""
 
 
 GPUS = {

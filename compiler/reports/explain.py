@@ -11,7 +11,19 @@ from ..analysis.communication import collectives, places
 from ..analysis.context_parallel import costs, sequence_axes, strategy
 from ..analysis.expert_loads import loads
 from ..analysis.link_traffic import crosses, sent, volumes, whole
-from ..analysis.memory import SAID, Account, Kept, PeakSnapshot, account, capacity, fits, place, why_unknown
+from ..analysis.memory import (
+    SAID,
+    VERDICTS,
+    Account,
+    Kept,
+    NeedRange,
+    PeakSnapshot,
+    account,
+    capacity,
+    need_range,
+    place,
+    why_unknown,
+)
 from ..analysis.memory.reserve import looks_in_update
 from ..analysis.overlap import beside
 from ..analysis.stage_program import rank_programs
@@ -44,7 +56,8 @@ ACTIVATIONS_SHOWN = 12
 def memory(program: Program) -> str:
     """The account of a program after the last pass, for people."""
     it = account(program)
-    held = ["\n".join(table(list(_always(it)))), *_padding(it), *_watched(program), _host(program, it)]
+    held = ["\n".join(table(list(_always(it)))), *_range(need_range(program, it))]
+    held += [*_padding(it), *_watched(program), _host(program, it)]
     parts = [*held, "\n".join(table(list(_kept(it))))]
     verdict = (headline(program), _memory_verdict(program, it), needs_by_load(program), recomputation(program))
     return "\n\n".join(filter(None, (*verdict, *parts)))
@@ -57,7 +70,23 @@ def _memory_verdict(program: Program, it: Account) -> str:
     if room is None:
         said = f"; `cluster {{ {SAID} }}` gives it" if gpu else ""
         return f"{needs}, counted for the {'CPU' if it.device == 'cpu' else 'GPU'}: {why_unknown(program)}{said}"
-    return f"{'fits' if fits(program, it) else 'does not fit'}: {needs}; {gpu} has {amount(room)}"
+    of = need_range(program, it)
+    if of.fits(room) is None:
+        needs += f" ({amount(of.low)} to {amount(of.high)})"
+    return f"{VERDICTS[of.fits(room)]}: {needs}; {gpu} has {amount(room)}"
+
+
+def _range(of: NeedRange) -> Iterator[str]:
+    """The range of the need, with its reasons; nothing where it is one number."""
+    if of.reasons:
+        rows = [(it.what, _less(it.less), f"+{amount(it.more)}" if it.more else "") for it in of.reasons]
+        head, total = ("the total may be", "less", "more"), ("needs", amount(of.low), amount(of.high))
+        yield "\n".join(table([head, *rows, total], "lrr"))
+
+
+def _less(size: int) -> str:
+    """Bytes to be taken away, as people read them."""
+    return f"-{amount(size)}" if size else ""
 
 
 def _always(it: Account) -> Iterator[tuple[str, str, str]]:
@@ -123,6 +152,18 @@ def _kept(it: Account) -> Iterator[tuple[str, str, str]]:
     if rest := sizes[ACTIVATIONS_SHOWN:]:
         yield f"{len(rest)} others", "", amount(sum(size for size, _, _ in rest))
     yield "total", "", amount(it.activations)
+    yield from _until_peak(it)
+
+
+def _until_peak(it: Account) -> Iterator[tuple[str, str, str]]:
+    """The step from one microbatch's saved activations to the line above: what is in memory when memory peaks."""
+    difference = it.peak.kept - it.activations
+    if difference > 0:
+        yield "other microbatches in flight", "", amount(difference)
+    elif difference < 0:
+        yield "freed before the peak, or saved after it", "", _less(-difference)
+    if difference:
+        yield "saved activations at peak memory", "", amount(it.peak.kept)
 
 
 COLLECTIVES_SHOWN = 8

@@ -12,6 +12,7 @@ from ..ops import OPS
 from ..ops.attention import seen_pairs, window_of
 from ..ops.experts import SORT
 from ..syntax.diagnostics import Diagnostic, Note
+from .idle_pipeline import idle_pipeline
 from .ineffective import without_effect
 
 
@@ -19,6 +20,7 @@ def advice(program: Program) -> Iterator[Diagnostic]:
     """The warnings for a program."""
     yield from _answers_in_sight(program)
     yield from _reduced_once(program)
+    yield from idle_pipeline(program)
     yield from _long_interval(program)
     yield from _reserve_of_nothing(program)
     yield from _never_at_peak(program)

@@ -68,7 +68,13 @@ def _full(room: Room) -> Iterator[str]:
     """Memory, where the step does not fit or hardly."""
     if room.close_to_full and room.capacity:
         needs = f"a rank needs {amount(room.needs)} of {amount(room.capacity)}"
-        yield f"does not fit: {needs}" if room.lacks else f"close to full: time cannot be told; {needs}"
+        low, high = room.ends or (room.needs, room.needs)
+        if not room.lacks:
+            yield f"close to full: time cannot be told; {needs}"
+        elif low > room.capacity:
+            yield f"does not fit: {needs}"
+        else:
+            yield f"may not fit: {needs}, {amount(low)} to {amount(high)}"
 
 
 def _watched(it: Report) -> Iterator[str]:

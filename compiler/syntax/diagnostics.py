@@ -137,6 +137,7 @@ CODES = {
     "W0904": "ranks of a sequence with unequal work",
     "W0905": "experts with few rows of a microbatch",
     "W0906": "per-microbatch gradient reduction has no effect with pipeline stages",
+    "W0907": "pipeline ranks that wait for a large share of the step",
     "W0910": "a warm-up as long as the run",
     "W0911": "token ids that files cannot hold",
     "W0912": "a setting without effect",

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from helpers.timed_plans import WASTEFUL
 from helpers.zero_plans import ALL, REST, compiled, plan_text, program
 from scalec.compiler import cli
 from scalec.compiler.analysis.communication import collectives
 from scalec.compiler.analysis.link_traffic import crosses, sent, volumes
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.explain import explain_collectives
-from scalec.compiler.syntax.limits import load
+from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[2] / "plans"
 
@@ -122,7 +123,7 @@ def test_what_is_shown() -> None:
 
 
 def test_what_sends_little_is_added_up() -> None:
-    of = compile_plan(load(PLANS / "llama3_70b.scale"))
+    of = compile_plan(Source(str(PLANS / "plan.scale"), f'use "llama3_70b.scale" {{ {WASTEFUL} }}'))
     shown = explain_collectives(of).split("\n\n")
     listed = collectives(of)
     for title, use in (("parameters gathered", "parameters"), ("activations", "activations")):

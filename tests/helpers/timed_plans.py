@@ -7,6 +7,9 @@ from scalec.compiler.ir import Program
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.syntax.source import Source
 
+WASTEFUL = "mesh { dp = 64  tp = 8 }  state { zero 1 over dp }  train { recompute = full }"
+"""Sections over those of the shipped plan of Llama 3 70B that make it a slow one: there is advice to give."""
+
 HARDWARE = Hardware(
     "any",
     peak={"bf16": 1e12, "f16": 1e12, "f32": 5e11, "f64": 1e11},

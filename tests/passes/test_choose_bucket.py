@@ -11,6 +11,7 @@ from attrs import evolve
 
 from helpers.oracle import harness
 from helpers.oracle.plans import Case, plan_text
+from helpers.timed_plans import WASTEFUL
 from scalec.compiler import cli
 from scalec.compiler.analysis.hardware import hardware
 from scalec.compiler.analysis.memory import account, fits
@@ -41,7 +42,7 @@ TEXTS = {
     + "mesh { dp = 128  tp = 1 }\ncluster { memory = 20GiB }\nstate { zero 2 over dp  WORD }",
     "shared parameters": LARGE + "mesh { dp = 128  tp = 1 }\nstate { zero 3 over dp  prefetch = 2  WORD }",
     "stages": LARGE + STAGED + "mesh { pp = 4  dp = 32  tp = 1 }\nstate { zero 1 over dp  WORD }",
-    "little memory": 'use "llama3_70b.scale"\ncluster { memory = 56GiB }\nstate { WORD }',
+    "little memory": f'use "llama3_70b.scale" {{ {WASTEFUL} }}\ncluster {{ memory = 56GiB }}\nstate {{ WORD }}',
 }
 
 

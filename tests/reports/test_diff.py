@@ -53,7 +53,7 @@ def test_json_has_the_figures_of_both(tmp_path: Path, capsys: pytest.CaptureFixt
         assert found["seconds"]["step"][at] == own["seconds"]
         assert found["rates"]["MFU"][at] == own["mfu"]
         assert found["memory"]["needs"][at] == own["memory"]["needs"]
-    assert found["plan"]["ranks of tp"] == [8, 16]
+    assert found["plan"]["ranks of tp"] == [4, 16]
     assert "ranks" not in found["plan"]
     assert "parameters" in found
     assert "wq" not in found["parameters"]

@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from helpers.timed_plans import WASTEFUL
 from scalec.compiler.analysis.hardware import Hardware
+from scalec.compiler.analysis.memory import account
 from scalec.compiler.analysis.time.clocks import StepTime, nothing
 from scalec.compiler.analysis.time.op_rows import OpRow
 from scalec.compiler.analysis.time.report import Neighbour, Report, Room
 from scalec.compiler.cli import main
 from scalec.compiler.passes import compile_plan
 from scalec.compiler.reports.time import time
+from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
 
 PLANS = Path(__file__).parents[2] / "plans"
@@ -79,7 +82,7 @@ TABLES: dict[str, tuple[str, int, dict[tuple[str, str], float], dict[tuple[str, 
         FAST,
     ),
     "zero_3": (
-        'use "llama3_70b.scale" { state { zero 3 over dp } }',
+        'use "llama3_70b.scale" { mesh { dp = 64  tp = 8 }  train { recompute = full } }',
         75,
         {("products", f"llama.scale:{line}"): seconds for line, seconds in ((28, 20.0), (22, 3.0), (25, 2.5), (6, 1))}
         | {("attention", "llama.scale:25"): 5.0, ("exposed: tp", "llama.scale:28"): 4.0}
@@ -195,8 +198,16 @@ def test_neighbours_are_as_their_own_report_says(plan: str, tmp_path: Path, caps
         assert 1 - own["seconds"] / found["seconds"] == pytest.approx(each["gain"])
 
 
-def test_faster_plans_are_named_with_their_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "time", LLAMA]) == 0
+def wasteful(folder: Path, more: str = "") -> str:
+    """The path of a plan that one can advise much on."""
+    plan = folder / "plan.scale"
+    plan.write_text(f'use "{LLAMA}" {{ {WASTEFUL} {more} }}')
+    return str(plan)
+
+
+def test_faster_plans_are_named_with_their_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = wasteful(tmp_path)
+    assert main(["explain", "time", slow]) == 0
     shown = capsys.readouterr().out
     _, fits, large, _ = shown.rsplit("\n\n", 3)
     assert fits.startswith("would help")
@@ -205,7 +216,7 @@ def test_faster_plans_are_named_with_their_memory(capsys: pytest.CaptureFixture[
     assert large.startswith("too large")
     assert "train { recompute = none }" in large
     assert "GiB too many" in large
-    main(["explain", "time", "--no-advice", LLAMA])
+    main(["explain", "time", "--no-advice", slow])
     assert capsys.readouterr().out == shown.replace(f"\n\n{fits}\n\n{large}", "")
 
 
@@ -217,7 +228,15 @@ def test_a_plan_that_does_not_fit_is_told_which_do(capsys: pytest.CaptureFixture
 
 
 def test_memory_that_is_close_to_full_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = tmp_path / "plan.scale"
-    plan.write_text(f'use "{LLAMA}" {{ cluster {{ memory = 60GiB }} }}')
-    main(["explain", "time", "--no-advice", str(plan)])
+    main(["explain", "time", "--no-advice", wasteful(tmp_path, "cluster { memory = 60GiB }")])
     assert "close to full: time cannot be told; a rank needs" in capsys.readouterr().out
+
+
+def test_memory_of_which_a_part_of_the_range_fits_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With little less than the likely need, which `explain memory` prints."""
+    compiled = compile_plan(load(PLANS / "llama3_70b.scale"))
+    needs = account(compiled).needs
+    plan = tmp_path / "plan.scale"
+    plan.write_text(f'use "{LLAMA}" {{ cluster {{ memory = {needs - 2**20}B }} }}')
+    main(["explain", "time", "--no-advice", str(plan)])
+    assert "may not fit: a rank needs" in capsys.readouterr().out

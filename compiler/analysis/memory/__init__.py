@@ -8,5 +8,6 @@ Non-goals: tables for people (`explain`); what the allocator loses.
 
 from .account import Account, Bucket, account, accounts, at_loads
 from .capacity import SAID, capacity, fits, memory_budget, place, too_large, unknown, why_unknown
+from .need_range import VERDICTS, NeedRange, need_range
 from .peak import PeakSnapshot
 from .saved_activations import Kept

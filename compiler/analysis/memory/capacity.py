@@ -13,6 +13,7 @@ from ...syntax.diagnostics import Diagnostic, Note, listing
 from ..elastic import elastic_axis
 from ..expert_loads import with_room
 from .account import Account, at_loads, idle
+from .need_range import need_range
 from .pipeline_peak import Chunks, Stage, keeps, stages_of
 
 
@@ -66,13 +67,20 @@ def too_large(program: Program, account: Account, help: str) -> Diagnostic:
     loads = [Note(None, f"by the rows that a rank's experts get: {', '.join(needs)} (GiB)")] if needs else []
     return Diagnostic(
         "W0901",
-        f"does not fit: needs {account.needs / GIB:,.1f} GiB on {place(program, account)}; "
-        f"{program.cluster.gpu} has {room / GIB:,.1f} GiB",
+        f"{_too_large(program, account)} on {place(program, account)}; {program.cluster.gpu} has {room / GIB:,.1f} GiB",
         program.cluster.spans.get("gpu", program.region.span),
         f"has {room / GIB:,.0f} GiB",
         (Note(None, f"{sizes} (GiB); `scalec explain memory` shows all"), *loads),
         help,
     )
+
+
+def _too_large(program: Program, account: Account) -> str:
+    """The need in words; where only a part of its range is too large, the range."""
+    of = need_range(program, account)
+    if of.lacks(capacity(program)):
+        return f"does not fit: needs {account.needs / GIB:,.1f} GiB"
+    return f"may not fit: needs {account.needs / GIB:,.1f} GiB ({of.low / GIB:,.1f} to {of.high / GIB:,.1f})"
 
 
 def memory_budget(program: Program, most: int) -> MemoryBudget:

@@ -7,7 +7,7 @@ from attrs import asdict, evolve, frozen
 
 from ...ir import PRECISIONS, Program
 from ..hardware import Hardware, Measured
-from ..memory import account, capacity
+from ..memory import account, capacity, need_range
 from . import operations
 from .clocks import StepTime
 from .op_rows import OpRow, Pace, op_rows, pace
@@ -20,10 +20,11 @@ FULL = 0.9
 
 @frozen
 class Room:
-    """The bytes that a rank needs, and those of its GPU; None where that is not known."""
+    """The bytes that a rank needs, those of its GPU, None where not known, and the ends of the need's range."""
 
     needs: int
     capacity: int | None
+    ends: tuple[int, int] | None = None
 
     @property
     def fits(self) -> bool:
@@ -157,7 +158,9 @@ def report(program: Program, on: Hardware, *, by_load: bool = True) -> Report:
 
 def room(program: Program) -> Room:
     """The memory of a rank of a program after the last pass."""
-    return Room(account(program).needs, capacity(program))
+    found = account(program)
+    of = need_range(program, found)
+    return Room(found.needs, capacity(program), (of.low, of.high))
 
 
 def as_json(it: Report) -> dict[str, Any]:

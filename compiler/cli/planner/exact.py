@@ -5,7 +5,7 @@ from math import inf
 
 from attrs import evolve, field, frozen
 
-from ...analysis.memory import account, capacity
+from ...analysis.memory import account, capacity, need_range
 from ...analysis.time import operations
 from ...analysis.time.clocks import BUBBLE
 from ...analysis.time.prices import EXPOSED
@@ -23,12 +23,13 @@ from .plan_text import ModelFile, plan
 
 @frozen
 class Priced:
-    """A choice with what its program takes; where a GPU cannot hold it, no time: it is infinite.
+    """A choice with what its program takes; where a GPU surely cannot hold it, no time: it is infinite.
 
     kinds     seconds of a step by kind
     tokens    a second and GPU
     needs     bytes of the rank that needs most; capacity: bytes of a GPU, None where that is not known
     proved    whether its step is shown to be the single-device step
+    ends      the ends of the range of `needs`; None where it has none
     """
 
     choice: Choice
@@ -39,6 +40,17 @@ class Priced:
     needs: int
     capacity: int | None
     proved: bool = False
+    ends: tuple[int, int] | None = None
+
+    @property
+    def low(self) -> int:
+        """The least that the rank may need."""
+        return self.ends[0] if self.ends else self.needs
+
+    @property
+    def high(self) -> int:
+        """The most that it may need."""
+        return self.ends[1] if self.ends else self.needs
 
     @property
     def full(self) -> float:
@@ -48,7 +60,12 @@ class Priced:
     @property
     def fits(self) -> bool:
         """Whether it fits with room to spare: close to full, time cannot be told."""
-        return self.full <= FULL
+        return self.full <= FULL and (self.capacity is None or self.high <= self.capacity)
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether it is close to full, or only a part of the range of its memory fits."""
+        return not self.fits and self.capacity is not None and self.low <= self.capacity
 
     @property
     def exposed(self) -> float:
@@ -96,9 +113,10 @@ def _failed(choice: Choice, error: PlanError) -> Unpriced:
 
 
 def _priced(goal: Goal, choice: Choice, program: Program) -> Priced:
-    needs, room, train = account(program).needs, capacity(program), program.train
-    if room is not None and needs > room:
-        return Priced(choice, inf, {}, 0.0, 0.0, needs, room)
+    counted, room, train = account(program), capacity(program), program.train
+    needs, of = counted.needs, need_range(program, counted)
+    if of.lacks(room):
+        return Priced(choice, inf, {}, 0.0, 0.0, needs, room, ends=(of.low, of.high))
     step = step_time(program, goal.hardware)
     peak = goal.hardware.peak_rate(PRECISIONS[train.precision]) * goal.gpus * step.seconds
     return Priced(
@@ -109,4 +127,5 @@ def _priced(goal: Goal, choice: Choice, program: Program) -> Priced:
         operations.needed(program) / peak,
         needs,
         room,
+        ends=(of.low, of.high),
     )

@@ -73,9 +73,16 @@ class Reason:
 def _room(it: Priced) -> str:
     if it.fits:
         return "it fits too"
-    if it.full > 1:
+    if not it.may_fit:
         return f"it does not fit {(it.capacity or 0) / GIB:,.0f} GiB"
-    return f"it is close to full, {it.full:.0%} of {(it.capacity or 0) / GIB:,.0f} GiB"
+    return f"it {may_not_fit(it)}"
+
+
+def may_not_fit(it: Priced) -> str:
+    """The range of memory of a plan that may fit, for instance `may not fit: 76.1 to 84.0 GiB of 80`."""
+    room = (it.capacity or 0) / GIB
+    said = "may not fit" if it.high > (it.capacity or 0) else "is close to full"
+    return f"{said}: {it.low / GIB:,.1f} to {it.high / GIB:,.1f} GiB of {room:,.0f}"
 
 
 def _said(best: Choice, other: Choice) -> str:

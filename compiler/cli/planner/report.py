@@ -13,7 +13,7 @@ from ...reports.time import expected, seconds
 from .choice import Choice
 from .exact import Priced
 from .facts import Goal
-from .reasons import BATCH, FIT, THROUGHPUT, Reason
+from .reasons import BATCH, FIT, THROUGHPUT, Reason, may_not_fit
 from .search import ALIKE, Found
 
 MOST = 4
@@ -36,8 +36,13 @@ class Planned:
 
     @property
     def shown(self) -> tuple[Priced, ...]:
-        """The plans of the table: those that fit, or else those that need least."""
-        return (self.found.fitting or self.found.nearest)[: self.top]
+        """The plans of the table: those that fit or may, or else those that need least."""
+        return self.found.shown(self.top) or self.found.nearest[: self.top]
+
+    @property
+    def best(self) -> Priced:
+        """The plan that is proposed: the fastest that fits, or else the first of the table."""
+        return self.found.fitting[0] if self.found.fitting else self.shown[0]
 
 
 def print_plans(it: Planned) -> str:
@@ -55,6 +60,8 @@ def _thinned(found: Found) -> Iterator[str]:
         yield f"{count:>11,}  {step}"
     if found.priced:
         fitting = f"{len(found.fitting):,} fit" if found.fitting else "none fits"
+        if unsure := len(found.ranked) - len(found.fitting):
+            fitting += f", {unsure:,} may fit"
         yield f"{len(found.priced):>11,}  compiled: {fitting}, {sum(each.proved for each in found.priced):,} proved"
 
 
@@ -84,8 +91,9 @@ def _row(it: Priced) -> tuple[str, ...]:
 
 def _said(it: Planned) -> Iterator[str]:
     """Lines that say how to read the table."""
+    yield from _unsure(it)
     if not it.found.fitting:
-        least = it.shown[0]
+        least = it.found.nearest[0]
         room = (least.capacity or 0) / GIB
         full = (
             "close to full, so that its time cannot be told"
@@ -100,11 +108,19 @@ def _said(it: Planned) -> Iterator[str]:
         yield f"{AS_FAST}: within {ALIKE:.0%} of the first, less than the model can tell: measure {NUMBERS[alike]}"
 
 
+def _unsure(it: Planned) -> Iterator[str]:
+    """The plans of the table that may fit, with the range of their memory, and which one is proposed then."""
+    unsure = [(at, each) for at, each in enumerate(it.shown, 1) if each.may_fit]
+    yield from (f"{at} {may_not_fit(each)}; its time cannot be told" for at, each in unsure)
+    if unsure and it.found.fitting:
+        yield f"{it.shown.index(it.best) + 1} is the fastest that fits: the plan below"
+
+
 def _steps(it: Planned) -> Iterator[str]:
     """The reasons, step by step, each after what the best plan does there."""
     if not it.reasons:
         return
-    best = it.shown[0]
+    best = it.best
     facts = {FIT: _room(best), BATCH: _batch(it.found.goal, best.choice), THROUGHPUT: _spent(best)}
     for step, fact in facts.items():
         yield "\n  ".join((f"{step}: {fact}", *(str(reason) for reason in it.reasons if reason.step == step)))
@@ -157,7 +173,10 @@ def plan_json(it: Priced, *, alike: bool = False) -> dict[str, Any]:
         "mfu": it.mfu,
         "needs": it.needs,
         "capacity": it.capacity,
+        "low": it.low,
+        "high": it.high,
         "fits": it.fits,
+        "may_fit": it.may_fit,
         "bubble": it.bubble,
         "exposed": it.exposed,
         "kinds": dict(it.kinds),

@@ -28,6 +28,10 @@ ROUNDS, BEST, OTHERS = 2, 6, 6
 """Rounds in which choices are compiled: the best by estimates, corrected by what was compiled before, and the best of
 meshes that were not tried."""
 
+TIGHT, TIGHTEST = 3, 1.1
+"""Choices that may fit and are compiled because they may be faster than all that fit; their memory by corrected
+estimates, as a part of a GPU's, at most: the lower end of a range is up to a tenth below what is likely."""
+
 MANY = 2000
 """Choices among which those of other meshes are looked for."""
 
@@ -52,6 +56,16 @@ class Found:
     def fitting(self) -> tuple[Priced, ...]:
         """Plans that fit, the fastest first."""
         return tuple(sorted((it for it in self.priced if it.fits), key=_rank))
+
+    @property
+    def ranked(self) -> tuple[Priced, ...]:
+        """Plans that fit and plans that may, the fastest first."""
+        return tuple(sorted((it for it in self.priced if it.fits or it.may_fit), key=_rank))
+
+    def shown(self, top: int) -> tuple[Priced, ...]:
+        """The fastest `top` of these, the best that fits among them."""
+        found, best = self.ranked[:top], self.fitting[:1]
+        return found if {*best} <= {*found} else (*found[: top - 1], *best)
 
     @property
     def nearest(self) -> tuple[Priced, ...]:
@@ -118,9 +132,10 @@ class _Search:
         if not any(it.fits for it in self._priced.values()):
             self._compile(self._least(estimates))
         self._climb()
-        known = {it.choice: it for it in (*self._priced.values(), *self._beside.values())}
+        self._compile(self._tight(estimates))
+        known = {it.choice: it for it in self._all}
         gc.collect()
-        best = sorted((it for it in known.values() if it.fits), key=_rank)[:proved]
+        best = Found(self._facts, self._goal, left, tuple(known.values()), ()).shown(proved)
         alike = dict[object, list[Priced]]()  # those of one schedule may have equal cases
         for it in best:
             empty = it.choice.pp * it.choice.chunks > self._facts.layers
@@ -133,7 +148,7 @@ class _Search:
     def _climb(self) -> None:
         """Compiles what differs from the best in one respect, as long as that finds a better one."""
         while True:
-            known = [*self._priced.values(), *self._beside.values()]
+            known = self._all
             best = min((it for it in known if it.fits), key=_rank, default=None)
             if best is None:
                 return
@@ -169,6 +184,23 @@ class _Search:
                 meshes.add(self._mesh(at))
                 first.append(at)
         return first
+
+    def _tight(self, of: Estimate) -> list[int]:
+        """Choices that may fit, and are faster by corrected estimates than the best that fits."""
+        room = self._goal.capacity
+        if room is None or not self._priced:
+            return []
+        seconds, bytes = self._corrected(of)
+        best = min((it.seconds for it in self._all if it.fits), default=inf)
+        may = (bytes > NEARLY * room) & (bytes <= TIGHTEST * room) & (seconds < best)
+        may[[*self._tried]] = False
+        order = np.argsort(np.where(may, seconds, np.inf), kind="stable")[: min(TIGHT, int(np.sum(may)))]
+        known = {it.choice for it in self._all}
+        return [int(at) for at in order if self._space.choice(int(at)) not in known]
+
+    @property
+    def _all(self) -> tuple[Priced, ...]:
+        return (*self._priced.values(), *self._beside.values())
 
     def _least(self, of: Estimate) -> list[int]:
         order = (int(at) for at in np.argsort(self._corrected(of)[1], kind="stable"))

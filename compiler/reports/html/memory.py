@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from attrs import frozen
 
 from ...analysis.expert_loads import with_room
-from ...analysis.memory import Account, PeakSnapshot, account, capacity, fits, place
+from ...analysis.memory import VERDICTS, Account, PeakSnapshot, account, capacity, need_range, place
 from ...analysis.memory.account import over_microbatch
 from ...analysis.memory.pipeline_peak import over_row
 from ...analysis.time.op_rows import op_seconds
@@ -101,7 +101,8 @@ def _verdict(program: Program, it: Account) -> str:
     room = capacity(program)
     if room is None:
         return f"needs {amount(it.needs)}"
-    return f"{'fits' if fits(program, it) else 'does not fit'}: {amount(it.needs)} of {amount(room)}"
+    verdict = VERDICTS[need_range(program, it).fits(room)]
+    return f"{verdict}: {amount(it.needs)} of {amount(room)}"
 
 
 def _always(it: Account, moments: int) -> list[Owner]:

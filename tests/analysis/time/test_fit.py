@@ -121,7 +121,7 @@ def test_a_person_is_told_which_ops_and_figures_differ(tmp_path: Path, capsys: p
     assert out[0].startswith(f"3 steps of 1 rank on cuda: {profile.seconds:.2f} s")
     lines = [line for line in out[4:] if line.startswith("llama.scale:")]
     assert lines[0].split()[0] == "llama.scale:28"
-    assert lines[0].split()[-2:] == ["+2.49", "s"]
+    assert lines[0].split()[-2:] == ["+2.03", "s"]
     after = out[out.index(lines[0]) + 1 : out.index(lines[1])]
     assert all(line.startswith("  ") for line in after)
     assert any(line.startswith("  contracts _y.3, forward ") for line in after)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Mapping
 from functools import cache, partial
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +11,21 @@ import pytest
 from attrs import evolve
 
 from scalec.compiler.analysis.hardware import named
+from scalec.compiler.analysis.memory import account, need_range
 from scalec.compiler.cli.planner import planned
 from scalec.compiler.cli.planner.cells import cell_columns
 from scalec.compiler.cli.planner.choice import Choice
 from scalec.compiler.cli.planner.estimate import estimate
-from scalec.compiler.cli.planner.exact import Priced, Unpriced, price
+from scalec.compiler.cli.planner.exact import Priced, Unpriced, _priced, price
 from scalec.compiler.cli.planner.facts import Facts, Goal
 from scalec.compiler.cli.planner.plan_text import ModelFile, bare_plan, plan
+from scalec.compiler.cli.planner.report import Planned, print_plans
 from scalec.compiler.cli.planner.search import Found, search
 from scalec.compiler.cli.planner.space import Space, divisors, space
 from scalec.compiler.cli.planner.two_processes import in_two
+from scalec.compiler.config.gpus import GIB
 from scalec.compiler.frontend import resolve
-from scalec.compiler.passes import compile_plan
+from scalec.compiler.passes import compile_plan, passed
 from scalec.compiler.syntax.limits import load
 from scalec.compiler.syntax.source import Source
 
@@ -168,3 +172,57 @@ def test_what_a_run_looks_at_stays() -> None:
     source = load(PLANS / "llama3_8b.scale")
     file = ModelFile(Source(source.path, f"{source.text}\n{watch}\n"))
     assert file.model(PLANS).endswith(f"\n\n{watch}")
+
+
+def priced(seconds: float, needs: float, ends: tuple[float, float], dp: int) -> Priced:
+    """A plan on GPUs of 80 GiB."""
+    low, high = (round(end * GIB) for end in ends)
+    return Priced(Choice(dp=dp), seconds, {}, 1.0, 0.4, round(needs * GIB), 80 * GIB, ends=(low, high))
+
+
+def test_plans_that_may_fit_are_ranked_by_time_beside_the_best_that_fits() -> None:
+    """Those that surely do not fit are not in the table, and what is proposed fits."""
+    _, facts, goal = subject("tiny_llama.scale", 4, 32, 128)
+    fits, slower = priced(4.0, 70, (68, 74), 1), priced(5.0, 40, (38, 43), 2)
+    close, may, lacks = priced(3.0, 75, (73, 79), 4), priced(2.0, 82, (79, 87), 8), priced(1.0, 90, (87, 95), 16)
+    found = Found(facts, goal, (), (slower, lacks, fits, may, close), ())
+    assert [(it.fits, it.may_fit) for it in (fits, close, may, lacks)] == [
+        (True, False),
+        (False, True),
+        (False, True),
+        (False, False),
+    ]
+    assert found.ranked == (may, close, fits, slower)
+    assert found.fitting == (fits, slower)
+    assert found.shown(2) == (may, fits)
+    assert found.shown(3) == (may, close, fits)
+    text = print_plans(Planned(found, 3))
+    assert "5  compiled: 2 fit, 2 may fit, 0 proved" in text
+    assert "\n1 may not fit: 79.0 to 87.0 GiB of 80; its time cannot be told\n" in text
+    assert "\n2 is close to full: 73.0 to 79.0 GiB of 80; its time cannot be told\n" in text
+    assert "\n3 is the fastest that fits: the plan below" in text
+
+
+def test_a_plan_that_may_fit_has_a_time() -> None:
+    """With a GPU of little less than the likely memory; with less than the lower end it has none."""
+    file, facts, goal = subject("llama3_8b.scale", 64, 256, 8192)
+    choice = Choice(dp=64, zero=3, recompute="full")
+    *_, program = passed(resolve(plan(file, facts, goal, choice)))
+    counted = account(program)
+    low = need_range(program, counted).low
+    rooms = (counted.needs * 2, counted.needs - 1, low - 1)
+    sized = [evolve(program, cluster=evolve(program.cluster, memory=room)) for room in rooms]
+    plenty, tight, short = (_priced(goal, choice, it) for it in sized)
+    assert plenty.fits
+    assert tight.may_fit
+    assert tight.seconds == plenty.seconds
+    assert not short.may_fit
+    assert short.seconds == inf
+
+
+def test_the_search_compiles_a_plan_that_may_fit_if_it_may_be_faster_than_all_that_fit() -> None:
+    file, facts, goal = subject("llama3_8b.scale", 64, 256, 8192)
+    found = search(file, facts, goal, {}, proved=0)
+    first, best = found.ranked[0], found.fitting[0]
+    assert first.may_fit
+    assert first.seconds < best.seconds

@@ -1,0 +1,97 @@
+"""The range of the memory that a rank needs on a GPU, with the reasons: nobody has measured some of its parts.
+
+Purpose: a plan whose range ends above the GPU's memory and begins below it may fit; it is not refused.
+Non-goals: the account itself, which is the likely value.
+"""
+
+from attrs import frozen
+
+from ...config.gpus import gpu
+from ...ir import Program
+from .account import Account, at_loads
+from .reserve import communicators
+
+ACCOUNT = 0.03
+"""The part of its tensors by which the account may be off: tests hold the peak to it (docs/memory.md)."""
+
+FRAGMENTS = 0.03
+"""The part of its tensors that an allocator with expandable segments reserves besides: torchtitan's, which sets them
+too, by published rows (benchmarks/RESULTS.md)."""
+
+
+@frozen
+class Reason:
+    """A part of the account that is not known: the bytes by which it may be less, and by which it may be more."""
+
+    what: str
+    less: int
+    more: int
+
+
+@frozen
+class NeedRange:
+    """The bytes that a rank needs: the account's, and the ends of the range."""
+
+    likely: int
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def low(self) -> int:
+        """The least that it may be."""
+        return self.likely - sum(reason.less for reason in self.reasons)
+
+    @property
+    def high(self) -> int:
+        """The most that it may be."""
+        return self.likely + sum(reason.more for reason in self.reasons)
+
+    def fits(self, room: int | None) -> bool | None:
+        """Whether all of the range fits in a GPU's memory; None where only a part does, or nothing is known."""
+        if room is None:
+            return None
+        if self.high <= room:
+            return True
+        return None if self.low <= room else False
+
+    def lacks(self, room: int | None) -> bool:
+        """Whether even the lower end is more than a GPU has."""
+        return room is not None and self.low > room
+
+
+def need_range(program: Program, it: Account) -> NeedRange:
+    """The range of an account's need; on the CPU, whose allocator reserves nothing, the account alone."""
+    if it.device == "cpu":
+        return NeedRange(it.needs)
+    reasons = [
+        Reason("the account of tensors", round(ACCOUNT * it.total), round(ACCOUNT * it.total)),
+        Reason("fragments of the allocator", 0, round(FRAGMENTS * it.total)),
+        *_reserve(program, it),
+        *_loads(program, it),
+    ]
+    return NeedRange(it.needs, tuple(reasons))
+
+
+def _reserve(program: Program, it: Account) -> list[Reason]:
+    """The estimates in the reserve of a GPU that is known; a plan that says its reserve knows it."""
+    found = gpu(program.cluster)
+    if found is None or program.cluster.reserve is not None:
+        return []
+    groups = communicators(program)
+    less, more = found.reserve_range(groups)
+    return [Reason("CUDA's context, NCCL's channels", it.reserve - less, more - it.reserve)]
+
+
+def _loads(program: Program, it: Account) -> list[Reason]:
+    """The memory for rows of experts that an equal load leaves free."""
+    for load, accounts in at_loads(program):
+        if load.name == BALANCED:
+            least = max(each.needs for each in accounts)
+            return [Reason("rows of experts, at an equal load", max(it.needs - least, 0), 0)]
+    return []
+
+
+VERDICTS = {True: "fits", None: "may not fit", False: "does not fit"}
+"""The verdict of `NeedRange.fits` in words, where a GPU's memory is known."""
+
+BALANCED = "balanced"
+"""The name of the equal load among `at_loads`."""

@@ -1,0 +1,97 @@
+"""The warning that a pipeline's ranks wait for a large share of each step, with what would help.
+
+Rows are timed as if all stages took equally long, as `scalec schedule --unit` does.
+Non-goals: seconds (`analysis.time`).
+"""
+
+from collections.abc import Iterator
+
+from ..config.units import counted
+from ..ir import MICROBATCHES, Pipeline, Program
+from ..schedules.actions import Schedule, ScheduleError
+from ..schedules.registry import SCHEDULES
+from ..schedules.timeline import Times, simulate
+from ..syntax.diagnostics import Diagnostic, Note
+
+MOST = 1 / 3
+"""The share of the step above which a warning is worth reading: 1F1B's with two microbatches a rank."""
+
+ENOUGH = 4
+"""Microbatches for each rank from which on the bubble is negligible, under a fifth (GPipe, arXiv 1811.06965, 3.2)."""
+
+WORTH = 0.05
+"""A schedule that shortens the wait by less of the step is not named."""
+
+NAMED = (
+    ("interleaved_1f1b", 2),
+    ("interleaved_1f1b", 4),
+    ("zb_h1", 1),
+    ("interleaved_zero_bubble", 2),
+    ("zbv", 2),
+    ("dualpipev", 2),
+)
+"""Schedules that are compared, and how many stages a rank has."""
+
+SHOWN = 2
+"""How many other schedules are named."""
+
+
+def idle_pipeline(program: Program) -> Iterator[Diagnostic]:
+    """The warning, if the ranks of a pipeline have few microbatches and wait long."""
+    pipeline = program.pipeline
+    if not pipeline or not pipeline.schedule:
+        return
+    ranks, microbatches = program.axis(pipeline.axis).size, program.size(MICROBATCHES)
+    if microbatches >= ENOUGH * ranks:
+        return
+    now = bubble(pipeline.schedule)
+    if now <= MOST:
+        return
+    message = (
+        f"ranks of `{pipeline.axis}` wait {now:.0%} of the step: "
+        f"{counted(ranks, 'rank')} have only {counted(microbatches, 'microbatch')}"
+    )
+    span = pipeline.settings.spans.get("schedule", program.axis(pipeline.axis).span)
+    notes = (Note(None, "counted as if all stages took equally long; `scalec schedule --unit` draws it"),)
+    help = "\n".join((_more_microbatches(pipeline, ranks), *_other_schedules(program, pipeline, ranks, now)))
+    yield Diagnostic("W0907", message, span, notes=notes, help=help)
+
+
+def bubble(schedule: Schedule) -> float:
+    """The share of all ranks' time in which they wait, if all stages take equally long."""
+    return simulate(schedule, Times.uniform(schedule.stages)).bubble
+
+
+def _more_microbatches(pipeline: Pipeline, ranks: int) -> str:
+    """How many would be enough, and the bubble then, where the rows have the name of a schedule."""
+    ways = "a larger `global_batch`, a smaller `microbatch` or fewer ranks of data"
+    more = f"make at least {ENOUGH * ranks:,} microbatches, by {ways}"
+    settings = pipeline.settings.schedule
+    left = _bubble_of(settings.kind, ranks, ENOUGH * ranks, settings.chunks)
+    return more if left is None else f"{more}: {left:.0%}"
+
+
+def _other_schedules(program: Program, pipeline: Pipeline, ranks: int, now: float) -> Iterator[str]:
+    """Named schedules under which ranks wait least, the best first; none where the plan's stages are its own."""
+    if pipeline.settings.stages:
+        return
+    layers, microbatches = sum(map(program.size, pipeline.dims)), program.size(MICROBATCHES)
+    found = list[tuple[float, str]]()
+    for kind, chunks in NAMED:
+        left = _bubble_of(kind, ranks, microbatches, chunks) if ranks * chunks <= layers else None
+        if left is not None and left <= now - WORTH:
+            said = f"{kind}(chunks={chunks})" if SCHEDULES[kind].variable else kind
+            found.append((left, said))
+    for left, said in sorted(found)[:SHOWN]:
+        yield f"or write `schedule = {said}`: {left:.0%}; `scalec explain memory` says what it needs"
+
+
+def _bubble_of(kind: str, ranks: int, microbatches: int, chunks: int | None) -> float | None:
+    """The bubble of a named schedule; None where it has no rows for these numbers."""
+    named = SCHEDULES.get(kind)
+    if named is None:
+        return None
+    try:
+        return bubble(named(ranks, microbatches, chunks))
+    except ScheduleError:
+        return None
