@@ -49,7 +49,7 @@ def test_each_known_gpu_has_a_data_sheet(gpu: str) -> None:
 
 
 TYPES = {0: ("f64", "f32", "bf16", "f16"), 89: ("fp8",), 100: ("mxfp8", "nvfp4")}
-"""Element types of products, by the first compute capability that has them (CUDA C++ programming guide, tensor cores)."""
+"""Element types of products, by the first compute capability that has them (CUDA C++ programming guide)."""
 
 
 @pytest.mark.parametrize("gpu", GPUS)
