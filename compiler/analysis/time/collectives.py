@@ -34,6 +34,7 @@ class Group:
 
     near     ranks that share a node
     network  the rank's part of its node's adapters
+    tree     the part of a ring's bandwidth that a tree holds
     """
 
     ranks: Size
@@ -42,6 +43,7 @@ class Group:
     network: Size
     link_latency: Size
     network_latency: Size
+    tree: Size = TREE_RATE
 
     @property
     def nodes(self) -> Size:
@@ -69,7 +71,7 @@ def get_collective_seconds(op: str, whole: Size, group: Group) -> Size:
     moved, ring = group.moved(whole), group.ring_latency()
     if HALVES[op] == 2:
         steps = ring * (1 + (PLATEAU - 1) * (group.near < group.ranks))
-        by_tree = moved / TREE_RATE + group.tree_latency()
+        by_tree = moved / group.tree + group.tree_latency()
         return 2 * smaller(moved + steps, by_tree)
     by_levels = levels(group.nodes) * group.network_latency / PAT_LEVELS + group.ranks * PAT_RANK
     by_pat = moved / PAT_RATE + by_levels
