@@ -24,6 +24,9 @@ SHOWN = 8
 LEAST = 0.0005
 """The least share of a step that a row has."""
 
+HIDDEN = 1000
+"""The seconds of computation for each second of a group's collectives from which on these are not worth a word."""
+
 
 def time(it: Report) -> str:
     """The time of a step, for people."""
@@ -35,6 +38,7 @@ def time(it: Report) -> str:
             f"{headline(it.program)}\n{_source(it)}",
             said,
             "\n".join(table(rows, "lrrl")),
+            *_ratios(it),
             *_watched(it),
             *_unpriced(it),
             *_limit(it),
@@ -69,6 +73,16 @@ def _full(room: Room) -> Iterator[str]:
     if room.close_to_full and room.capacity:
         needs = f"a rank needs {amount(room.needs)} of {amount(room.capacity)}"
         yield f"does not fit: {needs}" if room.lacks else f"close to full: time cannot be told; {needs}"
+
+
+def _ratios(it: Report) -> Iterator[str]:
+    """For instance `compute : communication is 0.9 over dp, 11.8 over tp`, the lowest first."""
+    ratios = sorted((ratio, axes) for axes, ratio in it.ratios.items() if ratio < HIDDEN)
+    if not ratios:
+        return
+    each = [f"{ratio:.3g} over {axes}" for ratio, axes in ratios]
+    below = " (below 1, computation cannot hide all of it)" if ratios[0][0] < 1 else ""
+    yield f"compute : communication is {', '.join(each)}{below}"
 
 
 def _watched(it: Report) -> Iterator[str]:
