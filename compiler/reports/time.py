@@ -13,6 +13,7 @@ from ..analysis.time.report import Neighbour, Report, Room, looks
 from ..config.units import amount, counted
 from ..ir import MICROBATCHES
 from ..ops.protocol import DETERMINISTIC
+from .published import get_warning
 from .summary import headline, table
 
 LINES = 3
@@ -42,6 +43,7 @@ def time(it: Report) -> str:
             *_watched(it),
             *_unpriced(it),
             *_limit(it),
+            *get_warning(it.program, it.on.name, it.mfu, it.tokens),
             *_advice(it),
             MFU,
         )
