@@ -12,7 +12,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from attrs import frozen
@@ -24,30 +24,46 @@ from predicting.rows import read
 from predicting.steps import steps
 from predicting.training import read_work
 
+
+class Factor(NamedTuple):
+    """A number that is fitted: its prior, one standard deviation of its logarithm, and what it stands for."""
+
+    prior: float
+    spread: float
+    stands_for: str
+
+
 SPREAD = {
     "host": 0.25, "host_tp": 0.25, "collective": 0.7, "step": 1.0, "traffic": 0.4, "rate": 0.04, "beside": 0.4,
     "exposed": 0.3, "messages": 0.7, "bucket": 1.0,
 }  # fmt: skip
-"""How far a profile's number may be from the default's, one standard deviation of its logarithm; others are given."""
+"""How far a profile's number may be from the default's, one standard deviation of its logarithm; others are given.
+
+`predicting.frameworks` says what each stands for.
+"""
 
 CONSTANTS = {
-    "accumulated": (6.0, 0.3),
-    "async": (0.5, 0.5),
-    "beside_tensors": (0.2, 0.7),
-    "cast": (3.0, 0.5),
-    "compiled": (0.71, 0.1),
-    "contention": (0.1, 0.3),
-    "flash_cudnn": (1.0, 0.2),
-    "flash_triton": (0.8, 0.2),
-    "gathered": (0.5, 0.5),
-    "hop": (8e-6, 0.5),
-    "jitter": (0.002, 0.5),
-    "loss": (14.0, 0.3),
-    "newer": (0.8, 0.2),
-    "ring": (0.3, 0.5),
-    "scores": (8.0, 0.3),
-    "scores_back": (12.0, 0.3),
-    "update": (31.0, 0.2),
+    "accumulated": Factor(6.0, 0.3, "bytes that adding up the gradient of a parameter moves, in a microbatch"),
+    "async": Factor(
+        0.5, 0.5, "the part of exposed collectives that is left where they are cut into pieces of products"
+    ),
+    "beside_tensors": Factor(0.2, 0.7, "the part of a reduction beside backward where tensors are reduced one by one"),
+    "cast": Factor(3.0, 0.5, "bytes moved for each element that is cast to 8 bits or fewer"),
+    "compiled": Factor(0.71, 0.1, "the part of memory-bound traffic that is left where layers are compiled"),
+    "flash_cudnn": Factor(1.0, 0.2, "the rate of cuDNN's attention, by FlashAttention-3's"),
+    "flash_triton": Factor(0.8, 0.2, "the rate of the first FlashAttention, by FlashAttention-2's"),
+    "gathered": Factor(0.5, 0.5, "the part of ZeRO 1's gather that the GPU waits for"),
+    "jitter": Factor(
+        0.002, 0.5, "the part by which a step is longer for each doubling of nodes: the slowest rank decides"
+    ),
+    "loss": Factor(14.0, 0.3, "bytes that the loss moves for each logit"),
+    "newer": Factor(
+        0.8, 0.2, "the rate of attention on GPUs of which nobody has published it, by that of an H100's peak"
+    ),
+    "scores": Factor(8.0, 0.3, "bytes that forward moves for each score of attention that is not fused"),
+    "scores_back": Factor(12.0, 0.3, "the same in backward"),
+    "sharded": Factor(0.1, 0.3, "the part by which layers are slower whose parameters or gradients are sharded"),
+    "update": Factor(31.0, 0.2, "bytes that the optimizer moves for each parameter of its own"),
 }
 """The shared constants: a round value from what is known of operations, and the same."""
 
@@ -149,8 +165,8 @@ def fit_of(rows: Batch) -> Fit:
     of = sorted({profile_of(row["framework"]) for row in rows.rows} - {DEFAULT})
     default = profile(DEFAULT)
     names = [(it, name) for it in of for name in SPREAD] + [("", name) for name in CONSTANTS]
-    spread = SPREAD | {name: it for name, (_, it) in CONSTANTS.items()}
-    prior = [getattr(default, name) if it else CONSTANTS[name][0] for it, name in names]
+    spread = SPREAD | {name: it.spread for name, it in CONSTANTS.items()}
+    prior = [getattr(default, name) if it else CONSTANTS[name].prior for it, name in names]
     logs = np.array([_log(name, value) for (_, name), value in zip(names, prior, strict=True)])
     seconds = np.array([float(row["step_s"]) for row in rows.rows])
     return Fit(rows, seconds, tuple(names), logs, np.array([spread[name] for _, name in names]))

@@ -242,7 +242,7 @@ def test_training_steps_have_seconds_of_which_parts_are_the_sum_or_a_reason(pred
     seconds = {name: found[name]["step_s"] for name in KINDS}
     assert [name for name in KINDS if parts[name]["tp"]] == ["tp", "async", "cp", "slow", "fast"]
     assert [name for name in KINDS if parts[name]["bubble"]] == ["staged", "interleaved"]
-    assert [name for name in KINDS if parts[name]["dp"]] == ["zero", "slow", "fast"]
+    assert [name for name in KINDS if parts[name]["dp"]] == ["cp", "zero", "slow", "fast"]
     assert parts["async"]["tp"] < parts["tp"]["tp"]
     assert seconds["mxfp8"] < seconds["plain"] < seconds["full"]
     assert seconds["compiled"] < seconds["plain"]
@@ -258,6 +258,28 @@ def test_latency_between_nodes_is_waited_for_and_that_of_a_congested_network_is_
     assert found["fast"]["parts"]["tp"] - found["one"]["parts"]["tp"] >= 0.99 * hops
     assert found["slow"]["parts"]["tp"] < 0.5 * hops
     assert found["slow"]["parts"]["host"] > 4 * hops
+
+
+def test_sharded_parameters_are_gathered_around_rings_of_all_ranks(predict: Predict) -> None:
+    """Of 1,024 ranks on 128 nodes, too many for small layers to hide: two gathers and a scatter a layer."""
+    rows = text(many={"dp": "1024", "zero": "3", "gpus": "1024", "global_batch": "16384"})
+    parts: Any = predict(rows)["many"]["parts"]
+    ring = (1024 - 128) * 5e-6 + 127 * 17e-6
+    layers, microbatches = 4, 8
+    sent = 3 * layers * microbatches * ring
+    assert sent < parts["dp"] + parts["compute"] < 1.3 * sent
+    assert parts["dp"] > 0.7 * sent
+
+
+def test_ranks_of_a_sequence_reduce_gradients_and_share_state_too(predict: Predict) -> None:
+    """Both are over dp and cp: 8 ranks of cp alone wait for sums, and update an eighth."""
+    job = {"gpus": "8", "hidden": "4096", "heads": "32", "ffn": "16384", "global_batch": "16", "zero": "1"}
+    found: Any = predict(text(one={**job, "gpus": "1"}, cp={**job, "cp": "8"}))
+    assert found["cp"]["parts"]["dp"] > 0
+    assert found["one"]["parts"]["dp"] == 0
+    copied, own = 6, 31  # bytes of a parameter that is cast, and of one that is updated
+    part = (copied + own / 8) / (copied + own)
+    assert found["cp"]["parts"]["update"] == pytest.approx(part * found["one"]["parts"]["update"], rel=0.03)
 
 
 def test_a_congested_network_is_as_slow_as_the_jobs_all_reduce(predict: Predict) -> None:

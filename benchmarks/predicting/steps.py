@@ -5,11 +5,14 @@ collectives and reductions are exposed by a part that the profile says, the host
 stages are cut as the framework does.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import fields, frozen
 
+from scalec.compiler.analysis.hardware import Hardware
+from scalec.compiler.analysis.link_traffic import HALVES
+from scalec.compiler.analysis.time.collectives import TREE_RATE, Group, get_collective_seconds
 from scalec.compiler.analysis.time.seconds import SHORT
 
 from .batch import AXES, OPS, Array, Batch
@@ -22,11 +25,14 @@ NARROW = ("fp8", "mxfp8", "nvfp4")
 STALL = 1e-4
 """Seconds of a hop between nodes from which on the link is in a bad state."""
 
+STEP, FAR_STEP = (getattr(fields(Hardware), name).default for name in ("link_latency", "network_latency"))
+"""Seconds of a step of a ring within a node and between nodes, in buckets that are sent beside computation."""
+
+ONCE = np.array(1.0)
+"""Calls of a collective that takes all at once."""
+
 Numbers = Mapping[str, Array]
 """A framework's numbers, one for each row; or shared constants (`constants.toml`)."""
-
-Reduce = Callable[[Array, int, Array], Array]
-"""Seconds of a collective over dp by bytes, halves of an all-reduce, and calls."""
 
 
 @frozen
@@ -70,6 +76,8 @@ class _Pricing:
         number = batch.number
         self.dp, self.tp, self.pp, self.microbatches = (number(it) for it in ("dp", "tp", "pp", "microbatches"))
         self.cp, self.chunks, self.per_node = number("cp"), number("vpp"), number("gpus_per_node")
+        # gradients are sums over both, and frameworks share state out over both
+        self.replicas = self.dp * self.cp
         self.zero = np.array([float(row["zero"] or 0) for row in batch.rows])
         self.memory = batch.on("memory_rate")
         self.kernel = batch.on("kernel")
@@ -174,7 +182,7 @@ class _Pricing:
         return self.shared["accumulated"] * params / self.memory * np.where(self.microbatches > 1, 1.0, 0.5)
 
     def _update(self, layers: Array, first: Array, last: Array) -> Array:
-        own, copied = self._params(layers, first, last), np.where(self.zero >= 1, self.dp, 1.0)
+        own, copied = self._params(layers, first, last), np.where(self.zero >= 1, self.replicas, 1.0)
         cast = np.where(self.zero >= 3, own / copied, own)
         return (self.shared["update"] * own / copied + 6 * cast) / self.memory
 
@@ -184,7 +192,8 @@ class _Pricing:
         """Seconds of each place that the GPU waits for, and those of tp that delay it as the host does.
 
         The GPU waits for the latency of links between nodes.  Within a node it is the host's, and where links stall,
-        for a GPU that is behind catches up meanwhile.
+        for a GPU that is behind catches up meanwhile.  It waits for all of a ring of keys: published rows do not say
+        which part of it is hidden.
         """
         it, links = self.batch.messages, self.links
         axis, op, size, ranks, near, _ = it.columns
@@ -198,40 +207,47 @@ class _Pricing:
         is_tp = axis == AXES.index("tp")
         latency = halves * (ranks - 1) * np.where(away, links.far_latency[at], links.latency[at])
         on_wire = away & ~self.stalls[at]
-        waited = seconds * np.where(is_tp, exposed[at], self.shared["ring"]) + np.where(is_tp & on_wire, latency, 0.0)
+        waited = seconds * np.where(is_tp, exposed[at], 1.0) + np.where(is_tp & on_wire, latency, 0.0)
         issued = np.where(on_wire, 0.0, latency) + self.framework["collective"][at]
         rows = len(self.batch.rows)
         return it.sums(waited, rows), it.sums(np.where(is_tp, issued, 0.0), rows)
 
-    def _over_dp(self, size: Array, halves: int, calls: Array) -> Array:
-        """A collective over dp, in several calls: rings, and of all-reduces over many healthy nodes trees."""
-        near = np.clip(np.floor(self.per_node / (self.tp * self.cp)), 1, self.dp)
-        nodes, links = self.dp / near, self._near_stalls(self.dp / near, halves)
-        inside = (near - 1) * np.where(self.stalls & (halves == 1), self.shared["hop"], links.latency)
-        ring = inside + (self.dp - near) * self.shared["hop"]
-        tree = inside + np.ceil(np.log2(nodes)) * links.far_latency
-        latency = 2 * np.where(self.stalls, ring, np.minimum(ring, tree)) if halves == 2 else ring
-        seconds = halves * links.moved(size, self.dp, near) + calls * (latency + self.framework["collective"])
-        return np.where(self.dp > 1, seconds, 0.0)
+    def _over_dp(self, size: Array, op: str, calls: Array) -> Array:
+        """A collective over dp and cp of `size` bytes, in several calls."""
+        near = np.clip(np.floor(self.per_node / self.tp), 1, self.replicas)
+        adapters = self._adapters(self.replicas / near, HALVES[op])
+        slow = self.stalls & (op == "all_reduce")
+        within = np.where(slow, self.links.latency, STEP)
+        group = Group(self.replicas, near, self.links.node, adapters, within, FAR_STEP, self._tree())
+        each = get_collective_seconds(op, size / calls, group)
+        return np.where(self.replicas > 1, calls * (each + self.framework["collective"]), 0.0)
 
-    def _near_stalls(self, nodes: Array, halves: int) -> _Links:
-        """The links to `nodes` nodes: a ring that stalls is slower by their number, as the job's all-reduce over all.
+    def _tree(self) -> Array:
+        """The part of a ring's bandwidth that a tree holds: as the job's all-reduce over all, if that was measured."""
+        measured = 1e9 * self.batch.number("allreduce_gbs") / self.per_node
+        is_measured = np.array([bool(row["allreduce_gbs"]) for row in self.batch.rows])
+        held = np.minimum(measured / self.links.adapters, TREE_RATE)
+        return np.where(is_measured & ~self.stalls, held, TREE_RATE)
 
-        Half an all-reduce by itself holds twice its rate there, and no hop within a node stalls it.
+    def _adapters(self, nodes: Array, halves: int) -> Array:
+        """The adapters of a rank to `nodes` nodes.
+
+        A ring that stalls is slower by their number, as the job's all-reduce over all.  Half an all-reduce by itself
+        holds twice its rate there.
         """
         all_nodes = self.batch.number("gpus") / self.per_node
         measured = 2 / halves * 1e9 * self.batch.number("allreduce_gbs") / self.per_node * all_nodes / nodes
-        adapters = np.where(self.stalls, np.minimum(self.links.adapters, measured), self.links.adapters)
-        return evolve(self.links, adapters=adapters)
+        return np.where(self.stalls, np.minimum(self.links.adapters, measured), self.links.adapters)
 
     def _sharded(self, forward: Array, backward: Array) -> Array:
         """Seconds that gathers and scatters of ZeRO 2 and 3 add to a layer."""
-        params, slower = self.batch.params[:, 0], 1 + self.shared["contention"]
-        gather, scatter = self._over_dp(2 * params, 1, 1), self._over_dp(self.gradient * params, 1, 1)
+        params, slower = self.batch.params[:, 0], 1 + self.shared["sharded"]
+        gather = self._over_dp(2 * params, "all_gather", ONCE)
+        scatter = self._over_dp(self.gradient * params, "reduce_scatter", ONCE)
         whole = both(forward * slower, gather) + both(backward * slower, gather + scatter) - forward - backward
         scattered = both(backward * slower, scatter) - backward
         added = np.where(self.zero >= 3, whole, np.where(self.zero == 2, scattered, 0.0))
-        return np.where(self.dp > 1, added, 0.0)
+        return np.where(self.replicas > 1, added, 0.0)
 
     def _reduced(self, backward: Array, layers: Array, first: Array, last: Array) -> Array:
         """Exposed seconds of the reduction of gradients, and of the gather of parameters after the update."""
@@ -241,11 +257,13 @@ class _Pricing:
             by_tensor, 6 * layers.max(1) + 2, np.maximum(self.gradient * most / self.framework["bucket"], 1)
         )
         sums = np.where(
-            sharded, self._over_dp(self.gradient * most, 1, calls), self._over_dp(self.gradient * most, 2, calls)
+            sharded,
+            self._over_dp(self.gradient * most, "reduce_scatter", calls),
+            self._over_dp(self.gradient * most, "all_reduce", calls),
         )
         beside = np.where(by_tensor, self.shared["beside_tensors"], self.framework["beside"])
         reduced = np.maximum(sums * (1 - beside), sums - beside * backward)
-        gather = self._over_dp(2 * most, 1, np.where(sharded, calls, 1.0))
+        gather = self._over_dp(2 * most, "all_gather", np.where(sharded, calls, layers.max(1) + 2))
         part = np.where(sharded, self.shared["gathered"], np.where(self.zero == 2, 0.5, 0.0))
         return np.where(self.zero <= 1, reduced, 0.0) + part * gather
 

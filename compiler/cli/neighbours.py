@@ -176,12 +176,21 @@ def _state(model: Program) -> StateAxes | None:
 
 
 def flows(model: Program) -> Iterator[Change]:
-    """Buckets of other sizes, gathers earlier or later."""
+    """Gradients reduced in half the bytes, buckets of other sizes, gathers earlier or later."""
+    yield from _narrow_sums(model)
     if data_axes(model):
         yield from (Change("state", f"bucket = {size}") for size in BUCKETS)
     if any(state.parameters for state in model.state):
         ahead = model.flow.prefetch
         yield from (Change("state", f"prefetch = {it}") for it in (ahead + 1, ahead - 1) if it >= 0)
+
+
+def _narrow_sums(model: Program) -> Iterator[Change]:
+    """Gradients of a plan in bf16 summed over ranks in bf16 too: half the bytes, fewer digits."""
+    train = model.train
+    is_wide = train.reduce in (None, "fp32") and train.master in (None, "fp32")
+    if data_axes(model) and train.precision == "bf16" and is_wide:
+        yield Change("train", "reduce = bf16")
 
 
 def sequence_parallelism(model: Program) -> Iterator[Change]:

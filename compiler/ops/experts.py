@@ -115,6 +115,20 @@ def begins(op: Op) -> bool:
     return dict(op.attrs).get(ASYNC.name) == "on"
 
 
+def is_counted_on_host(program: Program, op: Op) -> bool:
+    """Whether the host waits at an op until the GPU has counted the rows of each expert, on which later sizes depend.
+
+    Where rows are exchanged, their counts are, and the host reads both at once; else it reads them for the first rows.
+    """
+    if op.kind not in (COUNTS.name, DISPATCH.name):
+        return False
+    order = op.inputs[0] if op.kind == COUNTS.name else op.inputs[1]
+    if not program.is_ragged(program.types[order]):
+        return False
+    exchanged = {other.inputs[0] for other in program.ops if other.kind == COUNTS.name}
+    return op.kind == COUNTS.name or order not in exchanged
+
+
 def is_of_weights(op: Op) -> bool:
     """Whether an op makes the gradient of experts' weights, for which no gradient of rows waits."""
     return op.kind == GROUPED.name and BATCH in op.names("over")

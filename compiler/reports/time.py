@@ -13,6 +13,7 @@ from ..analysis.time.report import Neighbour, Report, Room, looks
 from ..config.units import amount, counted
 from ..ir import MICROBATCHES
 from ..ops.protocol import DETERMINISTIC
+from .published import get_warning
 from .summary import headline, table
 
 LINES = 3
@@ -23,6 +24,9 @@ SHOWN = 8
 
 LEAST = 0.0005
 """The least share of a step that a row has."""
+
+HIDDEN = 1000
+"""The seconds of computation for each second of a group's collectives from which on these are not worth a word."""
 
 
 def time(it: Report) -> str:
@@ -35,9 +39,11 @@ def time(it: Report) -> str:
             f"{headline(it.program)}\n{_source(it)}",
             said,
             "\n".join(table(rows, "lrrl")),
+            *_ratios(it),
             *_watched(it),
             *_unpriced(it),
             *_limit(it),
+            *get_warning(it.program, it.on.name, it.mfu, it.tokens),
             *_advice(it),
             MFU,
         )
@@ -75,6 +81,16 @@ def _full(room: Room) -> Iterator[str]:
             yield f"does not fit: {needs}"
         else:
             yield f"may not fit: {needs}, {amount(low)} to {amount(high)}"
+
+
+def _ratios(it: Report) -> Iterator[str]:
+    """For instance `compute : communication is 0.9 over dp, 11.8 over tp`, the lowest first."""
+    ratios = sorted((ratio, axes) for axes, ratio in it.ratios.items() if ratio < HIDDEN)
+    if not ratios:
+        return
+    each = [f"{ratio:.3g} over {axes}" for ratio, axes in ratios]
+    below = " (below 1, computation cannot hide all of it)" if ratios[0][0] < 1 else ""
+    yield f"compute : communication is {', '.join(each)}{below}"
 
 
 def _watched(it: Report) -> Iterator[str]:

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from scalec.compiler.analysis.hardware import DATA_SHEETS, Attention, Collective, Measured, Moved, Product, load, named
 from scalec.compiler.analysis.hardware.files import FOLDER
+from scalec.compiler.cli import main
 from scalec.compiler.config.gpus import GPUS
 from scalec.compiler.syntax.diagnostics import PlanError
+
+PLANS = Path(__file__).parents[2] / "plans"
 
 OWN = """
 [cluster]
@@ -43,6 +46,30 @@ def test_each_known_gpu_has_a_data_sheet(gpu: str) -> None:
     assert found
     assert (found.name, found.source) == (gpu, DATA_SHEETS)
     assert {"bf16", "f16", "f32", "f64"} <= set(found.peak)
+
+
+TYPES = {0: ("f64", "f32", "bf16", "f16"), 89: ("fp8",), 100: ("mxfp8", "nvfp4")}
+"""Element types of products, by the first compute capability that has them (CUDA C++ programming guide)."""
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_each_gpu_has_a_peak_for_each_type_of_its_architecture(gpu: str) -> None:
+    found = named(gpu)
+    assert found
+    for capability, types in TYPES.items():
+        for dtype in types:
+            if GPUS[gpu].capability >= capability:
+                assert found.peak_rate(dtype) == found.peak[dtype]
+
+
+@pytest.mark.parametrize("gpu", [name for name in GPUS if GPUS[name].capability >= 89])
+def test_narrow_types_have_dense_peaks(gpu: str) -> None:
+    """A figure with sparsity, which data sheets print larger, is twice as high."""
+    found = named(gpu)
+    assert found
+    assert found.peak["fp8"] / found.peak["bf16"] == pytest.approx(2, rel=0.02)
+    if "nvfp4" in found.peak:
+        assert 2 <= found.peak["nvfp4"] / found.peak["fp8"] <= 4.01
 
 
 def test_gpus_with_a_data_sheet_and_gpus_with_memory_are_the_same() -> None:
@@ -100,11 +127,33 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         load(tmp_path / "none.toml")
 
 
-def test_a_type_without_a_rate_has_the_least_of_all() -> None:
+def test_a_type_that_holds_no_known_part_of_its_peak_holds_the_least() -> None:
     sheet = named("h100_sxm")
     assert sheet
-    found = evolve(sheet, peak={"bf16": 4e12, "f32": 1e12}, held={"bf16": 0.5, "f32": 0.8})
-    assert [found.product_rate(it) for it in ("bf16", "f32", "f64")] == [2e12, 0.8e12, 0.5e12]
+    found = evolve(sheet, peak={"bf16": 4e12, "f32": 1e12, "f64": 1e12}, held={"bf16": 0.5, "f32": 0.8})
+    assert [found.product_rate(dtype) for dtype in ("bf16", "f32", "f64")] == [2e12, 0.8e12, 0.5e12]
+
+
+def test_a_type_without_a_peak_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[cluster]\ngpu = "a100_80gb"\n[gpu]\npeak = { bf16 = 1e12 }\n')
+    with pytest.raises(PlanError) as error:
+        load(path).product_rate("f32")
+    (found,) = error.value.diagnostics
+    assert (found.code, found.span.path) == ("E0418", str(path))
+    assert "`a100_80gb` for `f32` is not known: mine.toml has `bf16`" in found.message
+    assert "add `f32 = …`" in found.help
+
+
+def test_a_plan_whose_products_have_no_peak_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.toml").write_text('[cluster]\ngpu = "a100_80gb"\n[gpu]\npeak = { f64 = 1e12 }\n')
+    plan = tmp_path / "plan.scale"
+    plan.write_text(f'use "{PLANS / "tiny_llama.scale"}"\ncluster {{ hardware = "mine.toml" }}\n')
+    assert main(["explain", "time", str(plan)]) == 1
+    printed = capsys.readouterr().err
+    assert "E0418" in printed
+    assert "for `f32` is not known: mine.toml has `f64`" in printed
+    assert "plan.scale:2" in printed
 
 
 MEASURED = Measured(

@@ -40,6 +40,21 @@ def test_each_neighbour_is_another_plan(name: str) -> None:
     assert all(settings(it.model) != settings(model) for it in made)
 
 
+@pytest.mark.parametrize(
+    ("train", "is_listed"),
+    [
+        ("precision = bf16", True),
+        ("precision = bf16  reduce = fp32", True),
+        ("precision = bf16  reduce = bf16", False),
+        ("precision = bf16  master = bf16", False),
+        ("precision = fp32", False),
+    ],
+)
+def test_gradients_in_bf16_are_a_neighbour_of_those_in_fp32(train: str, is_listed: bool) -> None:
+    changes = map(str, neighbours(resolve(plan("tiny_llama", CLUSTER, f"train {{ {train} }}"))))
+    assert ("train { reduce = bf16 }" in changes) == is_listed
+
+
 MOST = 40
 """How many neighbours a plan may have: each is compiled when its time is explained."""
 

@@ -127,6 +127,17 @@ def test_people_are_told(name: str, golden: Callable[[str, str], None]) -> None:
     golden(f"time/{name}.txt", time(report(name)) + "\n")
 
 
+def test_computation_is_told_beside_communication_by_axes() -> None:
+    """31.5 s are computed beside 8 s over tp and 1.5 s over dp; of the pipeline 2.25 s beside 0.75 s and 0.1 s."""
+    assert "compute : communication is 3.94 over tp, 21 over dp\n" in time(report("zero_3"))
+    assert "compute : communication is 3 over ep, 22.5 over pp\n" in time(report("pipeline"))
+    assert "compute : communication" not in time(report("one_gpu"))
+    slow = report("pipeline")
+    step = evolve(slow.step, sent=nothing() | {("ep",): 4.5})
+    told = "is 0.5 over ep (below 1, computation cannot hide all of it)"
+    assert told in time(evolve(slow, step=step))
+
+
 def test_a_host_that_computes_itself_has_no_pace() -> None:
     cpu = report("zero_3")
     assert "issues" in time(cpu)

@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 from math import exp, log
 from typing import Any, NamedTuple
 
-from attrs import frozen
+from attrs import field, frozen
+
+from ...syntax.diagnostics import wrong
+from ...syntax.source import Source, Span
 
 NEAR = 1.5
 """How far a product may be from the nearest measured one, in octaves of its three sizes together."""
@@ -126,7 +129,7 @@ class Hardware:
     """A rank's GPU, its links to other ranks, its host.  Rates are per second, of bytes or operations.
 
     name            of the GPU
-    peak            operations, by element type; of a type that is not there the least
+    peak            operations, by element type
     memory          read and written, by the data sheet
     sms             multiprocessors
     held            the part of the peak that large products hold in a long step, by element type; of others the least
@@ -143,6 +146,7 @@ class Hardware:
     measured        seconds that were measured, which win over all formulas
     source          where the figures come from
     error           of a predicted step to be expected, as a part of it
+    span            where the figures are read, or the plan names their file
     """
 
     name: str
@@ -166,10 +170,17 @@ class Hardware:
     measured: Measured = Measured()
     source: str = DATA_SHEETS
     error: float = 0.2
+    span: Span = field(default=Source("hardware", "").whole(), eq=False, repr=False)
 
     def peak_rate(self, dtype: str) -> float:
-        """Operations of an element type at the most."""
-        return self.peak.get(dtype, min(self.peak.values()))
+        """Operations of an element type at the most.  Raises PlanError where the figures lack it."""
+        if dtype not in self.peak:
+            # any other type's rate would be off by up to two orders of magnitude
+            known = ", ".join(f"`{name}`" for name in self.peak)
+            message = f"the peak of `{self.name}` for `{dtype}` is not known: {self.source} has {known}"
+            help = f"add `{dtype} = …`, in operations a second, to `peak` in `[gpu]`"
+            raise wrong("E0418", message, self.span, help=help)
+        return self.peak[dtype]
 
     def product_rate(self, dtype: str) -> float:
         """Operations of large products of an element type."""

@@ -117,6 +117,7 @@ class _Reader:
         known = ("cluster", "gpu", "host", "link", *TABLES)
         self._known("", given, known)
         figures: dict[str, Any] = {"name": name} if name else {"source": Path(self.path).name, "error": MEASURED_ERROR}
+        figures["span"] = self.span
         figures |= self._cluster(given.get("cluster", {}))
         base = figures.pop("base", None)
         figures |= self._figures("gpu", given.get("gpu", {}), GPU)

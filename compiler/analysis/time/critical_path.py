@@ -122,7 +122,7 @@ class Streams:
     def _event(self, it: Event) -> None:
         last, own = self._last.get, _only(it.kind, it.line, it.end - it.begin)
         if it.stream == HOST:
-            node = self.graph.node(it.begin, it.end, own, [last(HOST)])
+            node = self.graph.node(it.begin, it.end, own, [last(HOST), self._waited_for(it)])
         elif not isinstance(it.stream, str):
             own = _only(f"{it.kind}: {' × '.join(it.stream)}", it.line, it.end - it.begin)
             node = self.graph.node(
@@ -135,6 +135,12 @@ class Streams:
         else:
             node = self.graph.node(it.begin, it.end, own, [last(GPU)])
         self._last[it.stream] = node
+
+    def _waited_for(self, it: Event) -> int | None:
+        """What the GPU did last, where the host has waited for that before it issues an op."""
+        host, gpu = self._last.get(HOST), self._last.get(GPU)
+        is_idle = self.graph.end(host) < it.begin - EQUAL if host is not None else it.begin > EQUAL
+        return gpu if is_idle and gpu is not None and self.graph.end(gpu) <= it.begin + EQUAL else None
 
     def _arrived(self, due: float) -> int | None:
         """The collective that ends when what is waited for is there."""

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 
 from ...ir import BATCH, ITEM_BYTES, Op, Program, Type
 from ...ops import OPS, Message, messages
-from ...ops.experts import GROUPED
+from ...ops.experts import GROUPED, is_counted_on_host
 from ...ops.saved_tensors import Local
 from ...ops.vjp import KIND as VJP
 from ...ops.work import Work
@@ -36,6 +36,7 @@ class Price:
     layers  the dims of the layers whose flat buffers it takes as a stack, and sends one by one
     bucket  whose flat buffer it takes, "" for none
     line    of the plan
+    counts  whether the host waits for what it computes, the counts of experts' rows
     """
 
     sends: tuple[Sent, ...]
@@ -49,6 +50,7 @@ class Price:
     line: str
     blocks: int = 1
     own: float = 1.0
+    counts: bool = False
 
     @property
     def sending(self) -> str:
@@ -94,6 +96,7 @@ def _price(program: Program, op: Op, on: Hardware, types: Mapping[str, Type]) ->
         str(op.span),
         max((it.hops for it in sent), default=0) + 1,
         work.scores.own / work.scores.pairs if work and work.scores and work.scores.own else 1.0,
+        is_counted_on_host(program, op),
     )
 
 

@@ -17,6 +17,9 @@ from .step import step_time, times_by_load
 FULL = 0.9
 """The part of a GPU's memory from which on steps run slower than any account of them says."""
 
+COMPUTED = ("products", "attention", "memory-bound")
+"""The kinds of time in which a rank computes for the model."""
+
 
 @frozen
 class Room:
@@ -106,6 +109,16 @@ class Report:
         kinds = self.step.kinds
         waited = {kind.removeprefix(EXPOSED): kinds[kind] for kind in kinds if kind.startswith(EXPOSED)}
         return {axes: (sent.get(axes, 0.0), waited.get(axes, 0.0)) for axes in (sent | waited)}
+
+    @property
+    def computed(self) -> float:
+        """The seconds in which a rank computes for the model: what communication can hide behind."""
+        return sum(self.step.kinds.get(kind, 0.0) for kind in COMPUTED)
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """By axes, the seconds of computation for each second of collectives over them."""
+        return {axes: self.computed / seconds for axes, (seconds, _) in self.sent.items() if seconds}
 
     @property
     def pace(self) -> Pace:

@@ -1,10 +1,8 @@
 """Seconds of work on a GPU, and of a collective over its links.
 
 Formulas of data sheets: products by the peak that is held, by how many tiles fill the GPU's multiprocessors and by how
-long their sums are; attention by its length and width; the rest by bytes.  Collectives as rings send them.
+long their sums are; attention by its length and width; the rest by bytes.
 """
-
-from typing import Any
 
 from ...ir import ITEM_BYTES, Op, Program
 from ...ops import Message
@@ -12,10 +10,8 @@ from ...ops.attention import ATTENTION
 from ...ops.vjp import KIND as VJP
 from ...ops.work import Product, Scores, Work
 from ..hardware import Hardware
-from ..link_traffic import HALVES, crosses
-
-Size = Any
-"""A number, or a numpy array with one for each of many plans: so a message may have them."""
+from ..link_traffic import crosses
+from .collectives import Group, Size, get_collective_seconds, larger, smaller
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
 """Rows and columns of a product that a multiprocessor makes at a time: the best of these."""
@@ -46,20 +42,6 @@ def of_work(op: str, work: Work, on: Hardware) -> dict[str, float]:
 def measured_as(op: Op) -> str:
     """The name of an op among measured ones: its kind, of a gradient that of its op and the operands."""
     return " ".join((op.kind, str(op.get("of")), *op.names("wrt"))) if op.kind == VJP else op.kind
-
-
-def larger(first: Size, second: Size) -> Size:
-    """The larger of two; of arrays, one by one."""
-    if isinstance(first, int | float) and isinstance(second, int | float):
-        return max(first, second)
-    from numpy import maximum
-
-    return maximum(first, second)
-
-
-def smaller(first: Size, second: Size) -> Size:
-    """The smaller of two; of arrays, one by one."""
-    return -larger(-first, -second)
 
 
 def _product(it: Product, dtype: str, on: Hardware) -> float:
@@ -108,10 +90,8 @@ def of_message(program: Program, message: Message, on: Hardware, elements: Size)
     if message.op == "all_to_all":
         across, within = whole * (ranks - near) / ranks / own, whole * (near - 1) / ranks / on.link
         return larger(across, within) + (ranks > 1) * latency
-    sent, steps = HALVES[message.op] * whole * (ranks - 1) / ranks, HALVES[message.op]
-    across, within = away * sent / (own * near), (near > 1) * sent / on.link
-    hops = (near - 1) * on.link_latency + _levels(ranks / near) * on.network_latency
-    return larger(across, within) + steps * hops
+    group = Group(ranks, near, on.link, own, on.link_latency, on.network_latency)
+    return get_collective_seconds(message.op, whole, group)
 
 
 def _measured(op: str, whole: Size, ranks: Size, near: Size, on: Hardware) -> float | None:
@@ -119,17 +99,6 @@ def _measured(op: str, whole: Size, ranks: Size, near: Size, on: Hardware) -> fl
     if not isinstance(ranks, int) or not isinstance(near, int):
         return None
     return on.measured.collective(op, ranks, -(-ranks // near), whole)
-
-
-def _levels(nodes: Size) -> Size:
-    """The height of a tree of `nodes` nodes; 0 of one."""
-    from math import ceil, log2
-
-    if isinstance(nodes, int | float):
-        return ceil(log2(nodes))
-    import numpy as np
-
-    return np.ceil(np.log2(nodes))
 
 
 def near_ranks(program: Program, axes: tuple[str, ...], ranks_per_node: Size) -> Size:

@@ -7,7 +7,8 @@ from math import prod
 import numpy as np
 from attrs import evolve, frozen
 
-from ...analysis.time.seconds import larger, of_message, smaller
+from ...analysis.time.collectives import larger, smaller
+from ...analysis.time.seconds import of_message
 from ...ir import ITEM_BYTES, PRECISIONS, Axis, Param
 from ...ops import Message
 from .choice import AXES

@@ -8,6 +8,7 @@ from attrs import asdict, frozen
 
 from ...config.gpus import GIB
 from ...config.units import counted
+from ...reports.published import get_warning
 from ...reports.summary import parameters, table
 from ...reports.time import expected, seconds
 from .choice import Choice
@@ -106,6 +107,8 @@ def _said(it: Planned) -> Iterator[str]:
     alike = len(_alike(it))
     if alike > 1:
         yield f"{AS_FAST}: within {ALIKE:.0%} of the first, less than the model can tell: measure {NUMBERS[alike]}"
+    first = it.shown[0]
+    yield from get_warning(it.found.facts.program, it.found.goal.hardware.name, first.mfu, first.tokens)
 
 
 def _unsure(it: Planned) -> Iterator[str]:

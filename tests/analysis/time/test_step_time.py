@@ -118,6 +118,25 @@ def test_experts_do_what_they_are_padded_to(capacity: int) -> None:
     assert found == 6 * SEQ * BATCH * (2 * (2 * 2 * capacity * 64 * 32 + 64 * 8) + 64 * 128)
 
 
+# ---- the host
+
+ALONE = EXPERTS.replace("mesh { ep = 4 }\nshard {\n  experts over ep\n  batch over ep\n}\n", "")
+PADDED = EXPERTS.replace(", 2)", ", 2, capacity=2)").replace("steps = 1", "steps = 1  experts = padded")
+
+
+@pytest.mark.parametrize(("text", "microbatches"), [(EXPERTS, 2), (ALONE, 8), (PADDED, 0)])
+def test_the_host_waits_for_the_counts_of_experts_rows_once_a_layer_and_microbatch(
+    text: str, microbatches: int
+) -> None:
+    """It then works for six ops while the GPU has nothing to do; elsewhere it is far ahead of kernels of 1 ms."""
+    layers, op = 2, 1e-5
+    on = evolve(HARDWARE, kernel=1e-3, collective=0.0)
+    program = compile_plan(Source("tiny.scale", text))
+    instant, slower = (step_time(program, evolve(on, op=seconds)) for seconds in (0.0, op))
+    assert slower.seconds - instant.seconds == pytest.approx(6 * op * layers * microbatches, abs=2 * op)
+    assert slower.kinds.get(HOST, 0.0) == pytest.approx(slower.seconds - instant.seconds)
+
+
 # ---- laws
 
 
