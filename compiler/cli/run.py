@@ -27,11 +27,16 @@ def run(options: Namespace) -> NoReturn:
         plan = None if is_compiled else load(options.plan)
         how = launch(plan.program) if plan else _compiled(options.plan)
         if how.nodes > 1:
-            raise UsageError(f"this plan runs on {how.nodes} nodes: `scalec compile` prints the command for each")
+            raise UsageError(_several_nodes(options.plan, how.nodes))
         need("torch", "training")
         script = written(plan, options, trial) if plan else options.plan
     restarts = [f"--max-restarts={options.max_restarts}"] if options.max_restarts else []
     torchrun([*how.options(), *restarts, str(script), *words], how.ranks_per_node)
+
+
+def _several_nodes(plan: Path, nodes: int) -> str:
+    job = f"`scalec launch slurm {plan}` writes the job for Slurm (`k8s` for Kubernetes)"
+    return f"this plan runs on {nodes} nodes: {job}; `scalec compile` prints the torchrun command for each node"
 
 
 def _words(rest: Sequence[str], anew: bool, restarts: int) -> list[str]:

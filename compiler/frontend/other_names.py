@@ -208,7 +208,7 @@ def help_for_argument(op: str, name: str, known: Iterable[str]) -> str:
 
 
 def help_for_choice(name: str, choices: Iterable[str]) -> str:
-    """What to write for a word that is none of the choices; "" where it is like none."""
+    """How a plan says a word that is none of the choices; "" where it is like none."""
     return did_you_mean(name, choices) or _CHOICE_HELP.get(_folded(name)) or help_for_value(name)
 
 

@@ -263,7 +263,7 @@ def help_for_section(word: str) -> str:
 
 
 def help_for_heading(kind: str, word: str) -> str:
-    """What there is for an optimizer, a schedule or data that is called `word`; "" if that is not known."""
+    """The help for an optimizer, a schedule or data that is called `word`; "" if that is not known."""
     return _BY_HEADING.get((kind, _folded(word)), "")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scalec.compiler import cli, frontend
-from scalec.compiler.cli.arguments import COMMANDS
+from scalec.compiler.cli.arguments import COMMANDS, WISHES
 from scalec.compiler.cli.command import Command
 from scalec.compiler.passes import PASS_NAMES
 from scalec.compiler.syntax.limits import MAX_BYTES
@@ -232,7 +232,9 @@ def test_run_on_several_machines(scalec: Run, executed: list[Sequence[str]]) -> 
     Path("tiny.scale").write_text(MACHINES + PLAN)
     status, _, err = scalec("run", "tiny.scale")
     assert (status, executed) == (2, [])
-    assert err == "error: this plan runs on 2 nodes: `scalec compile` prints the command for each\n"
+    job = "`scalec launch slurm tiny.scale` writes the job for Slurm (`k8s` for Kubernetes)"
+    each = "`scalec compile` prints the torchrun command for each node"
+    assert err == f"error: this plan runs on 2 nodes: {job}; {each}\n"
 
 
 def test_run_without_torch(scalec: Run, executed: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +328,19 @@ def test_version(scalec: Run) -> None:
     assert scalec("--version") == (0, f"scalec {version('scalec')}\n", "")
 
 
+def test_help_and_version_are_words_too(scalec: Run) -> None:
+    assert scalec("version") == scalec("--version")
+    assert scalec("help") == scalec("--help")
+    assert scalec("help", "run") == scalec("run", "--help")
+
+
+def test_the_commands_that_helps_name_exist() -> None:
+    names = {command.name for command in COMMANDS}
+    for words, help in WISHES.items():
+        assert not names & {*words.split()}
+        assert {*re.findall(r"`(?:scalec )([a-z]+)", help)} <= names
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_help_shows_an_example(scalec: Run, command: Command) -> None:
     status, out, _ = scalec(command.name, "--help")
@@ -343,7 +358,11 @@ def test_help_shows_an_example(scalec: Run, command: Command) -> None:
         (["log", "a" * 256], "RUN: it has a name of more than 255 bytes, which no file has"),
         (["schedule", "tiny.scale", "--svg", ""], "--svg: it is empty"),
         (["import", "config.json", "-o", ""], "-o/--output: it is empty"),
-        (["build", "tiny.scale"], "invalid choice: 'build'"),
+        (["build", "tiny.scale"], "unknown command `build`: `scalec compile PLAN` writes the training program\n"),
+        (["train", "tiny.scale"], "unknown command `train`: `scalec run PLAN` compiles a plan and trains it"),
+        (["generate"], "for text from a model export it"),
+        (["wibble"], "invalid choice: 'wibble'"),
+        (["import", "org/model-7B"], "error: `org/model-7B` is not a file: `hf download org/model-7B config.json"),
         (["chek", "tiny.scale"], "error: unknown command `chek`: did you mean `check`?\n"),
         (["check", "tiny.scale", "--out", "x"], "unrecognized arguments: --out x"),
         (["explain", "time", "tiny.scale", "--bogus"], "usage: scalec explain "),
