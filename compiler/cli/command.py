@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 
 from .output import UsageError
 
-PLAN = "a plan (.scale), or IR text that `scalec ir` printed"
+PLAN = "a plan (.scale), one that comes with scalec (scalec:NAME), or IR text that `scalec ir` printed"
 
 
 class Command(NamedTuple):
@@ -49,6 +49,21 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
+def plan_path(text: str) -> Path:
+    """The path of a plan on the command line, which may be one that comes with scalec: `scalec:llama3_8b`."""
+    from ..syntax.package_data import SHIPPED, shipped_file, shipped_files
+
+    if not text.startswith(SHIPPED):
+        return file_path(text)
+    path = shipped_file(text)
+    if path is None:
+        from ..syntax.diagnostics import did_you_mean
+
+        near = did_you_mean(text, (name.removesuffix(".scale") for name in shipped_files()))
+        raise ArgumentTypeError(f"`{text}` does not come with scalec: {near or '`scalec plans` lists what does'}")
+    return path
+
+
 def count(text: str) -> int:
     """A whole number above 0 on the command line."""
     if not (text.isascii() and text.isdigit() and int(text)):
@@ -58,7 +73,7 @@ def count(text: str) -> int:
 
 def plan_argument(parser: ArgumentParser) -> None:
     """The plan of a command that takes one."""
-    parser.add_argument("plan", type=file_path, metavar="PLAN", help=PLAN)
+    parser.add_argument("plan", type=plan_path, metavar="PLAN", help=PLAN)
 
 
 def output_arguments(parser: ArgumentParser) -> None:
