@@ -1,6 +1,7 @@
 """A command of the command line, and arguments that several have."""
 
 import os
+import signal
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
@@ -34,8 +35,12 @@ def need(package: str, what: str) -> None:
 
 
 def torchrun(words: Sequence[str], ranks: int) -> NoReturn:
-    """Starts torchrun in place of this process, which shares its cores among the ranks."""
+    """Starts torchrun in place of this process, which shares its cores among the ranks.
+
+    It takes Ctrl-C when it has imported torch (`runtime/train/interrupts.py`).
+    """
     sys.stdout.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
     os.execv(sys.executable, [sys.executable, "-m", "scalec.runtime.train.torchrun", *words])
 

@@ -32,7 +32,7 @@ def plan(options: Namespace) -> int:
         return _sweep(options, file)
     goal, kept = _goal(options, file), keeps(options.keep)
     folder = options.output.parent if options.output else file.folder
-    it = planned(file, goal, kept, options.top, folder)
+    it = planned(file, goal, kept, options.top, folder, _tell)
     if not it.shown:
         raise UsageError(_empty(it.found, options))
     if options.json:
@@ -46,6 +46,11 @@ def plan(options: Namespace) -> int:
     return 0 if it.found.fitting else PLAN_WRONG
 
 
+def _tell(line: str) -> None:
+    """Says what the search does, beside its result, which may go to a file."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def _sweep(options: Namespace, file: "ModelFile") -> int:
     """The best plans at many points: a table, or files."""
     from .planner.sweep import GOALS, csv, svg, swept
@@ -55,7 +60,7 @@ def _sweep(options: Namespace, file: "ModelFile") -> int:
     for name in axes:
         if name not in (*GOALS, *file.sizes):
             raise UsageError(f"--sweep has no `{name}`: {_no_axis(name, file)}")
-    points = swept(file, lambda at: _goal(Namespace(**{**vars(options), **at}), file), keeps(options.keep), axes)
+    points = swept(file, lambda at: _goal(Namespace(**{**vars(options), **at}), file), keeps(options.keep), axes, _tell)
     goal, table = points[0].goal, csv(points)
     files = {"csv": (options.csv, table, table.splitlines()[0])}
     if options.svg:

@@ -187,7 +187,8 @@ def test_run(scalec: Run, executed: list[Sequence[str]]) -> None:
     assert status == 0
     torchrun = [sys.executable, "-m", "scalec.runtime.train.torchrun", "--standalone", "--nproc-per-node=4"]
     assert executed == [[*torchrun, "x/train.py", "--resume", "auto", "--steps", "3", "--", "y"]]
-    assert out.endswith("wrote x/hf_names.json, x/train.py and x/plan.json\n")
+    wrote = "wrote x/hf_names.json, x/train.py and x/plan.json\n"
+    assert out.endswith(f"{wrote}starting 4 processes: Python and torch take some seconds to load\n")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_run_goes_on_with_a_compiled_program(
 ) -> None:
     scalec("compile", "tiny.scale", "-o", "x")
     status, out, _ = scalec("run", "x/train.py", *words.split())
-    assert (status, out) == (0, "")
+    assert (status, out) == (0, "starting 4 processes: Python and torch take some seconds to load\n")
     torchrun = [sys.executable, "-m", "scalec.runtime.train.torchrun", "--standalone", "--nproc-per-node=4"]
     assert executed == [[*torchrun, *restarts, "x/train.py", *arguments.split()]]
 
@@ -226,6 +227,31 @@ def test_run_that_cannot_be(words: str, error: str, scalec: Run, executed: list[
     status, _, err = scalec("run", *words.split())
     assert (status, executed) == (2, [])
     assert err == f"error: {error}\n"
+
+
+@pytest.mark.parametrize("source", ["tiny.scale", "x/train.py"])
+def test_the_help_of_a_program_is_shown_once(
+    source: str, executed: list[Sequence[str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["compile", "tiny.scale", "-o", "x"]) == 0
+    capfd.readouterr()
+    assert cli.main(["run", source, "--", "--help"]) == 0
+    assert executed == []
+    out = capfd.readouterr().out
+    assert out.count("usage: train.py") == 1
+    assert "verified" not in out
+    assert "--log-to" in out
+
+
+@pytest.mark.parametrize("words", ["--log-to wandb", "--steps 3 --log-to tensorboard wandb --lr 1"])
+def test_a_package_that_a_run_needs_is_missed_before_it_compiles(
+    words: str, scalec: Run, executed: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name != "wandb" else None)  # type: ignore[misc]
+    status, out, err = scalec("run", "tiny.scale", "--", *words.split())
+    assert (status, out, executed) == (2, "", [])
+    assert err == "error: --log-to wandb needs the package wandb: pip install 'scalec[wandb]'\n"
+    assert not Path("out").exists()
 
 
 def test_run_on_several_machines(scalec: Run, executed: list[Sequence[str]]) -> None:
