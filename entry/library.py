@@ -18,6 +18,7 @@ from scalec.compiler.cli.op_trials import trials
 from scalec.compiler.emit.write_files import OutputError
 from scalec.compiler.ir import Program
 from scalec.compiler.syntax.diagnostics import Diagnostic, PlanError
+from scalec.compiler.syntax.package_data import SHIPPED, shipped_file
 from scalec.compiler.syntax.source import Source
 
 __all__ = ["Diagnostic", "OutputError", "Page", "Plan", "PlanError", "compile", "plan"]
@@ -149,7 +150,11 @@ def compile(text: str, path: str | Path = "plan.scale") -> Plan:
 
 
 def plan(given: str | Path) -> Plan:
-    """The plan of a file; a string with a brace or a line break is a plan's text.  Raises PlanError."""
+    """The plan of a file; a string with a brace or a line break is a plan's text.  Raises PlanError.
+
+    `scalec:llama3_8b` is a plan that comes with scalec.
+    """
     if isinstance(given, str) and not {"{", "\n"}.isdisjoint(given):
         return compile(given)
-    return Plan(compiled.load(Path(given)))
+    file = shipped_file(str(given)) if str(given).startswith(SHIPPED) else None
+    return Plan(compiled.load(file or Path(given)))

@@ -21,7 +21,7 @@ LEAD_DIMS = (f"{LEAD}0", f"{LEAD}1")
 """The dims that `..` means here."""
 
 
-def assert_op(plan: Path, name: str, *numbers: float, **sizes: int) -> None:
+def assert_op(plan: Path | str, name: str, *numbers: float, **sizes: int) -> None:
     """Holds the function of the op `name`, declared in a plan, to its signature, on random numbers.
 
     These are the checks of `scalec check`, and `torch.autograd.gradcheck`: dims and element types of results, slices
@@ -31,12 +31,13 @@ def assert_op(plan: Path, name: str, *numbers: float, **sizes: int) -> None:
     from .op_trial.checks import check_function
     from .op_trial.function import CannotTry, Refused, load_function
 
-    declared = next((op for op in gather(load(plan), Diagnostics()).ops if op.name.name == name), None)
-    assert declared, f"{plan} declares no op {name}"
+    path = Path(plan)
+    declared = next((op for op in gather(load(path), Diagnostics()).ops if op.name.name == name), None)
+    assert declared, f"{path} declares no op {name}"
     signature = _signature(declared, numbers, sizes)
     try:
         with _modules_kept(signature.module):
-            function = load_function(plan.parent, signature)
+            function = load_function(path.parent, signature)
         check_function(function, signature)
     except Refused as refused:
         raise AssertionError(_said(name, refused.kind, refused.dim, refused.seen)) from None

@@ -1,6 +1,6 @@
 """The commands in the order of the help, and what the command line makes of its words."""
 
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from .. import __version__
@@ -18,15 +18,18 @@ from . import (
     lsp,
     new,
     plan,
+    plans,
     report,
     run,
     schedule,
     schema,
     verify,
 )
+from .command import plan_path
 
 COMMANDS = (
     new.COMMAND,
+    plans.COMMAND,
     compile.COMPILE,
     run.COMMAND,
     ir.COMMAND,
@@ -48,6 +51,34 @@ COMMANDS = (
     lsp.COMMAND,
     fmt.IMPORT,
 )
+
+WISHES = {
+    "train resume restart finetune start fit": "`scalec run PLAN` compiles a plan and trains it, or resumes its run",
+    "init create scaffold": "`scalec new mine.scale` writes a first plan",
+    "build generate-code codegen emit transpile": "`scalec compile PLAN` writes the training program",
+    "validate lint test typecheck": "`scalec check PLAN` finds the mistakes of a plan, "
+    "`scalec verify PLAN` proves its step",
+    "prove proof": "`scalec verify PLAN` proves that the sharded step is the single-device step",
+    "format": "`scalec fmt PLAN` formats a plan",
+    "memory estimate profile time cost mfu collectives": "`scalec explain memory PLAN`, `explain time` and "
+    "`explain collectives` say what a step needs",
+    "search tune optimize autotune auto": "`scalec plan MODEL --gpus 64 --cluster h100_sxm` finds the fastest plans",
+    "draw plot visualize show view": "`scalec report PLAN -o report.html` draws a plan, `scalec log RUN` a run",
+    "loss losses metrics logs tensorboard": "`scalec log RUN` draws the losses of a run",
+    "submit slurm sbatch k8s kubernetes": "`scalec launch slurm PLAN` writes the script of a job; `k8s` for Kubernetes",
+    "export": "`python out/NAME/train.py --export FOLDER` writes a checkpoint as safetensors",
+    "generate sample infer inference serve chat eval evaluate": "scalec trains; for text from a model export it, "
+    "`python out/NAME/train.py --export FOLDER`, and load that elsewhere",
+    "list ls models examples": "`scalec plans` lists the plans that come with scalec",
+    "download pull hf": "`scalec import config.json -o mine.scale` writes a plan for a Hugging Face model",
+    "bench benchmark measure": "`scalec calibrate PLAN -o my_cluster.toml` measures this machine "
+    "at the shapes of a plan",
+    "env info check-env setup install": "`scalec doctor` checks this machine",
+}
+"""Words that other programs have for commands, and the command that does it."""
+
+INSTEAD = {"help": "--help", "version": "--version"}
+"""Words that do what an option does."""
 
 EPILOG = """exit status:
   0  done
@@ -81,22 +112,42 @@ def _parser() -> ArgumentParser:
 
 
 def _command_meant(word: str) -> str:
-    """Help for a misspelt command, "" for any other word."""
+    """Help for a command of another program or a misspelt one, "" for any other word."""
     from ..syntax.diagnostics import did_you_mean
 
     names = [command.name for command in COMMANDS]
-    return "" if word.startswith("-") or word in names else did_you_mean(word, names)
+    if word.startswith("-") or word in names:
+        return ""
+    wish = next((help for words, help in WISHES.items() if word.lower() in words.split()), "")
+    return wish or did_you_mean(word, names)
+
+
+def _with_options(words: list[str]) -> list[str]:
+    """The words, with `--help` for `help` and for `help COMMAND`, and `--version` for `version`."""
+    if not words or words[0] not in INSTEAD:
+        return words
+    return [*words[1:2], INSTEAD[words[0]]]
+
+
+def _plan_given(parser: ArgumentParser, word: str) -> Path:
+    try:
+        return plan_path(word)
+    except ArgumentTypeError as error:
+        parser.error(f"argument PLAN: {error}")
 
 
 def options(words: list[str]) -> Namespace:
     """The options, with `command`, its `parser`, and as `rest` the words after `--`, positional ones to argparse."""
+    words = _with_options(words)
     cut = words.index("--") if "--" in words else len(words)
     parser = _parser()
     if meant := _command_meant(words[0] if words else ""):
         parser.error(f"unknown command `{words[0]}`: {meant}")
     given, unknown = parser.parse_known_args(words[:cut])
     if given.command is explain.COMMAND and not given.plan and unknown and not unknown[0].startswith("-"):
-        given.plan = Path(unknown.pop(0))  # argparse gives up on an optional argument at the first option
+        given.plan = _plan_given(
+            given.parser, unknown.pop(0)
+        )  # argparse gives up on an optional argument at the first option
     given.rest = words[cut + 1 :]
     passes_on = given.command.passes_on
     if unknown and unknown[0].startswith("-") and passes_on:

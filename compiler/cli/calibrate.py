@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .command import PLAN, Command, file_path, need, torchrun
+from .command import PLAN, Command, file_path, need, plan_path, torchrun
 from .output import UsageError, cannot_write, show
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _check(path: Path) -> None:
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("plans", type=file_path, nargs="+", metavar="PLAN", help=PLAN)
+    parser.add_argument("plans", type=plan_path, nargs="+", metavar="PLAN", help=PLAN)
     help = "the file to write (default my_cluster.toml); beside it lies the list of what is measured"
     parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
     parser.add_argument("--quick", action="store_true", help="no long warm-up, and only small messages")

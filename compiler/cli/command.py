@@ -1,6 +1,7 @@
 """A command of the command line, and arguments that several have."""
 
 import os
+import signal
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import NamedTuple, NoReturn
 
 from .output import UsageError
 
-PLAN = "a plan (.scale), or IR text that `scalec ir` printed"
+PLAN = "a plan (.scale), one that comes with scalec (scalec:NAME), or IR text that `scalec ir` printed"
 
 
 class Command(NamedTuple):
@@ -34,8 +35,12 @@ def need(package: str, what: str) -> None:
 
 
 def torchrun(words: Sequence[str], ranks: int) -> NoReturn:
-    """Starts torchrun in place of this process, which shares its cores among the ranks."""
+    """Starts torchrun in place of this process, which shares its cores among the ranks.
+
+    It takes Ctrl-C when it has imported torch (`runtime/train/interrupts.py`).
+    """
     sys.stdout.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
     os.execv(sys.executable, [sys.executable, "-m", "scalec.runtime.train.torchrun", *words])
 
@@ -49,6 +54,21 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
+def plan_path(text: str) -> Path:
+    """The path of a plan on the command line, which may be one that comes with scalec: `scalec:llama3_8b`."""
+    from ..syntax.package_data import SHIPPED, shipped_file, shipped_files
+
+    if not text.startswith(SHIPPED):
+        return file_path(text)
+    path = shipped_file(text)
+    if path is None:
+        from ..syntax.diagnostics import did_you_mean
+
+        near = did_you_mean(text, (name.removesuffix(".scale") for name in shipped_files()))
+        raise ArgumentTypeError(f"`{text}` does not come with scalec: {near or '`scalec plans` lists what does'}")
+    return path
+
+
 def count(text: str) -> int:
     """A whole number above 0 on the command line."""
     if not (text.isascii() and text.isdigit() and int(text)):
@@ -58,7 +78,7 @@ def count(text: str) -> int:
 
 def plan_argument(parser: ArgumentParser) -> None:
     """The plan of a command that takes one."""
-    parser.add_argument("plan", type=file_path, metavar="PLAN", help=PLAN)
+    parser.add_argument("plan", type=plan_path, metavar="PLAN", help=PLAN)
 
 
 def output_arguments(parser: ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 
-from .command import PLAN, Command, file_path
+from .command import PLAN, Command, plan_path
 from .compile import load
 from .output import show
 
@@ -27,7 +27,7 @@ def diff(options: Namespace) -> int:
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("plans", type=file_path, nargs=2, metavar="PLAN", help=f"{PLAN}, or a compiled output folder")
+    parser.add_argument("plans", type=plan_path, nargs=2, metavar="PLAN", help=f"{PLAN}, or a compiled output folder")
     parser.add_argument("--all", action="store_true", help="show what is equal too")
     parser.add_argument("--json", action="store_true", help="print JSON: both figures by section and name")
 

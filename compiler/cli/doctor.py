@@ -5,7 +5,7 @@ from argparse import ArgumentParser, Namespace
 from json import dumps
 from pathlib import Path
 
-from .command import PLAN, Command, file_path, need
+from .command import PLAN, Command, file_path, need, plan_path
 
 PROGRAM = "scalec.runtime.calibrate.doctor"
 """The module that looks: the compiler itself does not import torch."""
@@ -34,7 +34,7 @@ def doctor(options: Namespace) -> int:
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "plan", type=file_path, nargs="?", metavar="PLAN", help=f"{PLAN}; without one, nothing is needed"
+        "plan", type=plan_path, nargs="?", metavar="PLAN", help=f"{PLAN}; without one, nothing is needed"
     )
     help = "the run's folder (default: runs/ and the plan's name)"
     parser.add_argument("--out", type=file_path, metavar="DIR", help=help)

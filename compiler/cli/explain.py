@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .command import PLAN, Command, count, file_path
+from .command import PLAN, Command, count, file_path, plan_path
 from .compile import Plan, load
 from .output import UsageError, put, show
 
@@ -216,7 +216,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "topic", metavar="TOPIC", help="memory, collectives, time, a value of the plan, or a code such as E0510"
     )
-    parser.add_argument("plan", type=file_path, nargs="?", metavar="PLAN", help=f"{PLAN}; not for a code")
+    parser.add_argument("plan", type=plan_path, nargs="?", metavar="PLAN", help=f"{PLAN}; not for a code")
     help = "the size of an axis with a range, such as dp = 4..8 (default: the largest)"
     parser.add_argument("--size", type=count, metavar="N", help=help)
     parser.add_argument("--json", action="store_true", help="time: print JSON")

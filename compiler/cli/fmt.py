@@ -3,6 +3,7 @@
 `fmt` rewrites files whole or not at all, each for itself: a plan that is wrong keeps no other from its layout."""
 
 import os
+import re
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -102,6 +103,9 @@ def import_(options: Namespace) -> None:
     from ..frontend.hf_import import import_config
     from ..syntax.limits import load
 
+    if not options.config.exists() and (name := _hub_name(options.config)):
+        download = f"hf download {name} config.json --local-dir FOLDER"
+        raise UsageError(f"`{name}` is not a file: `{download}` gets the file, then import FOLDER/config.json")
     text = import_config(load(options.config))
     if options.output is None:
         as_file()
@@ -113,6 +117,16 @@ def import_(options: Namespace) -> None:
     except OSError as error:
         raise cannot_write(options.output, error, "; choose another file with -o") from error
     print(f"wrote {options.output}; the mesh and how it trains are yours to set")
+
+
+_HUB = re.compile(r"(?:https?:/+huggingface\.co/)?(?P<name>[\w-][\w.-]*/[\w-][\w.-]*)")
+"""A model on Hugging Face's hub, as people write it; a path has lost one of the slashes."""
+
+
+def _hub_name(path: Path) -> str:
+    """The name of a model on the hub, `meta-llama/Llama-3.1-8B`; "" where the path looks like a file."""
+    match = _HUB.fullmatch(str(path))
+    return match["name"] if match and path.suffix != ".json" else ""
 
 
 def _fmt_arguments(parser: ArgumentParser) -> None:

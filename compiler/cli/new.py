@@ -3,16 +3,26 @@
 import os
 import re
 import shlex
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .command import Command, file_path
+from .command import Command, file_path, plan_path
 from .output import UsageError, cannot_write
 
 MOST = 4
 """Processes of a first plan on CPUs."""
+
+CPU_SIZE, GPU_SIZE = 1_000_000, 30_000_000
+"""Parameters of a model that comes with scalec, where `--size` does not say them."""
+
+SMALL = {"hidden": 64, "heads": 4, "layers": 2, "seq": 128}
+LARGE = {"hidden": 512, "heads": 8, "layers": 8, "seq": 512}
+"""Sizes of a first plan on CPUs and on GPUs."""
+
+NEAR = 1.5
+"""A model has at most this many times as many parameters as it should, or as few."""
 
 SPLIT = 20
 """Files from which on one of them is as little as is held out; of a single file, its last part is."""
@@ -49,7 +59,11 @@ def new(options: Namespace) -> None:
     path, machine = options.plan, this_machine()
     if path.suffix != ".scale":
         raise UsageError(f"a plan's name ends in `.scale`: scalec new {path.with_suffix('.scale')}")
-    text = plan_text(path, machine, options.text)
+    if options.size and not options.model:
+        raise UsageError("--size goes with a model that comes with scalec: --from llama3_8b")
+    sizes = LARGE if machine.gpus else SMALL
+    model = _scaled(options.model, options.size, sizes["seq"], machine) if options.model else {}
+    text = plan_text(path, machine, options.text, model)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -73,12 +87,16 @@ def this_machine() -> Machine:
     return Machine(cores, tuple(name.strip() for name in said.splitlines() if name.strip()))
 
 
-def data(files: list[str] | None) -> str:
-    """The section of data; where there are many files, some are held out.  UsageError where there are none."""
+def data(files: list[str] | None, mask: str = "") -> str:
+    """The section of data; where there are many files, some are held out.  UsageError where there are none.
+
+    `mask` has its settings for a model that predicts hidden tokens.
+    """
     from ..config.values import TEXT
 
     if not files:
-        return 'data text { files = [python_stdlib]  holdout = 5% } # text of your own: files = ["notes/*.txt"]'
+        own = '# text of your own: files = ["notes/*.txt"]'
+        return f"data text {{ files = [python_stdlib]  holdout = 5%  {mask} }} {own}"
     found = {each: [path for path in glob(each, recursive=True) if Path(path).is_file()] for each in files}
     for each, paths in found.items():
         if not any(Path(path).stat().st_size for path in paths):
@@ -86,21 +104,36 @@ def data(files: list[str] | None) -> str:
     count = len({path for paths in found.values() for path in paths})
     held = "holdout = 5%" if count == 1 or count >= SPLIT else ""
     note = "" if held else " # holdout = 5% would keep whole files for validation, one at least"
-    return f"data text {{ files = [{', '.join(map(TEXT.show, files))}]  {held} }}{note}"
+    return f"data text {{ files = [{', '.join(map(TEXT.show, files))}]  {held}  {mask} }}{note}"
 
 
-def plan_text(path: Path, machine: Machine, files: list[str] | None) -> str:
-    """The plan, as `scalec fmt` lays it out."""
+def _scaled(model: Path, size: int | None, seq: int, machine: Machine) -> dict[str, Any]:
+    """The parts of a plan that say its model, at about `size` parameters.  UsageError where there is no such size."""
+    from .scaled import model_of
+
+    wanted = size or (GPU_SIZE if machine.gpus else CPU_SIZE)
+    of_plan = model_of(model, seq)
+    scaled = of_plan.sized(wanted)
+    if scaled is None:
+        raise UsageError(f"the model of `{model.stem}` cannot be made smaller: write `use` and its dims yourself")
+    if not wanted / NEAR < scaled.parameters < wanted * NEAR:
+        raise UsageError(f"no sizes of `{model.stem}` are near that: the nearest have {scaled.parameters:,} parameters")
+    mask = "masked = 15%  mask_token = 0" if of_plan.is_bidirectional else ""
+    return {"used": of_plan.used, "dims": scaled.dims, "parameters": f"{scaled.parameters:,}", "mask": mask}
+
+
+def plan_text(path: Path, machine: Machine, files: list[str] | None, model: dict[str, Any]) -> str:
+    """The plan, as `scalec fmt` lays it out; `model` says which one it uses, if not its own."""
     from ..emit.naming import run_word
     from ..syntax.formatter import format_plan
     from ..syntax.package_data import filled
     from ..syntax.source import Source
 
-    small: dict[str, Any] = {"hidden": 64, "heads": 4, "layers": 2, "seq": 128, "batch": 16}
-    large: dict[str, Any] = {"hidden": 512, "heads": 8, "layers": 8, "seq": 512, "batch": 16 * machine.ranks}
+    words: dict[str, Any] = {"used": "", **(LARGE if machine.gpus else SMALL), **model}
     plan, run = shlex.quote(str(path)), shlex.quote(f"runs/{run_word(str(path))}")
+    soon = "" if model else ", in about a minute"
     commands = {
-        f"scalec run {plan}": "compiles, proves and trains it, in about a minute; typed once more, it goes on",
+        f"scalec run {plan}": f"compiles, proves and trains it{soon}; typed once more, it goes on",
         f"scalec run --anew {plan}": "begins once more, after a change of the model",
         f"scalec log {run}": "draws the loss",
         f"scalec report {plan}": "shows the plan as a page",
@@ -113,15 +146,33 @@ def plan_text(path: Path, machine: Machine, files: list[str] | None) -> str:
         ranks=machine.ranks,
         gpu=machine.gpu,
         gpus=machine.gpus,
-        data=data(files),
-        **(large if machine.gpus else small),
+        data=data(files, model.get("mask", "")),
+        batch=16 * machine.ranks if machine.gpus else 16,
+        **words,
     )
     return format_plan(Source(str(path), text))
+
+
+def _shipped(text: str) -> Path:
+    from ..syntax.package_data import SHIPPED
+
+    return plan_path(f"{SHIPPED}{text.removeprefix(SHIPPED)}")
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB])", text, re.IGNORECASE)
+    if match is None:
+        raise ArgumentTypeError(f"`{text}` is not a number of parameters: write 30M, 1.5B or 500K")
+    return round(float(match[1]) * {"K": 1e3, "M": 1e6, "B": 1e9}[match[2].upper()])
 
 
 def _arguments(parser: ArgumentParser) -> None:
     help = "the plan to write (default: %(default)s)"
     parser.add_argument("plan", type=file_path, nargs="?", default=Path("first.scale"), metavar="PLAN", help=help)
+    help = "use a model that comes with scalec, as llama3_8b: `scalec plans` lists them"
+    parser.add_argument("--from", dest="model", type=_shipped, metavar="NAME", help=help)
+    help = "its parameters, as 30M: its widths and layers shrink alike (default: 1M on CPUs, 30M on GPUs)"
+    parser.add_argument("--size", type=_size, metavar="N", help=help)
     help = "files of text to train on, `*` for any part of a name (default: the source of Python's standard library)"
     parser.add_argument("--text", nargs="+", metavar="FILE", help=help)
 
@@ -132,6 +183,7 @@ COMMAND = Command(
     _arguments,
     "write a first plan for this machine",
     "Writes a small language model as a plan with comments, for the GPUs or cores of this machine, and asks nothing.\n"
-    "It trains in about a minute, on Python's standard library or on text of your own, byte by byte.",
+    "It trains in about a minute, on Python's standard library or on text of your own, byte by byte.\n"
+    "With --from the model is one that comes with scalec, at another size.",
     'scalec new mine.scale --text "notes/*.txt"',
 )

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .command import Command, count, file_path
+from .command import Command, count, file_path, plan_path
 from .output import PLAN_WRONG, UsageError, put, show
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def plan(options: Namespace) -> int:
         return _sweep(options, file)
     goal, kept = _goal(options, file), keeps(options.keep)
     folder = options.output.parent if options.output else file.folder
-    it = planned(file, goal, kept, options.top, folder)
+    it = planned(file, goal, kept, options.top, folder, _tell)
     if not it.shown:
         raise UsageError(_empty(it.found, options))
     if options.json:
@@ -46,6 +46,11 @@ def plan(options: Namespace) -> int:
     return 0 if it.found.fitting else PLAN_WRONG
 
 
+def _tell(line: str) -> None:
+    """Says what the search does, beside its result, which may go to a file."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def _sweep(options: Namespace, file: "ModelFile") -> int:
     """The best plans at many points: a table, or files."""
     from .planner.sweep import GOALS, csv, svg, swept
@@ -55,7 +60,7 @@ def _sweep(options: Namespace, file: "ModelFile") -> int:
     for name in axes:
         if name not in (*GOALS, *file.sizes):
             raise UsageError(f"--sweep has no `{name}`: {_no_axis(name, file)}")
-    points = swept(file, lambda at: _goal(Namespace(**{**vars(options), **at}), file), keeps(options.keep), axes)
+    points = swept(file, lambda at: _goal(Namespace(**{**vars(options), **at}), file), keeps(options.keep), axes, _tell)
     goal, table = points[0].goal, csv(points)
     files = {"csv": (options.csv, table, table.splitlines()[0])}
     if options.svg:
@@ -125,12 +130,12 @@ def _hardware(cluster: str, path: Path | None, per_node: int | None) -> "Hardwar
     from attrs import evolve
 
     from ..analysis.hardware import load, named
-    from ..config.gpus import GPUS
-    from ..syntax.diagnostics import did_you_mean, listing
+    from ..config.gpus import GPUS, help_for_gpu
+    from ..syntax.diagnostics import listing
 
     found = load(path) if path else named(cluster)
     if found is None:
-        help = did_you_mean(cluster, GPUS) or f"known GPUs: {listing(GPUS)}; a file ends in .toml"
+        help = help_for_gpu(cluster) or f"known GPUs: {listing(GPUS)}; a file ends in .toml"
         raise UsageError(f"--cluster: there is no GPU `{cluster}`: {help}")
     return evolve(found, ranks_per_node=per_node or max(found.ranks_per_node, 1))
 
@@ -176,7 +181,7 @@ def _empty(found: "Found", options: Namespace) -> str:
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "model", type=file_path, metavar="MODEL", help="a model (.scale), or a plan whose model is meant"
+        "model", type=plan_path, metavar="MODEL", help="a model (.scale), or a plan whose model is meant"
     )
     parser.add_argument("--gpus", type=count, metavar="N", help="how many GPUs there are")
     parser.add_argument("--cluster", metavar="C", help="a GPU such as h100_sxm, or a file of figures (.toml)")

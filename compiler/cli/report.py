@@ -4,7 +4,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .command import PLAN, Command, file_path, verify_arguments
+from .command import PLAN, Command, file_path, plan_path, verify_arguments
 from .compile import load
 from .output import UsageError, put
 
@@ -46,7 +46,7 @@ def _tokens(text: str) -> float:
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("plans", type=file_path, nargs="+", metavar="PLAN", help=f"{PLAN}; two plans are compared")
+    parser.add_argument("plans", type=plan_path, nargs="+", metavar="PLAN", help=f"{PLAN}; two plans are compared")
     help = "the page to write (default: the plan's name with .html)"
     parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
     help = "the tokens to train on, as 15T (default: those of the plan's steps)"

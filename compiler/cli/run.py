@@ -1,9 +1,11 @@
 """The command `run`: one line that starts a plan's program on this machine, and goes on with its run."""
 
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from .command import Command, count, need, output_arguments, plan_argument, torchrun
 from .output import TEXT, UsageError
@@ -15,23 +17,68 @@ _CHOSEN = {"--resume", "--resume-anyway", "--export"}
 """Options of train.py that say themselves what to go on with."""
 
 
-def run(options: Namespace) -> NoReturn:
+_HELP = {"-h", "--help"}
+
+PLACES = ("tensorboard", "wandb")
+"""What `train.py --log-to` takes: the packages that it needs."""
+
+
+def run(options: Namespace) -> None:
     """`scalec run`."""
     from ..reports.summary import launch
     from .compile import resolved, write_program
     from .op_trials import trials
 
     words = _words(options.rest, options.anew, options.max_restarts)
+    _check_places(options.rest)
+    if _HELP & {*options.rest}:
+        _show_help(options.plan)
+        return
     is_compiled = options.plan.suffix == ".py"
     with trials(options.plan, options.try_functions and not is_compiled) as trial:
         plan = None if is_compiled else resolved(options.plan)
         how = launch(plan[1]) if plan else _compiled(options.plan)
         if how.nodes > 1:
-            raise UsageError(f"this plan runs on {how.nodes} nodes: `scalec compile` prints the command for each")
+            raise UsageError(_several_nodes(options.plan, how.nodes))
         need("torch", "training")
         script = write_program(*plan, options, trial) if plan else options.plan
+    processes = "process" if how.ranks_per_node == 1 else "processes"
+    print(f"starting {how.ranks_per_node} {processes}: Python and torch take some seconds to load")
     restarts = [f"--max-restarts={options.max_restarts}"] if options.max_restarts else []
     torchrun([*how.options(), *restarts, str(script), *words], how.ranks_per_node)
+
+
+def _check_places(rest: Sequence[str]) -> None:
+    """UsageError where the run is to write to a place whose package is not installed: before anything is compiled."""
+    from importlib.util import find_spec
+
+    after = rest[rest.index("--log-to") + 1 :] if "--log-to" in rest else ()
+    places = takewhile(PLACES.__contains__, after)
+    for place in places:
+        if find_spec(place) is None:
+            raise UsageError(f"--log-to {place} needs the package {place}: pip install 'scalec[{place}]'")
+
+
+def _show_help(plan: Path) -> None:
+    """Has one process print the options of train.py; of a plan, as its program would."""
+    import subprocess
+    from tempfile import TemporaryDirectory
+
+    from .compile import load, write
+
+    need("torch", "training")
+    with TemporaryDirectory() as folder:
+        script = plan
+        if plan.suffix != ".py":
+            script = Path(folder, "train.py")
+            write(load(plan), None, Path(folder))
+        sys.stdout.flush()
+        subprocess.run([sys.executable, str(script), "--help"], check=False)
+
+
+def _several_nodes(plan: Path, nodes: int) -> str:
+    job = f"`scalec launch slurm {plan}` writes the job for Slurm (`k8s` for Kubernetes)"
+    return f"this plan runs on {nodes} nodes: {job}; `scalec compile` prints the torchrun command for each node"
 
 
 def _words(rest: Sequence[str], anew: bool, restarts: int) -> list[str]:

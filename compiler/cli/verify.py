@@ -5,7 +5,7 @@ from pathlib import Path
 from textwrap import fill
 from time import perf_counter
 
-from .command import PLAN, Command, file_path
+from .command import PLAN, Command, plan_path
 from .compile import Plan, load
 from .output import PLAN_WRONG, UsageError, show
 
@@ -90,7 +90,7 @@ MODES = {
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("plans", type=file_path, nargs="+", metavar="PLAN", help=f"{PLAN}; two plans are compared")
+    parser.add_argument("plans", type=plan_path, nargs="+", metavar="PLAN", help=f"{PLAN}; two plans are compared")
     for name, help in MODES.items():
         parser.add_argument(f"--{name}", action="store_true", help=help)
 

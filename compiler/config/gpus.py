@@ -111,10 +111,14 @@ def check_gpu(cluster: Cluster, found: Diagnostics) -> None:
         help = "name the GPU; any name will do"
         found.error("E0402", "a `cluster` with `memory` needs `gpu`", cluster.spans["memory"], help=help)
     elif name and name not in GPUS and cluster.memory is None and not cluster.hardware:
-        alike = [known for known in GPUS if known.startswith(name.casefold())]
-        help = f"did you mean {' or '.join(f'`{known}`' for known in alike)}?" if alike else did_you_mean(name, GPUS)
         notes = [Note(None, f"known GPUs: {listing(GPUS)}"), Note(None, ANOTHER)]
-        found.error("E0415", f"there is no GPU `{name}`", span, notes=notes, help=help)
+        found.error("E0415", f"there is no GPU `{name}`", span, notes=notes, help=help_for_gpu(name))
+
+
+def help_for_gpu(name: str) -> str:
+    """The GPUs whose names begin like an unknown one, or else the one that it misspells; "" if none is like it."""
+    alike = [f"`{known}`" for known in GPUS if known.startswith(name.casefold())]
+    return f"did you mean {' or '.join(alike)}?" if alike else did_you_mean(name, GPUS)
 
 
 def gpu(cluster: Cluster) -> Gpu | None:

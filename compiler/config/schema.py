@@ -11,7 +11,7 @@ import attrs
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, PlanError, did_you_mean, listing, nearest, wrong
 from ..syntax.source import Span
-from ..syntax.synonyms import said_elsewhere, setting_meant
+from ..syntax.synonyms import help_for_heading, said_elsewhere, setting_meant
 from .fields import Field, Part, Settings, fields_of, heading_of
 from .settings import Cluster, Flow, Pipelining, Train, Watch
 from .values import Selection, Size, Value, record, unfit
@@ -72,7 +72,8 @@ class _Reader:
             help = f"write `{kind} {heading.example} {{ … }}`"
             raise wrong("E0406", f"`{kind}` needs a name", kind.span, help=help)
         if heading and name.name not in heading:
-            help = did_you_mean(name.name, heading) or f"it is one of {listing(heading)}"
+            help = help_for_heading(kind.name, name.name) or did_you_mean(name.name, heading)
+            help = help or f"it is one of {listing(heading)}"
             raise wrong("E0404", f"there is no {kind} `{name}`", name.span, help=help)
         self._values[field] = name.name
         self._spans[field] = name.span

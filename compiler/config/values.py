@@ -8,7 +8,7 @@ from attrs import field, frozen
 
 from ..syntax import tree
 from ..syntax.diagnostics import PlanError, did_you_mean, listing, wrong
-from ..syntax.synonyms import value_meant
+from ..syntax.synonyms import help_for_form, value_meant
 
 Json = Mapping[str, Any]
 """A JSON Schema of a value as `plan.json` has it (2020-12)."""
@@ -83,10 +83,10 @@ class Value:
         """The value of an expression.  Raises PlanError if it does not fit."""
         value = self.parse(key, expr)
         if value is None:
-            raise unfit(key, expr, self.takes, self.help(expr))
+            raise unfit(key, expr, self.takes, self.help(expr) or help_for_form(key.name))
         for bound in self.bounds:
             if not bound.holds(value):
-                raise wrong("E0405", f"`{key}` must be {bound.text}", expr.span)
+                raise wrong("E0405", f"`{key}` must be {bound.text}", expr.span, help=help_for_form(key.name))
         return self.to(value)
 
 
@@ -265,7 +265,8 @@ def one_of(*choices: str) -> Value:
 
     def parse(key: tree.Name, expr: tree.Expr) -> str | None:
         if isinstance(expr, tree.Name) and expr.name not in choices:
-            help = did_you_mean(value_meant(expr.name), choices) or f"it is one of {listing(choices)}"
+            near = did_you_mean(value_meant(key.name, expr.name), choices)
+            help = near or help_for_form(key.name) or f"it is one of {listing(choices)}"
             raise wrong("E0404", f"`{key}` cannot be `{expr}`", expr.span, help=help)
         return expr.name if isinstance(expr, tree.Name) else None
 
@@ -315,7 +316,8 @@ def selection(*words: str, of: str, each: str) -> Value:
             case tree.Name(name=name) | tree.Call(name=tree.Name(name=name)) if name == of:
                 raise wrong("E0404", f"`{of}` names nothing", expr.span, help=f"write `{of}(…)` with names in it")
             case tree.Name(name=name):
-                raise wrong("E0404", f"`{key}` cannot be `{name}`", expr.span, help=f"it is one of {choices}")
+                help = did_you_mean(value_meant(key.name, name), (*words, AUTO)) or f"it is one of {choices}"
+                raise wrong("E0404", f"`{key}` cannot be `{name}`", expr.span, help=help)
             case _:
                 return None
 

@@ -8,9 +8,10 @@ from ..config.settings import Train
 from ..ir import BATCH, DATA_DIMS, MICROBATCHES, SEQUENCE, Axis, Dim, Program, Region
 from ..ops.routers import with_padding
 from ..syntax import tree
-from ..syntax.diagnostics import Diagnostics, Note, listing, wrong
+from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing, wrong
 from ..syntax.limits import Reader, load
 from ..syntax.source import Source
+from ..syntax.synonyms import help_for_section
 from .arithmetic import Scalar, evaluate, whole
 from .branch_names import declared
 from .elastic import begun_at, check_ranges, check_rows
@@ -121,7 +122,7 @@ def _sections(document: Document, found: Diagnostics) -> dict[str, tree.Section]
                 f"there is no section `{kind}`",
                 section.head,
                 "unknown section",
-                help=_IN_MODEL if kind in ("dims", "const") else f"sections are {listing(SECTIONS)}",
+                help=_help_for_section(kind),
             )
     if "train" not in document.sections:
         help = "add `train { seq = …  global_batch = …  microbatch = …  steps = …  optimizer … { … }  data … { … } }`"
@@ -129,6 +130,12 @@ def _sections(document: Document, found: Diagnostics) -> dict[str, tree.Section]
     span = document.source.whole()
     empty = {kind: tree.Section(tree.Name(kind, span), None, (), span) for kind in SECTIONS}
     return empty | document.sections
+
+
+def _help_for_section(kind: str) -> str:
+    if kind in ("dims", "const"):
+        return _IN_MODEL
+    return help_for_section(kind) or did_you_mean(kind, SECTIONS) or f"sections are {listing(SECTIONS)}"
 
 
 def _dims(model: tree.Model, found: Diagnostics) -> tuple[dict[str, Dim], dict[str, Scalar]]:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from ..config.values import spelled
 from ..syntax import tree
 from ..syntax.diagnostics import did_you_mean, wrong
-from .errors import value_elsewhere
+from .other_names import help_for_value
 
 LARGEST = 2**48
 """The largest dim; parameter counts of such dims still fit 64 bits."""
@@ -35,7 +35,7 @@ def evaluate(expr: tree.Expr, scope: Mapping[str, Scalar]) -> Scalar:
             return math.sqrt(value)
         case tree.Name(name):
             known = ", ".join(f"`{key}`" for key in scope) or "nothing yet"
-            help = value_elsewhere(name) or did_you_mean(name, scope) or f"known: {known}"
+            help = help_for_value(name) or did_you_mean(name, scope) or f"known: {known}"
             raise wrong("E0201", f"`{name}` is neither a dim nor a constant", expr.span, "not known here", help)
         case _:
             label, is_share = "numbers, dims, `+ - * /` and `sqrt(…)` only", isinstance(expr, tree.Number)
@@ -69,12 +69,27 @@ def exact(value: Scalar) -> Scalar:
 def whole(name: tree.Name, value: Scalar, expr: tree.Expr, scope: Mapping[str, Scalar]) -> int:
     """`value` as the size of the dim `name`.  Raises PlanError where it is not a whole number from 1 to 2^48."""
     if value != int(value):
-        raise wrong(
-            "E0303", f"dim `{name}` is not a whole number", expr.span, f"{_shown(expr, scope)} = {float(value):g}"
-        )
+        label = f"{_shown(expr, scope)} = {float(value):g}"
+        help = _divisors_near(name, expr, scope)
+        raise wrong("E0303", f"dim `{name}` is not a whole number", expr.span, label, help)
     if not 0 < value <= LARGEST:
         raise wrong("E0304", f"dim `{name}` is out of range", expr.span, f"is {int(value)}; dims go from 1 to 2^48")
     return int(value)
+
+
+def _divisors_near(name: tree.Name, expr: tree.Expr, scope: Mapping[str, Scalar]) -> str:
+    """The help for `head_dim = hidden / heads` that is not whole; "" for other expressions."""
+    match expr:
+        case tree.Binary("/", tree.Name(whole_name), tree.Name(parts_name)):
+            size, parts = scope[whole_name], scope[parts_name]
+        case _:
+            return ""
+    if not isinstance(size, int) or not isinstance(parts, int):
+        return ""
+    below = next(divisor for divisor in range(parts, 0, -1) if size % divisor == 0)
+    above = next((divisor for divisor in range(parts, size) if size % divisor == 0), size)
+    near = " or ".join(f"`{parts_name} = {divisor}`" for divisor in sorted({below, above}))
+    return f"write {near}: {size} is a multiple; or give `{name}` a number of its own"
 
 
 def _shown(expr: tree.Expr, scope: Mapping[str, Scalar]) -> str:

@@ -14,8 +14,9 @@ from ..syntax.diagnostics import Diagnostics, Note, PlanError, Unknown, did_you_
 from ..syntax.source import Span
 from .arithmetic import evaluate
 from .builder import UNKNOWN, Attrs, ModelBuilder
-from .errors import argument_elsewhere, check_count, check_dim, op_elsewhere, value_elsewhere
+from .errors import check_count, check_dim
 from .expert_rules import check_op, check_rows, check_user_op
+from .other_names import help_for_argument, help_for_call, help_for_choice, help_for_op, is_known
 from .parameters import Draws, Parameters, Scope
 from .user_ops import UserOp
 
@@ -40,13 +41,13 @@ def arguments(call: tree.Call, entry: OpDef, is_number: Callable[[tree.Expr], bo
     for setting in call.kwargs:
         key = setting.key
         if key.name not in places:
-            help = argument_elsewhere(key.name, places)
+            help = help_for_argument(entry.name, key.name, places)
             raise _unfit(entry, f"has no argument `{key}`", key.span, "not an argument", help)
         if first := given.get(key.name):
             notes = (Note(first.span, "the first value"),)
             raise _unfit(entry, f"takes `{key}` once", key.span, "the second value", notes=notes)
         given[setting.key.name] = setting.value
-    _check_complete(call, entry, operands, given)
+    _check_complete(call, entry, operands, given, is_number)
     return (
         [(operand, given[operand.name]) for operand in operands if operand.name in given],
         [(attribute, given[attribute.name]) for attribute in attributes if attribute.name in given],
@@ -68,16 +69,36 @@ def _may_be(operand: Operand, argument: tree.Expr, is_number: Callable[[tree.Exp
     return not is_number(argument)
 
 
-def _check_complete(call: tree.Call, entry: OpDef, operands: tuple[Operand, ...], given: dict[str, tree.Expr]) -> None:
-    """Nothing is missing; an optional operand may be left out only together with those after it."""
+def _check_complete(
+    call: tree.Call,
+    entry: OpDef,
+    operands: tuple[Operand, ...],
+    given: dict[str, tree.Expr],
+    is_number: Callable[[tree.Expr], bool],
+) -> None:
+    """Nothing is missing; an optional operand may be left out only together with those after it.
+
+    A number in the place of a tensor says that this tensor is missing: `rmsnorm(x, eps)`.
+    """
     last = max((i for i, operand in enumerate(operands) if operand.name in given), default=-1)
     needed = [operand.name for i, operand in enumerate(operands) if i < last or not operand.optional]
     needed += [a.name for a in _written(entry.attributes) if a.default is None and a.dims != "last"]
+    tensors = {operand.name for operand in operands if operand.name in given}
     for name in needed:
         if name not in given:
-            choices = next((a.choices for a in entry.attributes if a.name == name), ())
-            help = f"write {' or '.join(f'`{name}={choice}`' for choice in choices)}" if choices else ""
+            name = next((operand for operand in needed if operand in tensors and is_number(given[operand])), name)
+            help = _help_for_missing(entry, name)
             raise _unfit(entry, f"needs an argument `{name}`", call.span, f"`{name}` is missing", help)
+
+
+def _help_for_missing(entry: OpDef, name: str) -> str:
+    choices = next((attribute.choices for attribute in entry.attributes if attribute.name == name), ())
+    if choices:
+        return f"write {' or '.join(f'`{name}={choice}`' for choice in choices)}"
+    help = help_for_call(entry.name)
+    if name == "weight":
+        return f"{help}; for a weight that stays 1, an optimizer's group with `lr_scale = 0  weight_decay = 0`"
+    return help
 
 
 def signature(entry: OpDef) -> str:
@@ -146,9 +167,10 @@ class Calls(ABC):
     def _instead(self, call: tree.Call) -> str:
         """Help for a call of an unknown op."""
         names = [argument.name for argument in call.args if isinstance(argument, tree.Name)]
-        if names and len(names) == len(call.args) and {*names} <= {*self._scope.dims}:
+        is_parameter = names and len(names) == len(call.args) and {*names} <= {*self._scope.dims}
+        if is_parameter and not is_known(call.name.name):
             return f"a parameter has brackets: `{call.name}[{', '.join(names)}]`, and `->` after dims that are summed"
-        return op_elsewhere(call.name.name, [*(name for name, op in OPS.items() if op.user_visible), *self._user_ops])
+        return help_for_op(call.name.name, [*(name for name, op in OPS.items() if op.user_visible), *self._user_ops])
 
     def _user_call(self, call: tree.Call, own: UserOp, like: Sequence[str]) -> tuple[str, ...]:
         operands, numbers = self.arguments(call, own.entry)
@@ -217,7 +239,7 @@ class Calls(ABC):
         if isinstance(expr, tree.Name) and expr.name in choices:
             return expr.name
         label = f"one of {', '.join(f'`{choice}`' for choice in choices)}"
-        help = value_elsewhere(expr.name) if isinstance(expr, tree.Name) else ""
+        help = help_for_choice(expr.name, choices) if isinstance(expr, tree.Name) else ""
         raise wrong("E0608", "this is not one of the choices", expr.span, label, help)
 
     def _number(self, attribute: Attribute, expr: tree.Expr) -> float:

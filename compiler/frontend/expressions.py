@@ -14,8 +14,9 @@ from ..syntax.diagnostics import Note, PlanError, did_you_mean, listing, wrong
 from .arithmetic import Scalar, apply, evaluate, exact
 from .builder import UNKNOWN
 from .calls import Calls
-from .errors import check_count, value_elsewhere
+from .errors import check_count
 from .inputs import INPUTS
+from .other_names import help_for_value
 
 MOST_OPERANDS = 256
 """The most operands of one expression."""
@@ -85,7 +86,7 @@ class Expressions(Calls):
             raise wrong("E0603", "a tensor is needed here", name.span, f"`{name}` is a number")
         given = f"add `{name}[batch, seq]` to the model's inputs" if name.name in INPUTS else ""
         declared = f"as in `{name}[hidden]` or `{name}[hidden -> ffn]`"
-        help = given or value_elsewhere(name.name) or did_you_mean(name.name, [*bound, *params])
+        help = given or help_for_value(name.name) or did_you_mean(name.name, [*bound, *params])
         help = help or f"a parameter is declared by its dims where it is first used, {declared}"
         raise wrong("E0201", f"`{name}` is not defined", name.span, "not known here", help)
 

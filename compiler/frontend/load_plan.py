@@ -8,12 +8,9 @@ from attrs import evolve, frozen
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing, wrong
 from ..syntax.limits import Reader, load
-from ..syntax.package_data import folder
+from ..syntax.package_data import SHIPPED, shipped_file, shipped_files
 from ..syntax.parser import read_plan
 from ..syntax.source import Source
-
-SHIPPED = "scalec:"
-"""Begins the paths of what comes with scalec, in its folder of plans."""
 
 DEEPEST = 8
 """How many files may use one another in a row."""
@@ -139,12 +136,12 @@ def used_path(use: tree.Use, source: Source) -> Path:
     written = use.path.value
     if not written.startswith(SHIPPED):
         return Path(source.path).parent / written
-    plans = folder("plans")
-    files = {f"{SHIPPED}{path.relative_to(plans).as_posix()}": path for path in sorted(plans.rglob("*.scale"))}
-    if written not in files:
+    path = shipped_file(written)
+    if path is None:
+        files = shipped_files()
         help = did_you_mean(written, files) or f"there are {listing(files)}"
         raise wrong("E0205", f"`{written}` is not part of scalec", use.path.span, "not there", help=help)
-    return files[written]
+    return path
 
 
 def _overridden(model: tree.Model, overrides: tuple[tree.Section, ...]) -> tree.Model:

@@ -13,6 +13,7 @@ from ..ir import BATCH, DATA_DIMS, SEQUENCE, STATES, Axis, Claim, Dim, Program, 
 from ..syntax import tree
 from ..syntax.diagnostics import Diagnostics, Note, did_you_mean, listing, nearest
 from ..syntax.source import Span
+from ..syntax.synonyms import said_elsewhere
 from .elastic import MOST, range_of
 
 
@@ -75,7 +76,7 @@ def known_rules(
             found.used.update(map(str, rule.axes))
             found.doubtful.update({BATCH} & {nearest(dim.name, dims)})
         for axis in (axis for axis in rule.axes if axis.name not in names):
-            help = did_you_mean(axis.name, names) or f"axes of `mesh` are {listing(names)}"
+            help = _help_for_axis(axis.name, names)
             found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
             found.used.update([near] if (near := nearest(axis.name, names)) else names)
     return tuple(
@@ -195,16 +196,24 @@ def _rules(
 
 def _kind(kind: tree.Name, said: dict[str, tree.Rule], found: Diagnostics) -> None:
     if kind.name not in STATES:
-        help = did_you_mean(kind.name, STATES) or f"there are {listing(STATES)}, and stages of ZeRO: `zero 1 over dp`"
+        help = did_you_mean(kind.name, STATES) or said_elsewhere(kind.name)
+        help = help or f"there are {listing(STATES)}, and stages of ZeRO: `zero 1 over dp`"
         found.error("E0514", f"there is no state `{kind}`", kind.span, help=help)
     elif kind.name in said:
         note = Note(said[kind.name].span, "first here")
         found.error("E0403", f"`{kind}` is sharded twice", kind.span, "repeated", notes=[note])
 
 
+def _help_for_axis(name: str, names: Iterable[str]) -> str:
+    known = list(names)
+    if not known:
+        return f"write the axis and its size in `mesh`: `mesh {{ {name} = 2 }}`"
+    return did_you_mean(name, known) or f"axes of `mesh` are {listing(known)}"
+
+
 def _axis(axis: tree.Name, claims: tuple[Claim, ...], sizes: dict[str, int], found: Diagnostics) -> None:
     if axis.name not in sizes:
-        help = did_you_mean(axis.name, sizes) or f"axes of `mesh` are {listing(sizes)}"
+        help = _help_for_axis(axis.name, sizes)
         found.error("E0504", f"there is no axis `{axis}`", axis.span, help=help)
     elif sizes[axis.name] > 1 and not any(claim.axis == axis.name and claim.dim in DATA_DIMS for claim in claims):
         help = f"gradients are summed over axes with data: write `batch over {axis}` in `shard`, or another axis"

@@ -223,7 +223,7 @@ class _Worker:
                 op.span,
                 label=f"needs all of `{dim}`",
                 notes=[Note(first[0].span, "claimed here, and no earlier rule names a dim of this op")],
-                help=_advice(roles(op, self._program.types), dim, first[0].axis),
+                help=_advice(op, roles(op, self._program.types), dim, first[0].axis),
             )
 
 
@@ -237,7 +237,10 @@ def _word(op: Op) -> str:
             return kind
 
 
-def _advice(of: Roles, dim: str, axis: str) -> str:
+def _advice(op: Op, of: Roles, dim: str, axis: str) -> str:
+    if op.kind == "call":
+        slices = f"if the function works slice by slice along `{dim}`, name that dim after `over` in its `op`"
+        return f"{slices}, and with `at=DIM` in the signature it gets the positions of its slices"
     if dim in (of.query_seq, of.key_seq):
         return f"put the heads over `{axis}` in an earlier rule; attention over a sharded sequence is not supported yet"
     return f"shard another dim over `{axis}`"

@@ -106,12 +106,12 @@ HABITS = (
         "write `{kind} {{ {key} = … }}`",
     ),
     Habit(
-        r"\b(?P<kind>mesh|shard|train|cluster|state|pipeline|dims|const)\s*(?P<at>\()",
+        r"\b(?P<kind>mesh|shard|train|cluster|state|pipeline|dims|const)\s*(?P<at>[(\[])",
         "a section has braces",
         "write `{kind} {{ … }}`",
     ),
     Habit(
-        r"\b(?P<kind>optimizer|data|group)[ \t]+(?P<name>\w+)\s*(?P<at>\()",
+        r"\b(?P<kind>optimizer|data|group)[ \t]+(?P<name>\w+)\s*(?P<at>[(\[])",
         "a section has braces",
         "write `{kind} {name} {{ … }}`",
     ),

@@ -24,12 +24,13 @@ from ..errors import RunError
 from ..state.engine import TrainState
 from . import allocator
 from .elastic import fitted, releasing
+from .interrupts import hear
 from .launch import check, check_options, connect, end_with_launcher, is_first, settle, settle_streams, warn
 from .log import Log
 from .options import Options, going_on, mesh_words, parse, torchrun
 from .progress import Progress
 from .same_state import SameState
-from .shutdown import ending, refuse
+from .shutdown import ending, interrupted, refuse
 from .sinks import Sinks
 from .speed import Speed
 from .start import Start, checkpoints, export_newest, start
@@ -53,6 +54,7 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
     end_with_launcher()
     watchdog = None
     try:
+        hear()
         options = parse(plan)
         for warning in unknown():
             warn(warning)
@@ -67,6 +69,8 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
         begin = start(plan, options)
     except (RunError, OSError) as error:
         refuse(error, watchdog)
+    except KeyboardInterrupt:
+        interrupted()
     with ending(watchdog), releasing(spare):
         if begin.first < options.steps:
             _Run(plan, options, mesh, begin, build, train_step, eval_step, watchdog).go()

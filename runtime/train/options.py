@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import shlex
 import sys
 from dataclasses import dataclass, field
@@ -106,7 +107,11 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Has a mistake told as any other, and once, not by each rank."""
+    """Has a mistake told as any other, and once, not by each rank; so is the help."""
+
+    def print_help(self, file: Any = None) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            super().print_help(file)
 
     def error(self, message: str) -> NoReturn:
         raise RunError(f"{message}; --help lists the options")

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ..comm.store import meet, part
 from ..errors import RunError, reason
 from .launch import stop_launcher, warn
-from .stop import Stopped
+from .stop import INTERRUPTED, Stopped
 
 _GRACE = 1.0  # seconds in which the launcher sees that the first rank to fail has ended
 _READ = 3.0  # seconds in which others read why, where the store ends with this process
@@ -46,7 +46,7 @@ def ending(watchdog: Watching | None = None) -> Generator[None]:
     except (RunError, OSError) as error:
         _leave(watchdog, f"error: {reason(error)}", 1, reason(error))
     except KeyboardInterrupt:
-        _leave(watchdog, "interrupted", 130, "interrupted")
+        _leave(watchdog, "interrupted", INTERRUPTED, "interrupted")
     except BaseException as error:  # torch's CheckpointException is no Exception
         rank, told = f"rank {os.environ.get('RANK', 0)} on {gethostname()}", " ".join(str(error).split())
         if watchdog is not None and _has_lost_another(error):
@@ -96,6 +96,11 @@ def refuse(error: RunError | OSError, watchdog: Watching | None = None) -> NoRet
             part()
         dist.destroy_process_group()
     sys.exit(2)
+
+
+def interrupted() -> NoReturn:
+    """Ends a rank that Ctrl-C has interrupted before its run began: quietly and at once, as all others end too."""
+    os._exit(INTERRUPTED)
 
 
 def tell_launcher(reason: str) -> None:

@@ -11,6 +11,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from .interrupts import are_blocked, blocked, hear
 from .options import SEPARATE_STORES
 from .stop import INTERRUPTED, SAVED
 
@@ -25,13 +26,18 @@ def main() -> None:
     """
     torchrun = cast(Any, run)
     _tell_stops()
+    if are_blocked():
+        _start_ranks_blocked()
     for name, value in _SIGNALS.items():
         os.environ.setdefault(name, value)
     try:
+        hear()
         asked = torchrun.parse_args(sys.argv[1:])
         if asked.max_restarts:
             os.environ.setdefault(*SEPARATE_STORES.split("="))
         torchrun.run(asked)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     except SignalException as error:
         sys.exit(INTERRUPTED if error.sigval == signal.SIGINT else SAVED)
     except ChildFailedError as error:
@@ -55,6 +61,18 @@ def _tell_stops() -> None:
         return result
 
     agent._monitor_workers = monitored
+
+
+def _start_ranks_blocked() -> None:
+    """Has torchrun start its ranks with SIGINT blocked, until they have imported torch."""
+    agent: Any = LocalElasticAgent
+    start: Any = agent._start_workers
+
+    def started(self: object, group: object) -> Any:
+        with blocked():
+            return start(self, group)
+
+    agent._start_workers = started
 
 
 def first(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:

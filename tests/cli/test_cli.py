@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scalec.compiler import cli, frontend
-from scalec.compiler.cli.arguments import COMMANDS
+from scalec.compiler.cli.arguments import COMMANDS, WISHES
 from scalec.compiler.cli.command import Command
 from scalec.compiler.passes import PASS_NAMES
 from scalec.compiler.syntax.limits import MAX_BYTES
@@ -128,12 +128,12 @@ def test_compile(scalec: Run) -> None:
         "\n"
         "verified: the step is that of a single device: loss, 2 gradients and 2 updates equal"
         " on dp 2 × tp 3 and dp 3 × tp 2, error below 2^-…\n"
-        "wrote out/tiny/train.py and out/tiny/plan.json\n"
+        "wrote out/tiny/hf_names.json, out/tiny/train.py and out/tiny/plan.json\n"
         "to train:\n"
         "\n"
         "  torchrun --standalone --nproc-per-node=4 out/tiny/train.py\n"
     )
-    assert sorted(path.name for path in Path("out/tiny").iterdir()) == ["plan.json", "train.py"]
+    assert sorted(path.name for path in Path("out/tiny").iterdir()) == ["hf_names.json", "plan.json", "train.py"]
 
 
 def test_a_second_compile_replaces_the_first(scalec: Run) -> None:
@@ -187,7 +187,8 @@ def test_run(scalec: Run, executed: list[Sequence[str]]) -> None:
     assert status == 0
     torchrun = [sys.executable, "-m", "scalec.runtime.train.torchrun", "--standalone", "--nproc-per-node=4"]
     assert executed == [[*torchrun, "x/train.py", "--resume", "auto", "--steps", "3", "--", "y"]]
-    assert out.endswith("wrote x/train.py and x/plan.json\n")
+    wrote = "wrote x/hf_names.json, x/train.py and x/plan.json\n"
+    assert out.endswith(f"{wrote}starting 4 processes: Python and torch take some seconds to load\n")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_run_goes_on_with_a_compiled_program(
 ) -> None:
     scalec("compile", "tiny.scale", "-o", "x")
     status, out, _ = scalec("run", "x/train.py", *words.split())
-    assert (status, out) == (0, "")
+    assert (status, out) == (0, "starting 4 processes: Python and torch take some seconds to load\n")
     torchrun = [sys.executable, "-m", "scalec.runtime.train.torchrun", "--standalone", "--nproc-per-node=4"]
     assert executed == [[*torchrun, *restarts, "x/train.py", *arguments.split()]]
 
@@ -228,11 +229,38 @@ def test_run_that_cannot_be(words: str, error: str, scalec: Run, executed: list[
     assert err == f"error: {error}\n"
 
 
+@pytest.mark.parametrize("source", ["tiny.scale", "x/train.py"])
+def test_the_help_of_a_program_is_shown_once(
+    source: str, executed: list[Sequence[str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["compile", "tiny.scale", "-o", "x"]) == 0
+    capfd.readouterr()
+    assert cli.main(["run", source, "--", "--help"]) == 0
+    assert executed == []
+    out = capfd.readouterr().out
+    assert out.count("usage: train.py") == 1
+    assert "verified" not in out
+    assert "--log-to" in out
+
+
+@pytest.mark.parametrize("words", ["--log-to wandb", "--steps 3 --log-to tensorboard wandb --lr 1"])
+def test_a_package_that_a_run_needs_is_missed_before_it_compiles(
+    words: str, scalec: Run, executed: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name != "wandb" else None)  # type: ignore[misc]
+    status, out, err = scalec("run", "tiny.scale", "--", *words.split())
+    assert (status, out, executed) == (2, "", [])
+    assert err == "error: --log-to wandb needs the package wandb: pip install 'scalec[wandb]'\n"
+    assert not Path("out").exists()
+
+
 def test_run_on_several_machines(scalec: Run, executed: list[Sequence[str]]) -> None:
     Path("tiny.scale").write_text(MACHINES + PLAN)
     status, _, err = scalec("run", "tiny.scale")
     assert (status, executed) == (2, [])
-    assert err == "error: this plan runs on 2 nodes: `scalec compile` prints the command for each\n"
+    job = "`scalec launch slurm tiny.scale` writes the job for Slurm (`k8s` for Kubernetes)"
+    each = "`scalec compile` prints the torchrun command for each node"
+    assert err == f"error: this plan runs on 2 nodes: {job}; {each}\n"
 
 
 def test_run_without_torch(scalec: Run, executed: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +354,19 @@ def test_version(scalec: Run) -> None:
     assert scalec("--version") == (0, f"scalec {version('scalec')}\n", "")
 
 
+def test_help_and_version_are_words_too(scalec: Run) -> None:
+    assert scalec("version") == scalec("--version")
+    assert scalec("help") == scalec("--help")
+    assert scalec("help", "run") == scalec("run", "--help")
+
+
+def test_the_commands_that_helps_name_exist() -> None:
+    names = {command.name for command in COMMANDS}
+    for words, help in WISHES.items():
+        assert not names & {*words.split()}
+        assert {*re.findall(r"`(?:scalec )([a-z]+)", help)} <= names
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_help_shows_an_example(scalec: Run, command: Command) -> None:
     status, out, _ = scalec(command.name, "--help")
@@ -343,7 +384,11 @@ def test_help_shows_an_example(scalec: Run, command: Command) -> None:
         (["log", "a" * 256], "RUN: it has a name of more than 255 bytes, which no file has"),
         (["schedule", "tiny.scale", "--svg", ""], "--svg: it is empty"),
         (["import", "config.json", "-o", ""], "-o/--output: it is empty"),
-        (["build", "tiny.scale"], "invalid choice: 'build'"),
+        (["build", "tiny.scale"], "unknown command `build`: `scalec compile PLAN` writes the training program\n"),
+        (["train", "tiny.scale"], "unknown command `train`: `scalec run PLAN` compiles a plan and trains it"),
+        (["generate"], "for text from a model export it"),
+        (["wibble"], "invalid choice: 'wibble'"),
+        (["import", "org/model-7B"], "error: `org/model-7B` is not a file: `hf download org/model-7B config.json"),
         (["chek", "tiny.scale"], "error: unknown command `chek`: did you mean `check`?\n"),
         (["check", "tiny.scale", "--out", "x"], "unrecognized arguments: --out x"),
         (["explain", "time", "tiny.scale", "--bogus"], "usage: scalec explain "),

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,53 @@ def test_plans_compile_as_they_are(
     swapped = re.sub(r"dp = (\d+)  tp = 1", r"dp = 1  tp = \1", Path("one.scale").read_text(encoding="utf-8"))
     Path("one.scale").write_text(swapped)
     assert main(["check", "one.scale"]) == 0
+
+
+SHIPPED = sorted((Path(__file__).parents[2] / "plans").rglob("*.scale"))
+LEAST = {"qwen2_5_7b": 8_000_000, "qwen2": 8_000_000}
+"""Models whose heads ask for wide layers, and a size that they can have."""
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_model_that_comes_with_scalec_at_another_size(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = LEAST.get(path.stem, 2_000_000)
+    name = path.stem if path.parent.name == "plans" else f"models/{path.stem}"
+    words = ["--from", name, "--size", f"{size // 1000}K"]
+    assert main(["new", "one.scale", *words]) == main(["fmt", "--check", "one.scale"]) == 0
+    assert main(["check", "one.scale"]) == 0
+    assert not capsys.readouterr().err
+    text = Path("one.scale").read_text(encoding="utf-8")
+    program = compile_plan(load(Path("one.scale")))
+    count = sum(prod(program.size(dim) for dim in param.type.dims) for param in program.params)
+    assert size / 1.5 < count < size * 1.5
+    said = re.search(r"([\d,]+) parameters", text)
+    assert said
+    padding = {"distilbert_base", "distilbert", "gpt2_124m", "gpt2"}
+    assert int(said[1].replace(",", "")) == count or path.stem in padding
+
+
+def test_the_plan_of_a_model_that_comes_with_scalec(golden: Callable[[str, str], None]) -> None:
+    assert main(["new", "mine.scale", "--from", "llama3_8b", "--size", "30M"]) == 0
+    golden("new/from_llama.scale", Path("mine.scale").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--from", "llama3_8"], "`scalec:llama3_8` does not come with scalec: did you mean `scalec:llama3_8b`?"),
+        (["--from", "qwen2_5_7b", "--size", "1M"], "no sizes of `qwen2_5_7b` are near that"),
+        (["--from", "llama3_8b", "--size", "30"], "`30` is not a number of parameters: write 30M, 1.5B or 500K"),
+        (["--size", "30M"], "--size goes with a model that comes with scalec: --from llama3_8b"),
+    ],
+)
+def test_sizes_that_cannot_be(words: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = main(["new", "mine.scale", *words])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    assert status == 2
+    assert error in capsys.readouterr().err
+    assert not Path("mine.scale").exists()
 
 
 @pytest.mark.parametrize(

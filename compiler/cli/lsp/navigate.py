@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from os.path import realpath
 
-from ...frontend.load_plan import SHIPPED, used_path
+from ...frontend.load_plan import used_path
 from ...syntax import tree
 from ...syntax.diagnostics import PlanError, wrong
+from ...syntax.package_data import SHIPPED
 from ...syntax.source import Span
 from .document import Document, Facts, source_of
 from .mentions import RENAMED, Kind, Mention

@@ -17,18 +17,20 @@ from .facts import Facts, Goal
 from .plan_text import ModelFile, bare_plan, plan
 from .reasons import SECTIONS, Reason, reasons
 from .report import Planned
-from .search import search
+from .search import Tell, search, silent
 
 __all__ = ["Goal", "ModelFile", "Planned", "planned"]
 
 
-def planned(file: ModelFile, goal: Goal, kept: Mapping[str, object], top: int, at: Path) -> Planned:
+def planned(
+    file: ModelFile, goal: Goal, kept: Mapping[str, object], top: int, at: Path, tell: Tell = silent
+) -> Planned:
     """The best plans of a model for a goal; the text of the first is that of a plan in the folder `at`.
 
-    Raises PlanError where the model is none.
+    The search says to `tell` what it begins to do.  Raises PlanError where the model is none.
     """
     facts = Facts(resolve(bare_plan(file, goal)))
-    found = search(file, facts, goal, kept, proved=top)
+    found = search(file, facts, goal, kept, proved=top, tell=tell)
     if not found.fitting:
         return Planned(found, top)
     best = found.fitting[0]

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ...frontend.load_plan import SHIPPED
 from ...syntax import tree
-from ...syntax.package_data import folder
+from ...syntax.package_data import SHIPPED, folder
 from ...syntax.parser import parse_plan
 from ...syntax.source import Source, Span
 from .choice import CHUNKED, FULL, HALF, NONE, REGATHER, SELECTIVE, Choice

@@ -1,7 +1,7 @@
 """The search: a space thinned and ranked, its best choices compiled, the first of them proved."""
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf, prod
 
@@ -10,6 +10,7 @@ from attrs import frozen
 
 from ...analysis.communication import active_count
 from ...analysis.time.report import FULL as NEARLY
+from ...config.units import counted
 from ...ir import PRECISIONS
 from .cells import Cells, cell_columns
 from .choice import AXES, FULL, HALF, RECOMPUTE, Choice
@@ -84,6 +85,14 @@ def _rank(it: Priced) -> tuple[float, int, int]:
     return float(f"{it.seconds:.6g}"), it.choice.prefetch, it.needs
 
 
+Tell = Callable[[str], object]
+"""Takes a line about what a search does next."""
+
+
+def silent(line: str) -> None:
+    """Says nothing."""
+
+
 def search(
     file: ModelFile,
     facts: Facts,
@@ -91,17 +100,19 @@ def search(
     kept: Mapping[str, object],
     proved: int = 5,
     cells: Cells | None = None,
+    tell: Tell = silent,
 ) -> Found:
     """The best plans of a model for a goal, of all that have the values of `kept`; the first ones are proved.
 
-    `cells` of an earlier search, of the same model, sequence and GPU, are not compiled once more.
+    `cells` of an earlier search, of the same model, sequence and GPU, are not compiled once more.  The search says to
+    `tell` what it begins to do.
     """
-    return _Search(file, facts, goal, kept).found(proved, {} if cells is None else cells)
+    return _Search(file, facts, goal, kept, tell).found(proved, {} if cells is None else cells)
 
 
 class _Search:
-    def __init__(self, file: ModelFile, facts: Facts, goal: Goal, kept: Mapping[str, object]) -> None:
-        self._file, self._facts, self._goal = file, facts, goal
+    def __init__(self, file: ModelFile, facts: Facts, goal: Goal, kept: Mapping[str, object], tell: Tell) -> None:
+        self._file, self._facts, self._goal, self._tell = file, facts, goal, tell
         self._price = partial(price, file, facts, goal)
         self._space = self._thinned(space(facts, goal, kept))
         self._priced = dict[int, Priced]()
@@ -122,6 +133,7 @@ class _Search:
     def found(self, proved: int, cells: Cells) -> Found:
         if not len(self._space):
             return Found(self._facts, self._goal, self._space.left, (), ())
+        self._tell(f"estimating {counted(len(self._space), 'choice')} for {counted(self._goal.gpus, 'GPU')}")
         columns = cell_columns(self._file, self._facts, self._goal, self._space, cells)
         estimates = estimate(self._facts, self._goal, self._space, columns)
         left = self._space.left
@@ -140,6 +152,7 @@ class _Search:
         for it in best:
             empty = it.choice.pp * it.choice.chunks > self._facts.layers
             alike.setdefault((it.choice.schedule, empty), []).append(it)
+        self._tell(f"proving {counted(len(best), 'plan')}")
         shown = in_two(partial(prove, self._file, self._facts, self._goal), [*alike.values()], worth=2)
         all = (known | {it.choice: it for each in shown for it in each}).values()
         failed = (*self._failed, *(it for it in all if isinstance(it, Unpriced)))
@@ -154,7 +167,9 @@ class _Search:
                 return
             tried = {it.choice for it in known} | {it.choice for it in self._failed}
             near = dict.fromkeys(choice for _, choice in neighbours(best.choice) if choice.matches(self._kept))
-            made = in_two(self._price, [it for it in near if it not in tried])
+            untried = [choice for choice in near if choice not in tried]
+            self._tell(f"compiling {counted(len(untried), 'plan')} next to the best so far")
+            made = in_two(self._price, untried)
             self._beside |= {it.choice: it for it in made if isinstance(it, Priced)}
             self._failed += [it for it in made if isinstance(it, Unpriced)]
             if not any(it.fits and _rank(it) < _rank(best) for it in self._beside.values()):
@@ -211,6 +226,7 @@ class _Search:
 
     def _compile(self, places: Sequence[int]) -> None:
         self._tried |= {*places}
+        self._tell(f"compiling {counted(len(places), 'plan')} of the best by estimates")
         gc.collect()  # programs are in circles, and a proof needs memory of its own
         made = in_two(self._price, [self._space.choice(at) for at in places])
         for at, it in zip(places, made, strict=True):

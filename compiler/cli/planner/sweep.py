@@ -14,7 +14,7 @@ from .choice import FULL, NONE
 from .exact import Priced
 from .facts import Facts, Goal
 from .plan_text import ModelFile, bare_plan
-from .search import search
+from .search import Tell, search, silent
 
 CLIFF = 0.1
 """The part of a GPU's throughput that is lost from one point to the next where there is a cliff."""
@@ -36,14 +36,22 @@ class Point:
 
 
 def swept(
-    file: ModelFile, goals: Goals, kept: Mapping[str, object], axes: Mapping[str, Sequence[int | str]]
+    file: ModelFile,
+    goals: Goals,
+    kept: Mapping[str, object],
+    axes: Mapping[str, Sequence[int | str]],
+    tell: Tell = silent,
 ) -> list[Point]:
     """The points of one or two axes, the last one fastest; cliffs are along it if it is of numbers.
 
-    Raises PlanError.
+    Each is said to `tell` before it is looked for.  Raises PlanError.
     """
-    known = dict[object, Cells]()
-    points = [_point(file, goals, kept, dict(zip(axes, at, strict=True)), known) for at in product(*axes.values())]
+    known, points, places = dict[object, Cells](), list[Point](), list(product(*axes.values()))
+    for number, place in enumerate(places, start=1):
+        values = dict(zip(axes, place, strict=True))
+        words = ", ".join(f"{name} {value}" for name, value in values.items())
+        tell(f"point {number} of {len(places)}: {words}")
+        points.append(_point(file, goals, kept, values, known))
     last = [*axes.values()][-1]
     width = len(last) if isinstance(last[0], int) else 1
     return [evolve(it, cliff=cliff(points[at - 1], it) if at % width else "") for at, it in enumerate(points)]

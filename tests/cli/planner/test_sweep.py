@@ -62,7 +62,11 @@ def test_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     svg, csv = tmp_path / "curves.svg", tmp_path / "points.csv"
     line = "--cluster h100_sxm --keep pp=1,microbatch=4,recompute=none --sweep gpus=1..4"
     assert cli.main(["plan", str(PLANS / "tiny_llama.scale"), *line.split(), "--svg", str(svg), "--csv", str(csv)]) == 0
-    assert capsys.readouterr() == (csv.read_text(), f"wrote {csv}\nwrote {svg}\n")
+    out, err = capsys.readouterr()
+    assert out == csv.read_text()
+    *points, wrote_csv, wrote_svg = err.splitlines()
+    assert [wrote_csv, wrote_svg] == [f"wrote {csv}", f"wrote {svg}"]
+    assert points == [f"point {number} of 3: gpus {gpus}" for number, gpus in enumerate((1, 2, 4), start=1)]
     rows = csv.read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["gpus", "1", "2", "4"]
     texts = [it.text or "" for it in ElementTree.parse(svg).iter(f"{SVG}text")]

@@ -89,6 +89,47 @@ def test_ranks_end_with_their_launcher(tmp_path: Path) -> None:
         os.close(rank)
 
 
+QUIET = """
+import os, time
+from pathlib import Path
+Path(os.environ["RANK"]).touch()
+time.sleep(1)  # as long as torch may take to load
+from scalec.runtime.train.interrupts import hear
+try:
+    hear()
+    time.sleep(600)
+except KeyboardInterrupt:
+    os._exit(130)
+"""
+
+
+@pytest.mark.parametrize("soon", [True, False])
+def test_an_interrupt_while_torch_loads_is_quiet(soon: bool, tmp_path: Path) -> None:
+    """As Ctrl-C sends it, to the launcher and to its ranks: soon after the start, or when the ranks load torch."""
+    (tmp_path / "train.py").write_text(QUIET)
+    starts = "from scalec.compiler.cli.command import torchrun\n"
+    starts += "torchrun(['--standalone', '--nproc-per-node=2', 'train.py'], 2)"
+    command = [sys.executable, "-c", starts]
+    pipe = subprocess.PIPE
+    started = subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    until = monotonic() + 60
+    while not (_is_blocked(started.pid) if soon else all((tmp_path / rank).exists() for rank in "01")):
+        assert started.poll() is None
+        assert monotonic() < until
+        sleep(0.02)
+    os.killpg(started.pid, signal.SIGINT)
+    _, err = started.communicate(timeout=HANGS)
+    assert started.returncode == 130, err
+    assert "Traceback" not in err
+
+
+def _is_blocked(process: int) -> bool:
+    """Whether a process has SIGINT blocked."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    mask = int(status.split("SigBlk:")[1].split()[0], 16)
+    return bool(mask & 1 << (signal.SIGINT - 1))
+
+
 def _failure(status: int, timestamp: int, told: str = "") -> Any:
     said = {"message": {"message": told}} if told else {"message": "<NONE>"}
     return SimpleNamespace(exitcode=status, timestamp=timestamp, error_file_data=said)
