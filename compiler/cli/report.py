@@ -19,17 +19,18 @@ def report(options: Namespace) -> None:
 
     if len(options.plans) > 2:
         raise UsageError("report takes one plan, or two to compare")
-    page = page_of(*(subject(path, options) for path in options.plans), tokens=options.tokens)
+    subjects = (subject(path, proved=options.verify, cached=options.cache) for path in options.plans)
+    page = page_of(*subjects, tokens=options.tokens)
     path = options.output or Path(f"{options.plans[0].stem}.html")
     put(path, page, "output", MARK)
 
 
-def subject(path: Path, options: Namespace) -> "Subject":
-    """A plan as a report takes it."""
+def subject(path: Path, *, proved: bool, cached: bool = False) -> "Subject":
+    """A plan as a report takes it; if `cached`, with the proof that an earlier command kept."""
     from ..reports.html import Subject
 
     plan = load(path)
-    proof = plan.proved(cached=options.cache) if options.verify else None
+    proof = plan.proved(cached=cached) if proved else None
     return Subject(plan.source, plan.model, plan.program, proof=proof)
 
 
