@@ -150,7 +150,7 @@ def test_rows_that_may_fit_are_ranked_by_time_and_those_that_do_not_come_last(mo
     cells = {name: [*choices._line(rows, found, rule, 0)][:3] for name, rule in choices.RULES.items()}
     assert cells["time alone"] == cells["range"] == ["1", "100.0%", "0.0%"]
     assert cells["one number"] == ["1", "0.0%", "100.0%"]
-    assert [*choices._line(rows, found, choices.by_range, 8)][1] == "0.0%"  # then all of its range is too much
+    assert [*choices._line(rows, found, choices.verdict_by_range, 8)][1] == "0.0%"  # then all of its range is too much
 
 
 MEMORY = "id,layers,hidden,ffn,heads,vocab_arg,seq,gpu,dp,distributed_optimizer,tp,sp,cp,pp,vpp,experts,micro_batch,\

@@ -45,26 +45,26 @@ class Candidate:
 Rule = Callable[[Row, Mapping[str, Any], float], Verdict]
 
 
-def by_time(row: Row, of: Mapping[str, Any], excess: float) -> Verdict:
+def verdict_by_time(row: Row, figures: Mapping[str, Any], excess: float) -> Verdict:
     """All rows are taken to fit."""
     return Verdict(fits=True, lacks=False)
 
 
-def by_one_number(row: Row, of: Mapping[str, Any], excess: float) -> Verdict:
+def verdict_by_number(row: Row, figures: Mapping[str, Any], excess: float) -> Verdict:
     """A row fits or does not, by its likely memory."""
-    needs = (of["memory_gib"] + excess) * FRAGMENTS.get(row["framework"], 1)
-    fits = of["room_gib"] is None or needs <= of["room_gib"]
+    needs = (figures["memory_gib"] + excess) * FRAGMENTS.get(row["framework"], 1)
+    fits = figures["room_gib"] is None or needs <= figures["room_gib"]
     return Verdict(fits, not fits)
 
 
-def by_range(row: Row, of: Mapping[str, Any], excess: float) -> Verdict:
+def verdict_by_range(row: Row, figures: Mapping[str, Any], excess: float) -> Verdict:
     """A row fits if its upper end does, and does not if its lower end does not."""
-    room = of["room_gib"]
-    low, high = of["memory_range_gib"]
+    room = figures["room_gib"]
+    low, high = figures["memory_range_gib"]
     return Verdict(room is None or high + excess <= room, room is not None and low + excess > room)
 
 
-RULES: Mapping[str, Rule] = {"time alone": by_time, "one number": by_one_number, "range": by_range}
+RULES: Mapping[str, Rule] = {"time alone": verdict_by_time, "one number": verdict_by_number, "range": verdict_by_range}
 
 
 def print_by_memory(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> None:
@@ -72,7 +72,7 @@ def print_by_memory(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]])
     known = [row for row in rows if found[row["id"]]["step_s"] is not None]
     lines = list[tuple[str, ...]]()
     for name, rule in RULES.items():
-        for excess in EXCESSES if rule is not by_time else EXCESSES[:1]:
+        for excess in EXCESSES if rule is not verdict_by_time else EXCESSES[:1]:
             lines.append((name, f"{excess} GiB", *_line(known, found, rule, excess)))
     if any(row.get("cell") for row in known):
         head = ("memory by", "too high by", "cells", *CHOICES, *CHOICES, "called unfit", "called fit")

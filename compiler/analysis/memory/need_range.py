@@ -58,35 +58,35 @@ class NeedRange:
         return room is not None and self.low > room
 
 
-def need_range(program: Program, it: Account) -> NeedRange:
+def need_range(program: Program, counted: Account) -> NeedRange:
     """The range of an account's need; on the CPU, whose allocator reserves nothing, the account alone."""
-    if it.device == "cpu":
-        return NeedRange(it.needs)
+    if counted.device == "cpu":
+        return NeedRange(counted.needs)
     reasons = [
-        Reason("the account of tensors", round(ACCOUNT * it.total), round(ACCOUNT * it.total)),
-        Reason("fragments of the allocator", 0, round(FRAGMENTS * it.total)),
-        *_reserve(program, it),
-        *_loads(program, it),
+        Reason("the account of tensors", round(ACCOUNT * counted.total), round(ACCOUNT * counted.total)),
+        Reason("fragments of the allocator", 0, round(FRAGMENTS * counted.total)),
+        *_reserve(program, counted),
+        *_loads(program, counted),
     ]
-    return NeedRange(it.needs, tuple(reasons))
+    return NeedRange(counted.needs, tuple(reasons))
 
 
-def _reserve(program: Program, it: Account) -> list[Reason]:
+def _reserve(program: Program, counted: Account) -> list[Reason]:
     """The estimates in the reserve of a GPU that is known; a plan that says its reserve knows it."""
-    found = gpu(program.cluster)
-    if found is None or program.cluster.reserve is not None:
+    known = gpu(program.cluster)
+    if known is None or program.cluster.reserve is not None:
         return []
     groups = communicators(program)
-    less, more = found.reserve_range(groups)
-    return [Reason("CUDA's context, NCCL's channels", it.reserve - less, more - it.reserve)]
+    low, high = known.reserve_range(groups)
+    return [Reason("CUDA's context, NCCL's channels", counted.reserve - low, high - counted.reserve)]
 
 
-def _loads(program: Program, it: Account) -> list[Reason]:
+def _loads(program: Program, counted: Account) -> list[Reason]:
     """The memory for rows of experts that an equal load leaves free."""
     for load, accounts in at_loads(program):
         if load.name == BALANCED:
-            least = max(each.needs for each in accounts)
-            return [Reason("rows of experts, at an equal load", max(it.needs - least, 0), 0)]
+            least = max(account.needs for account in accounts)
+            return [Reason("rows of experts, at an equal load", max(counted.needs - least, 0), 0)]
     return []
 
 

@@ -38,7 +38,7 @@ class Planned:
     @property
     def shown(self) -> tuple[Priced, ...]:
         """The plans of the table: those that fit or may, or else those that need least."""
-        return self.found.shown(self.top) or self.found.nearest[: self.top]
+        return self.found.first_plans(self.top) or self.found.nearest[: self.top]
 
     @property
     def best(self) -> Priced:
@@ -61,7 +61,7 @@ def _thinned(found: Found) -> Iterator[str]:
         yield f"{count:>11,}  {step}"
     if found.priced:
         fitting = f"{len(found.fitting):,} fit" if found.fitting else "none fits"
-        if unsure := len(found.ranked) - len(found.fitting):
+        if unsure := len(found.by_time) - len(found.fitting):
             fitting += f", {unsure:,} may fit"
         yield f"{len(found.priced):>11,}  compiled: {fitting}, {sum(each.proved for each in found.priced):,} proved"
 

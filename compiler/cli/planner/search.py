@@ -59,14 +59,16 @@ class Found:
         return tuple(sorted((it for it in self.priced if it.fits), key=_rank))
 
     @property
-    def ranked(self) -> tuple[Priced, ...]:
+    def by_time(self) -> tuple[Priced, ...]:
         """Plans that fit and plans that may, the fastest first."""
         return tuple(sorted((it for it in self.priced if it.fits or it.may_fit), key=_rank))
 
-    def shown(self, top: int) -> tuple[Priced, ...]:
+    def first_plans(self, top: int) -> tuple[Priced, ...]:
         """The fastest `top` of these, the best that fits among them."""
-        found, best = self.ranked[:top], self.fitting[:1]
-        return found if {*best} <= {*found} else (*found[: top - 1], *best)
+        fastest, best = self.by_time[:top], self.fitting[:1]
+        if {*best} <= {*fastest}:
+            return fastest
+        return (*fastest[: top - 1], *best)
 
     @property
     def nearest(self) -> tuple[Priced, ...]:
@@ -147,7 +149,7 @@ class _Search:
         self._compile(self._tight(estimates))
         known = {it.choice: it for it in self._all}
         gc.collect()
-        best = Found(self._facts, self._goal, left, tuple(known.values()), ()).shown(proved)
+        best = Found(self._facts, self._goal, left, tuple(known.values()), ()).first_plans(proved)
         alike = dict[object, list[Priced]]()  # those of one schedule may have equal cases
         for it in best:
             empty = it.choice.pp * it.choice.chunks > self._facts.layers

@@ -174,7 +174,7 @@ def test_what_a_run_looks_at_stays() -> None:
     assert file.model(PLANS).endswith(f"\n\n{watch}")
 
 
-def priced(seconds: float, needs: float, ends: tuple[float, float], dp: int) -> Priced:
+def plan_of_80_gib(seconds: float, needs: float, ends: tuple[float, float], dp: int) -> Priced:
     """A plan on GPUs of 80 GiB."""
     low, high = (round(end * GIB) for end in ends)
     return Priced(Choice(dp=dp), seconds, {}, 1.0, 0.4, round(needs * GIB), 80 * GIB, ends=(low, high))
@@ -183,8 +183,12 @@ def priced(seconds: float, needs: float, ends: tuple[float, float], dp: int) -> 
 def test_plans_that_may_fit_are_ranked_by_time_beside_the_best_that_fits() -> None:
     """Those that surely do not fit are not in the table, and what is proposed fits."""
     _, facts, goal = subject("tiny_llama.scale", 4, 32, 128)
-    fits, slower = priced(4.0, 70, (68, 74), 1), priced(5.0, 40, (38, 43), 2)
-    close, may, lacks = priced(3.0, 75, (73, 79), 4), priced(2.0, 82, (79, 87), 8), priced(1.0, 90, (87, 95), 16)
+    fits, slower = plan_of_80_gib(4.0, 70, (68, 74), 1), plan_of_80_gib(5.0, 40, (38, 43), 2)
+    close, may, lacks = (
+        plan_of_80_gib(3.0, 75, (73, 79), 4),
+        plan_of_80_gib(2.0, 82, (79, 87), 8),
+        plan_of_80_gib(1.0, 90, (87, 95), 16),
+    )
     found = Found(facts, goal, (), (slower, lacks, fits, may, close), ())
     assert [(it.fits, it.may_fit) for it in (fits, close, may, lacks)] == [
         (True, False),
@@ -192,10 +196,10 @@ def test_plans_that_may_fit_are_ranked_by_time_beside_the_best_that_fits() -> No
         (False, True),
         (False, False),
     ]
-    assert found.ranked == (may, close, fits, slower)
+    assert found.by_time == (may, close, fits, slower)
     assert found.fitting == (fits, slower)
-    assert found.shown(2) == (may, fits)
-    assert found.shown(3) == (may, close, fits)
+    assert found.first_plans(2) == (may, fits)
+    assert found.first_plans(3) == (may, close, fits)
     text = print_plans(Planned(found, 3))
     assert "5  compiled: 2 fit, 2 may fit, 0 proved" in text
     assert "\n1 may not fit: 79.0 to 87.0 GiB of 80; its time cannot be told\n" in text
@@ -223,6 +227,6 @@ def test_a_plan_that_may_fit_has_a_time() -> None:
 def test_the_search_compiles_a_plan_that_may_fit_if_it_may_be_faster_than_all_that_fit() -> None:
     file, facts, goal = subject("llama3_8b.scale", 64, 256, 8192)
     found = search(file, facts, goal, {}, proved=0)
-    first, best = found.ranked[0], found.fitting[0]
+    first, best = found.by_time[0], found.fitting[0]
     assert first.may_fit
     assert first.seconds < best.seconds
