@@ -53,12 +53,12 @@ def _tell(line: str) -> None:
 
 def _sweep(options: Namespace, file: "ModelFile") -> int:
     """The best plans at many points: a table, or files."""
-    from .planner.sweep import GOALS, csv, svg, swept
+    from .planner.sweep import DEGREES, GOALS, csv, svg, swept
     from .planner.sweep import MARK as DRAWN
 
     axes = swept_axes(options.sweep)
     for name in axes:
-        if name not in (*GOALS, *file.sizes):
+        if name not in (*GOALS, *DEGREES, *file.sizes):
             raise UsageError(f"--sweep has no `{name}`: {_no_axis(name, file)}")
     points = swept(file, lambda at: _goal(Namespace(**{**vars(options), **at}), file), keeps(options.keep), axes, _tell)
     goal, table = points[0].goal, csv(points)
@@ -77,9 +77,9 @@ def _sweep(options: Namespace, file: "ModelFile") -> int:
 
 def _no_axis(name: str, file: "ModelFile") -> str:
     from ..syntax.diagnostics import did_you_mean, listing
-    from .planner.sweep import GOALS
+    from .planner.sweep import DEGREES, GOALS
 
-    known = (*GOALS, *file.sizes)
+    known = (*GOALS, *DEGREES, *file.sizes)
     dims = "" if file.sizes else ", and of a file with a model alone the sizes of its dims"
     return did_you_mean(name, known) or f"it takes {listing(known)}{dims}"
 
@@ -193,7 +193,8 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--top", type=count, default=5, metavar="K", help="plans to show and prove (default: 5)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     help = (
-        "the best plan at each of many points, as gpus=8..16384, seq=4096:8192, cluster=h100_sxm:h200, or two of them"
+        "the best plan at each of many points, as gpus=8..16384, seq=4096:8192, tp=1..8, cluster=h100_sxm:h200, or two"
+        " of them"
     )
     parser.add_argument("--sweep", default="", metavar="AXES", help=help)
     parser.add_argument("--csv", type=file_path, metavar="FILE", help="write the points of a sweep")

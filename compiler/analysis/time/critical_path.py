@@ -137,7 +137,7 @@ class Streams:
         self._last[it.stream] = node
 
     def _waited_for(self, it: Event) -> int | None:
-        """What the GPU did last, where the host has waited for that before it issues an op."""
+        """The GPU's last work, where the host has waited for it before it issues an op."""
         host, gpu = self._last.get(HOST), self._last.get(GPU)
         is_idle = self.graph.end(host) < it.begin - EQUAL if host is not None else it.begin > EQUAL
         return gpu if is_idle and gpu is not None and self.graph.end(gpu) <= it.begin + EQUAL else None

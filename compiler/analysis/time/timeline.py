@@ -18,7 +18,7 @@ from .clocks import HOST, UPDATE, Clocks
 from .prices import Price, Prices, Sent
 
 COUNTED = 6
-"""What the host does with counts of experts' rows that it has waited for, in ops that it issues: 37 us of CPU time
+"""The host's work on counts of experts' rows that it has waited for, in ops that it issues: 37 us of CPU time
 (benchmarks/routes.py), of which an op takes 6."""
 
 

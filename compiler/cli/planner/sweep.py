@@ -61,7 +61,9 @@ def _point(
     file: ModelFile, goals: Goals, kept: Mapping[str, object], values: Values, known: dict[object, Cells]
 ) -> Point:
     goal = goals(values)
-    sized = evolve(file, dims=tuple((name, int(size)) for name, size in values.items() if name not in GOALS))
+    own = {name: int(size) for name, size in values.items() if name not in (*GOALS, *DEGREES)}
+    sized = evolve(file, dims=tuple(own.items()))
+    kept_here = {**kept, **{name: values[name] for name in DEGREES if name in values}}
     try:
         facts = Facts(resolve(bare_plan(sized, goal)))
     except PlanError as error:
@@ -69,12 +71,15 @@ def _point(
             return Point(values, goal, None)
         raise
     cells = known.setdefault((sized.dims, goal.seq, goal.hardware.name), {})
-    found = search(sized, facts, goal, kept, proved=0, cells=cells)
+    found = search(sized, facts, goal, kept_here, proved=0, cells=cells)
     return Point(values, goal, next(iter(found.fitting), None))
 
 
 GOALS = ("gpus", "global_batch", "seq", "cluster")
 """Goals that a sweep varies besides sizes of the model."""
+
+DEGREES = ("tp", "cp", "ep", "pp")
+"""Degrees of parallelism that a sweep varies: at each point, plans with this degree compete."""
 
 DIVIDES = ("E0303", "E0311")
 """Mistakes of a model whose sizes do not fit together."""
@@ -85,7 +90,8 @@ def cliff(before: Point, after: Point) -> str:
     if before.best is None:
         return ""
     if after.best is None:
-        return "nothing fits"
+        degree = int(after.values.get("tp", 1))
+        return "tensor parallelism leaves the node" if degree > after.goal.per_node else "nothing fits"
     if after.best.tokens > before.best.tokens * (1 - CLIFF):
         return ""
     return next(_causes(before.goal, before.best, after.goal, after.best))

@@ -50,6 +50,18 @@ def test_a_cliff_says_its_cause(before: Point, after: Point, why: str) -> None:
     assert cliff(before, after) == why
 
 
+def test_degrees_are_axes_of_a_sweep(tmp_path: Path) -> None:
+    """At each point the best plan of that degree; beyond a node there is none, which is said."""
+    path = tmp_path / "points.csv"
+    goal = ("--gpus", "4", "--cluster", "h100_sxm", "--gpus-per-node", "2", "--global-batch", "32")
+    assert cli.main(["plan", str(PLANS / "tiny_llama.scale"), *goal, "--sweep", "tp=1..4", "--csv", str(path)]) == 0
+    one, two, four = (line.split(",", 5) for line in path.read_text().splitlines()[1:])
+    assert [one[0], two[0], four[0]] == ["1", "2", "4"]
+    assert "tp" not in one[5]
+    assert "tp 2" in two[5]
+    assert four[5].endswith('"tensor parallelism leaves the node"')
+
+
 def test_axes_of_a_sweep() -> None:
     assert swept_axes("gpus=8..64") == {"gpus": [8, 16, 32, 64]}
     assert swept_axes("seq=1024:3072,cluster=h200:b200") == {"seq": [1024, 3072], "cluster": ["h200", "b200"]}
