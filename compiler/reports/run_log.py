@@ -102,8 +102,10 @@ def charts(runs: Sequence[Run], columns: int) -> Iterator[str]:
         for run, points in zip(runs, lines, strict=True):
             if points:
                 head = f"{measure.name}{f' of {run.name}' if len(runs) > 1 else ''}"
-                drawn = _chart(points, (first, last), (min(values), max(values)), max(columns - MARGIN, 10))
-                yield "\n".join((head, *_labelled(drawn, measure, min(values), max(values))))
+                width = max(columns - MARGIN, 10)
+                drawn = _chart(points, (first, last), (min(values), max(values)), width)
+                labelled = _labelled(drawn, measure, min(values), max(values))
+                yield "\n".join((head, *labelled, _step_axis(first, last, width)))
 
 
 def _labelled(drawn: Sequence[str], measure: Measure, low: float, high: float) -> Iterator[str]:
@@ -111,6 +113,12 @@ def _labelled(drawn: Sequence[str], measure: Measure, low: float, high: float) -
     labels = {0: measure(high), len(drawn) - 1: measure(low)}
     for at, line in enumerate(drawn):
         yield f"{labels.get(at, ''):>{MARGIN - 3}} {'┤' if at in labels else '│'}{line}".rstrip()
+
+
+def _step_axis(first: int, last: int, width: int) -> str:
+    """The line below a chart: its first and its last step."""
+    begin, end = f"step {first:,}", f"{last:,}"
+    return f"{'':>{MARGIN - 1}}{begin}{end:>{max(width - len(begin), len(end) + 1)}}"
 
 
 def _chart(points: Points, steps: tuple[int, int], values: tuple[float, float], columns: int) -> list[str]:

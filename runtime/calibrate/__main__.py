@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import RunError, reason
-from ..train.interrupts import hear
-from ..train.stop import INTERRUPTED
+from ..train.interrupts import end_at_once
 from . import calls, machine
 from .clock import Clock
 from .figures import text
@@ -32,13 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=1 << 30, metavar="BYTES", help=help)
     given = parser.parse_args(arguments)
     try:
-        hear()
+        end_at_once()
         _measure(given)
     except (RunError, OSError) as error:
         print(f"error: {reason(error)}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
     return 0
 
 

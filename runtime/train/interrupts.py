@@ -23,6 +23,16 @@ def are_blocked() -> bool:
     return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, set())
 
 
+def end_at_once() -> None:
+    """Has SIGINT end this rank at once until its run listens to signals, in calls that wait for other ranks too.
+
+    One that was started otherwise is left as it is.
+    """
+    if are_blocked():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        hear()
+
+
 def hear() -> None:
     """Takes SIGINT from now on.  KeyboardInterrupt where one has come since this process began."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -24,7 +24,7 @@ from ..errors import RunError
 from ..state.engine import TrainState
 from . import allocator
 from .elastic import fitted, releasing
-from .interrupts import hear
+from .interrupts import end_at_once
 from .launch import check, check_options, connect, end_with_launcher, is_first, settle, settle_streams, warn
 from .log import Log
 from .options import Options, going_on, mesh_words, parse, torchrun
@@ -54,7 +54,7 @@ def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) 
     end_with_launcher()
     watchdog = None
     try:
-        hear()
+        end_at_once()
         options = parse(plan)
         for warning in unknown():
             warn(warning)

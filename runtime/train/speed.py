@@ -17,7 +17,7 @@ class Speed:
     """
 
     def __init__(self, tokens: int, ranks: int, device: torch.device, expected: Expected | None) -> None:
-        self.tokens, self._own, self._unit = tokens, tokens / ranks, "GPU" if device.type == "cuda" else "rank"
+        self.tokens, self._own, self._unit = tokens, tokens / ranks, "GPU" if device.type == "cuda" else "process"
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self._expected = expected if expected and is_of(expected.gpu, name) else None
         self._slow = 0

@@ -40,7 +40,7 @@ def _run(folder: Path, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> 
 def test_it_says_how_far_a_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = _run(tmp_path, Terminal(), monkeypatch)
     first, second, last = shown.split(CLEAR)[1:]
-    assert re.fullmatch(r"━{8}─{16} 1/3  \d+s left  [\d,]+ tokens/s/rank  \d+\.\d GiB\r", first)
+    assert re.fullmatch(r"━{8}─{16} 1/3  \d+s left  [\d,]+ tokens/s/process  \d+\.\d GiB\r", first)
     assert second.startswith("━" * 16 + "─" * 8 + " 2/3")
     assert re.fullmatch(r"step 3/3  loss 2.0000 .*\n", last)
 
@@ -64,4 +64,4 @@ def test_a_file_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_it_changes_no_oftener_than_one_can_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "OFTEN", 1000.0)
-    assert _run(tmp_path, Terminal(), monkeypatch).count("tokens/s/rank") == 2
+    assert _run(tmp_path, Terminal(), monkeypatch).count("tokens/s/process") == 2

@@ -90,22 +90,21 @@ def test_ranks_end_with_their_launcher(tmp_path: Path) -> None:
 
 
 QUIET = """
-import os, time
+import ctypes, os, time
 from pathlib import Path
 Path(os.environ["RANK"]).touch()
 time.sleep(1)  # as long as torch may take to load
-from scalec.runtime.train.interrupts import hear
-try:
-    hear()
-    time.sleep(600)
-except KeyboardInterrupt:
-    os._exit(130)
+from scalec.runtime.train.interrupts import end_at_once
+end_at_once()
+Path(os.environ["RANK"] + "heard").touch()
+ctypes.CDLL(None).sleep(600)  # as a call that waits for other ranks, and in which Python takes no signal
 """
 
 
-@pytest.mark.parametrize("soon", [True, False])
-def test_an_interrupt_while_torch_loads_is_quiet(soon: bool, tmp_path: Path) -> None:
-    """As Ctrl-C sends it, to the launcher and to its ranks: soon after the start, or when the ranks load torch."""
+@pytest.mark.parametrize("when", ["at once", "loading", "waiting"])
+def test_an_interrupt_before_a_run_begins_is_quiet(when: str, tmp_path: Path) -> None:
+    """As Ctrl-C sends it, to the launcher and to its ranks; these load torch, or wait for each other."""
+    files = {"at once": (), "loading": ("0", "1"), "waiting": ("0heard", "1heard")}[when]
     (tmp_path / "train.py").write_text(QUIET)
     starts = "from scalec.compiler.cli.command import torchrun\n"
     starts += "torchrun(['--standalone', '--nproc-per-node=2', 'train.py'], 2)"
@@ -113,7 +112,7 @@ def test_an_interrupt_while_torch_loads_is_quiet(soon: bool, tmp_path: Path) -> 
     pipe = subprocess.PIPE
     started = subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     until = monotonic() + 60
-    while not (_is_blocked(started.pid) if soon else all((tmp_path / rank).exists() for rank in "01")):
+    while not _is_blocked(started.pid) if not files else not all((tmp_path / file).exists() for file in files):
         assert started.poll() is None
         assert monotonic() < until
         sleep(0.02)
