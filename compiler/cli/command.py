@@ -37,7 +37,7 @@ def need(package: str, what: str) -> None:
 def torchrun(words: Sequence[str], ranks: int) -> NoReturn:
     """Starts torchrun in place of this process, which shares its cores among the ranks.
 
-    It takes Ctrl-C when it has imported torch (`runtime/train/interrupts.py`).
+    It takes Ctrl-C when it has imported torch (`runtime/config/interrupts.py`).
     """
     sys.stdout.flush()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..config.interrupts import end_at_once
 from ..errors import RunError, reason
-from ..train.interrupts import end_at_once
 from . import calls, machine
 from .clock import Clock
 from .figures import text

@@ -14,6 +14,7 @@ from ..checkpoint.background import Saver
 from ..comm.mesh import Mesh
 from ..comm.store import job_store
 from ..config.environment import profiling, recording, sanitizing, tracing, unknown
+from ..config.interrupts import end_at_once
 from ..config.plan import Metrics, Plan
 from ..config.versions import served
 from ..data.loader import Batch, Loader
@@ -24,7 +25,6 @@ from ..errors import RunError
 from ..state.engine import TrainState
 from . import allocator
 from .elastic import fitted, releasing
-from .interrupts import end_at_once
 from .launch import check, check_options, connect, end_with_launcher, is_first, settle, settle_streams, warn
 from .log import Log
 from .options import Options, going_on, mesh_words, parse, torchrun

@@ -11,7 +11,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from .interrupts import are_blocked, blocked, hear
+from ..config.interrupts import are_blocked, blocked, hear
 from .options import SEPARATE_STORES
 from .stop import INTERRUPTED, SAVED
 

@@ -94,7 +94,7 @@ import ctypes, os, time
 from pathlib import Path
 Path(os.environ["RANK"]).touch()
 time.sleep(1)  # as long as torch may take to load
-from scalec.runtime.train.interrupts import end_at_once
+from scalec.runtime.config.interrupts import end_at_once
 end_at_once()
 Path(os.environ["RANK"] + "heard").touch()
 ctypes.CDLL(None).sleep(600)  # as a call that waits for other ranks, and in which Python takes no signal
