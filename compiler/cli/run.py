@@ -20,7 +20,7 @@ _CHOSEN = {"--resume", "--resume-anyway", "--export"}
 _HELP = {"-h", "--help"}
 
 PLACES = ("tensorboard", "wandb")
-"""What `train.py --log-to` takes: the packages that it needs."""
+"""Values of `train.py --log-to`: the packages that it needs."""
 
 
 def run(options: Namespace) -> None:
