@@ -39,7 +39,7 @@ state { zero 1 over dp }
 train {
   seq = 8  global_batch = 4  microbatch = 2  steps = 100
   optimizer adamw { lr = 1e-3  clip = 1.0 }
-  data text       { files = ["corpus.bin"]  tokenizer = bytes }
+  data text       { files = ["corpus.bin"]  tokenizer = bytes  as_is = on }
 }
 """
 LIMITS = "--first-step-limit=60 --step-limit=20 --save-limit=60"
