@@ -1,54 +1,26 @@
-"""The file beside an emitted program that says where files of weights hold the parameters.
-
-The names are those of `names hf`, or else the parameters' own: `layers.{i}.wq`.
+"""The file beside an emitted program that says where Hugging Face files hold the parameters.
 
 Non-goals: the plan's section `names` (`config.hf_names`), reading and writing such files (the runtime).
 """
 
 import json
 import re
-from collections.abc import Mapping
 from math import prod
-from typing import Any
-
-from attrs import evolve
 
 from .. import __version__
 from ..analysis.bucket_layout import stored_shape
 from ..analysis.param_uses import leaves
 from ..analysis.vocabulary import tables
-from ..config.hf_names import INDICES, HFWeight
+from ..config.hf_names import HFWeight
 from ..ir import PRECISIONS, SEQUENCE, Buffer, Param, Program
 from .naming import DTYPES
 
 
-def named(program: Program, patterns: Mapping[str, str]) -> Program:
-    """The program with a name in files for each parameter: the plan's `names hf`, or else the parameters' own names.
+def names_file(program: Program, patterns: dict[str, str]) -> dict[str, str]:
+    """The file that a program reads them from, name → text, if the plan has any.
 
-    `patterns` are the parameters' names in the program's state.  Files index two repeats, so that there are no names
-    where a parameter is in more.
+    `patterns` are the parameters' names in the program's state.
     """
-    if program.names or any(param.stacked > len(INDICES) for param in program.stored):
-        return program
-    own = (_own(param, patterns[param.name], program) for param in program.stored)
-    return evolve(program, names=tuple(own))
-
-
-def _own(param: Param, pattern: str, program: Program) -> HFWeight:
-    """A parameter's own name; of a parameter of experts, one for each: `layers.{i}.e_up.{experts}`."""
-    experts = "".join(f".{{{dim}}}" for dim in program.outer(param)[param.stacked :])
-    return HFWeight(param.name, own_name(pattern) + experts, span=param.span)
-
-
-def own_name(pattern: str) -> str:
-    """A parameter's name by the indices of its repeats."""
-    before, *rest = pattern.split("*")
-    return before + "".join(f"{{{index}}}{part}" for index, part in zip(INDICES, rest, strict=False))
-
-
-def names_file(plan: Program, patterns: dict[str, str]) -> dict[str, str]:
-    """The file that a program reads them from, name → text."""
-    program = named(plan, patterns)
     if not program.names:
         return {}
     dtype = DTYPES[PRECISIONS[program.train.precision]].removeprefix("torch.")
@@ -82,13 +54,13 @@ def repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:
     return found
 
 
-def entry(each: HFWeight, program: Program) -> dict[str, Any]:
+def entry(each: HFWeight, program: Program) -> dict[str, object]:
     """The description of one parameter's place, as the runtime reads it."""
     params = {param.name: param for param in program.stored}
     part_of = {other.part: params[other.param] for other in program.names if other.tensor == each.tensor}
     shapes = [_shape_of(part_of[part], program) for part in sorted(part_of)]
     whole, own = (sum(shape[0] for shape in shapes), *shapes[0][1:]), params[each.param]
-    found: dict[str, Any] = {"tensor": each.tensor, "shape": whole[::-1] if each.transposed else whole}
+    found: dict[str, object] = {"tensor": each.tensor, "shape": whole[::-1] if each.transposed else whole}
     if experts := program.outer(own)[own.stacked :]:
         found["each"] = (*experts, program.size(*experts))
     if each.part:

@@ -128,12 +128,6 @@ class HFNames:
     stored: Mapping[str, HFWeight]
     repeats: Mapping[str, int]
 
-    @property
-    def are_own(self) -> bool:
-        """Whether tensors have the names of the parameters, of a plan that gives no others."""
-        tensors = {pattern: re.sub(r"\{.*?\}", "*", stored.tensor) for pattern, stored in self.stored.items()}
-        return all(tensor in (pattern, f"{pattern}.*") for pattern, tensor in tensors.items())
-
     @cached_property
     def places(self) -> Places:
         """The tensors of each parameter of the plan, for all ranks and stages."""

@@ -17,7 +17,6 @@ from ...config.hf_names import HFWeight
 from ...config.settings import ON, Watch
 from ...ir import SEQUENCE, Buffer, Param, Program, base
 from ...ops.routers import limited_choices
-from ..hf_names import named
 from ..naming import DTYPES
 from .constants import read_beside
 from .machine import Machine
@@ -157,8 +156,7 @@ def _valid_rows(param: Param, program: Program) -> int:
     return program.valid(rows) if program.valid(rows) != program.size(rows) else 0
 
 
-def _names(plan: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:
-    program = named(plan, paths)
+def _names(program: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:
     if not program.names:
         return {}
     entries = (f"  {dumps(paths[each.param])}: {dumps(_place(each, program))}" for each in program.names)
