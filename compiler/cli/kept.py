@@ -23,7 +23,8 @@ def key_of(*parts: str) -> str:
     """The key of a result that these texts and scalec's own files decide, on this Python and numpy."""
     digest = sha256()
     contents = [*parts, sys.version, version("numpy")]
-    for content in [*map(str.encode, contents), *(path.read_bytes() for path in _files())]:
+    texts = (content.encode(errors="surrogateescape") for content in contents)  # a path may be no text
+    for content in [*texts, *(path.read_bytes() for path in _files())]:
         digest.update(len(content).to_bytes(8, "big"))  # no two lists of parts are the same bytes
         digest.update(content)
     return digest.hexdigest()

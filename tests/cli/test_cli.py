@@ -187,7 +187,8 @@ def test_run(scalec: Run, executed: list[Sequence[str]]) -> None:
     assert status == 0
     torchrun = [sys.executable, "-m", "scalec.runtime.train.torchrun", "--standalone", "--nproc-per-node=4"]
     assert executed == [[*torchrun, "x/train.py", "--resume", "auto", "--steps", "3", "--", "y"]]
-    assert out.endswith("wrote x/train.py and x/plan.json\n")
+    wrote = "wrote x/train.py and x/plan.json\n"
+    assert out.endswith(f"{wrote}starting 4 processes: Python and torch take some seconds to load\n")
 
 
 @pytest.mark.parametrize(

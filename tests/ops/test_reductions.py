@@ -168,7 +168,7 @@ def test_the_read_back_refuses_anything_else(right: str, wrong: str) -> None:
 REFUSED = {  # what a layer does → the code, and a part of what is said
     "rmsnorm(x, g[hidden])": ("E0606", "`rmsnorm` needs an argument `eps`"),
     "layernorm(x, g[hidden], b[hidden])": ("E0606", "`layernorm` needs an argument `eps`"),
-    "layernorm(x, eps)": ("E0606", "`eps` is missing"),
+    "layernorm(x, eps)": ("E0606", "`layernorm` needs an argument `weight`"),
     "layernorm(x, g[hidden], b[head_dim], eps)": ("E0307", "a bias of the dims of its weight"),
     "layernorm(x, g[hidden], eps, bias=b[hidden])": ("", ""),
     "layernorm(x, g[hidden], b[hidden], eps, eps)": ("E0606", "`layernorm` takes fewer arguments"),

@@ -17,7 +17,7 @@ from scalec.compiler.proof import verify
 from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.source import Source
 
-PLANS, MORE = 5, 150
+PLANS, MORE = 8, 150
 """So many, and with `--long` so many more."""
 REFUSED = 1 / 3
 
