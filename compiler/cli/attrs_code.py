@@ -13,11 +13,10 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from types import CodeType
 from typing import Any
 
-from ..syntax.user_cache import private_folder
+from ..syntax.user_cache import keep, private_folder
 
 MOST = 2000
 """So many pieces of code are kept; of more, only the ones that this process has used."""
@@ -68,7 +67,4 @@ class KeptCode:
         codes = self._codes
         if len(codes) > MOST:
             codes = {key: codes[key] for key in self._used}
-        with suppress(OSError):
-            with NamedTemporaryFile(dir=self._path.parent, prefix=".", delete=False) as draft:
-                draft.write(marshal.dumps(codes))
-            Path(draft.name).replace(self._path)
+        keep(self._path, marshal.dumps(codes))

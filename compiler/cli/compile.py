@@ -232,7 +232,8 @@ def write_program(source: "Source", model: "Program", options: Namespace, trial:
     """As `written`, of a plan that is not lowered yet: the kept compile of the same plan, if there is one."""
     from .kept_compiles import Compile, compile_key, find, keep
 
-    key = compile_key(source, model, options.verify) if options.cache else ""
+    is_read = options.cache and not os.environ.get("SCALEC_DUMP")  # which prints what the passes make
+    key = compile_key(source, model, options.verify) if is_read else ""
     kept = find(key) if key else None
     if kept:
         tell(kept.warnings, options.format)

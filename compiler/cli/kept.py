@@ -2,15 +2,15 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 from ..syntax.package_data import folder as package_folder
-from ..syntax.user_cache import private_folder
+from ..syntax.user_cache import keep, private_folder
 
 NO_CACHE = "SCALEC_NO_CACHE"
 """The environment variable that has everything computed anew, as `--no-cache` does."""
@@ -21,13 +21,22 @@ PACKAGES = ("codegen_templates", "compiler", "formats", "grammar")
 
 def key_of(*parts: str) -> str:
     """The key of a result that these texts and scalec's own files decide, on this Python and numpy."""
+    texts = [*parts, sys.version, version("numpy"), _digest_of_files()]
+    return _digest(text.encode(errors="surrogateescape") for text in texts)  # a path may be no text
+
+
+def _digest(contents: Iterable[bytes]) -> str:
     digest = sha256()
-    contents = [*parts, sys.version, version("numpy")]
-    texts = (content.encode(errors="surrogateescape") for content in contents)  # a path may be no text
-    for content in [*texts, *(path.read_bytes() for path in _files())]:
+    for content in contents:
         digest.update(len(content).to_bytes(8, "big"))  # no two lists of parts are the same bytes
         digest.update(content)
     return digest.hexdigest()
+
+
+@cache
+def _digest_of_files() -> str:
+    """The digest of scalec's own files, which a process has read as they were when it began."""
+    return _digest(path.read_bytes() for path in _files())
 
 
 class Results:
@@ -51,10 +60,8 @@ class Results:
         folder = self._folder()
         if folder is None:
             return
-        with suppress(OSError):  # on a full disk the next command takes longer, and that is all
-            with NamedTemporaryFile(dir=folder, prefix=".", delete=False) as draft:
-                draft.write(content)
-            Path(draft.name).replace(folder / key)
+        keep(folder / key, content)
+        with suppress(OSError):
             self._drop_oldest(folder)
 
     def _drop_oldest(self, folder: Path) -> None:

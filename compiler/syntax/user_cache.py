@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 
 def private_folder(name: str = "") -> Path | None:
@@ -24,3 +25,13 @@ def private_folder(name: str = "") -> Path | None:
 def _is_private(folder: Path) -> bool:
     status = folder.stat()
     return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Writes a file of the cache, whole or not at all; on a full disk the next command takes longer, and that is all."""
+    try:
+        with NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as draft:
+            draft.write(content)
+        Path(draft.name).replace(path)
+    except OSError:
+        return

@@ -106,6 +106,15 @@ def test_a_kept_compile_lowers_nothing(compile_: Compile, monkeypatch: pytest.Mo
     assert SAID in compile_()
 
 
+def test_passes_are_printed_although_a_compile_is_kept(
+    compile_: Compile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compile_()
+    monkeypatch.setenv("SCALEC_DUMP", "differentiate")
+    assert cli.main(["compile", "p.scale"]) == 0
+    assert "# after differentiate" in capsys.readouterr().err
+
+
 def test_a_kept_compile_warns_as_the_first(compile_: Compile, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In each format of diagnostics."""
     unfit = PLAN.replace("mesh", "cluster { gpu = h100_sxm }\nmesh").replace("vocab = 12", "vocab = 12_000_000_000")
@@ -163,7 +172,9 @@ def test_other_code_evaluates_anew(
     changed.write_text("")
     usual = list(kept._files())
     monkeypatch.setattr(kept, "_files", lambda: iter([*usual, changed]))
+    kept._digest_of_files.cache_clear()
     compile_()
+    kept._digest_of_files.cache_clear()
     assert len(evaluated) == 2
 
 
