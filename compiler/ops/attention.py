@@ -294,8 +294,11 @@ def attention_work(it: Local, backward: bool = False) -> Work:
 
     most = max(sum(pairs(*run) for run in runs) for runs in held(it.program, q, SEQUENCE))
     heads = query_rows(it) // it.program.local_size(q, SEQUENCE)
-    widths = it.program.size(q.dims[-1]), it.program.size(it.types[2].dims[-1])
-    return Work(q.dtype, scores=Scores(heads, size, most, *widths, backward))
+    width, value_width = it.program.size(q.dims[-1]), it.program.size(it.types[2].dims[-1])
+    in_one_order = DETERMINISTIC.name in dict(it.op.attrs)  # of torch's kernels FlashAttention-2 alone can
+    torch_picks = not (is_special(it) or in_one_order)
+    scores = Scores(heads, size, most, width, value_width, backward, torch_picks=torch_picks)
+    return Work(q.dtype, scores=scores)
 
 
 def attention_call(it: Local) -> Call:

@@ -130,7 +130,7 @@ def _ring_work(it: Local, backward: bool = False) -> Work:
     part, keys = it.program.local_size(it.types[0], SEQUENCE), it.elements(1) + it.elements(2)
     own = seen_pairs(part, it.op.get("mask") == "causal", window_of(it.op))
     merged = 3 * (it.elements() + 2 * keys) if backward else 5 * result_elements(it)
-    scores = evolve(work.scores, length=part, own=own)
+    scores = evolve(work.scores, length=part, own=own, torch_picks=False)  # it calls FlashAttention-2
     return evolve(work, scores=scores, bytes=blocks * merged * it.wide, kernels=6 * blocks)
 
 

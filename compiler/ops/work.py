@@ -37,7 +37,8 @@ class Scores:
     """Attention in `heads` heads of all sequences: each with `pairs` pairs of query and key that the mask lets through.
 
     width and value_width are those of a head's keys and values.  `backward` makes each score once more.  `own` are the
-    pairs with a rank's own keys, of attention that does these first and then those of other ranks.
+    pairs with a rank's own keys, of attention that does these first and then those of other ranks.  `torch_picks` where
+    torch picks the kernel by the GPU; all other attention runs by the algorithm of FlashAttention-2.
     """
 
     heads: int
@@ -47,6 +48,7 @@ class Scores:
     value_width: int
     backward: bool = False
     own: int = 0
+    torch_picks: bool = False
 
     @property
     def operations(self) -> int:

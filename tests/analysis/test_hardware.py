@@ -103,6 +103,7 @@ def test_a_file_says_where_it_differs_from_a_shipped_gpu(tmp_path: Path) -> None
         ("[gpu]\nheld = { bf16 = 0 }", "`gpu.held` takes numbers above 0"),
         ("[gpu]\npeak = 1e12", "takes a number for each element type"),
         ("[gpu]\nheld = {}", "takes a number for each element type"),
+        ("[gpu]\ntorch_attention = 'flash9'", "`gpu.torch_attention` is one of `flash2`, `cudnn`, not 'flash9'"),
         ("[[link]]\nname = 'rail'", "is one of `node`, `adapters`, not 'rail'"),
         ("[[product]]\nm = 1", "lacks `dtype`, `n`, `k`, `batch`, `seconds`"),
         ("[[moved]]\nop = 'silu'\nbytes = 0\nseconds = 1", "numbers of a `[[moved]]` are above 0"),

@@ -5,5 +5,5 @@ Non-goals: seconds of an op (`time.seconds`), memory (`config.gpus`).
 
 # pyright: reportUnusedImport=false
 
-from .description import DATA_SHEETS, Attention, Collective, Hardware, Measured, Moved, Product
+from .description import DATA_SHEETS, FLASH, KERNELS, Attention, Collective, Hardware, Measured, Moved, Product
 from .files import check_hardware, hardware, load, named, own_file

@@ -120,6 +120,12 @@ def _reaching(points: Sequence[tuple[float, float]], at: float) -> float | None:
     return float(numpy.interp(at, xs, ys))
 
 
+FLASH = "flash2"
+"""FlashAttention-2 among the kernels of `Measured.attention`."""
+
+KERNELS = (FLASH, "cudnn")
+"""The kernels among which torch picks for attention."""
+
 DATA_SHEETS = "data sheets"
 """The source of figures that nobody has measured."""
 
@@ -133,7 +139,8 @@ class Hardware:
     memory          read and written, by the data sheet
     sms             multiprocessors
     held            the part of the peak that large products hold in a long step, by element type; of others the least
-    attention       the part of the peak that attention holds
+    attention       the part of the peak that attention holds, where no rates are known
+    torch_attention  the kernel that torch takes for attention on this GPU: `flash2`, `cudnn`
     link            of a rank to others of its node, one way
     network         of a node to other nodes, one way
     ranks_per_node  neighbours in rank
@@ -167,6 +174,7 @@ class Hardware:
     synchronous: bool = False
     streamed: float = 0.81
     contention: float = 0.0
+    torch_attention: str = FLASH
     measured: Measured = Measured()
     source: str = DATA_SHEETS
     error: float = 0.2

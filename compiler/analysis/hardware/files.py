@@ -19,7 +19,7 @@ from ...syntax.diagnostics import Diagnostics, PlanError, did_you_mean, listing,
 from ...syntax.limits import MAX_WRITTEN_BYTES
 from ...syntax.limits import load as load_text
 from ...syntax.source import Source, Span
-from .description import Attention, Collective, Hardware, Measured, Moved, Product
+from .description import KERNELS, Attention, Collective, Hardware, Measured, Moved, Product
 
 FOLDER = Path(__file__).parent
 
@@ -34,7 +34,7 @@ TABLES: dict[str, tuple[Any, str]] = {
 LINKS = {"node": ("link", "link_latency"), "adapters": ("network", "network_latency")}
 """The links of a file: the fields of `Hardware` with their bandwidth and latency."""
 
-GPU = ("name", "peak", "memory", "sms", "held", "attention", "kernel", "streamed", "contention")
+GPU = ("name", "peak", "memory", "sms", "held", "attention", "torch_attention", "kernel", "streamed", "contention")
 HOST = ("op", "collective", "action", "synchronous")
 NEEDED = ("name", "peak", "memory", "sms", "held", "attention", "link", "network")
 """The figures without which nothing can be priced."""
@@ -152,6 +152,10 @@ class _Reader:
     def _figure(self, where: str, key: str, value: Any) -> Any:
         if key == "name":
             return str(value)
+        if key == "torch_attention":
+            if value not in KERNELS:
+                self._wrong(f"`{self.path}`: `{where}` is one of {listing(KERNELS)}, not {value!r}")
+            return value
         if key not in ("peak", "held"):
             each = [value]
         elif isinstance(value, dict) and value:

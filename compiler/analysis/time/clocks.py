@@ -6,7 +6,7 @@ Non-goals: when ops begin (`timeline`).
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 HOST, UPDATE, BUBBLE = "host", "update", "bubble"
 """The kinds of time in which the GPU waits for the host, of what is done once a step, and of what pipelines wait."""
@@ -28,7 +28,7 @@ def nothing() -> Seconds:
     return Seconds(float)
 
 
-def add(to: Seconds, seconds: Mapping[tuple[str, ...], float], times: int = 1) -> None:
+def add(to: Seconds, seconds: Mapping[tuple[str, ...], float], times: float = 1) -> None:
     """Adds seconds, `times` times."""
     for key, each in seconds.items():
         to[key] += each * times
@@ -80,6 +80,14 @@ class Again:
 Events = list[Event | Again]
 
 
+def _stretched(event: Event | Again, factor: float) -> Event | Again:
+    if isinstance(event, Event):
+        return evolve(event, begin=event.begin * factor, end=event.end * factor, due=event.due * factor)
+    events = tuple(_stretched(inner, factor) for inner in event.events)
+    shift = {stream: seconds * factor for stream, seconds in event.shift.items()}
+    return evolve(event, events=events, shift=shift)
+
+
 @define
 class Clocks:
     """By when each stream is free, in seconds from the step's begin, and for how long each was busy with what.
@@ -124,6 +132,14 @@ class Clocks:
         """As they are now."""
         groups, spent, sent = (Seconds(float, it) for it in (self.groups, self.spent, self.sent))
         return Clocks(self.gpu, self.host, groups, spent, sent)
+
+    def stretched(self, factor: float) -> "Clocks":
+        """The clocks of the same work if all of it takes `factor` times as long."""
+        groups, spent, sent = nothing(), nothing(), nothing()
+        for longer, seconds in ((groups, self.groups), (spent, self.spent), (sent, self.sent)):
+            add(longer, seconds, factor)
+        events = None if self.events is None else [_stretched(event, factor) for event in self.events]
+        return Clocks(self.gpu * factor, self.host * factor, groups, spent, sent, events)
 
     def since(self, before: "Clocks") -> list[float]:
         """How far each stream has come since `before`, the GPU first."""

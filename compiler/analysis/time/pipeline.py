@@ -5,7 +5,7 @@ reduced from their last action on, while the rank's other stages work.  Non-goal
 stages over the same axes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ...ir import Pipeline, Program
 from ...schedules.actions import Action, Work
@@ -31,6 +31,10 @@ class Rows:
         self.parts, self.ranks = of_stages(program, on, record=record), of_ranks(program, pipeline, on, record=record)
         self.times = self._times(tuple(cuts(program, pipeline, on)))
         self.timeline = simulate(pipeline.schedule, self.times)
+        if on.contention:
+            self.parts = self._slowed_parts(on.contention)
+            self.times = self._times(self.times.cuts)
+            self.timeline = simulate(pipeline.schedule, self.times)
         ends = (end for rank in range(len(self.ranks)) for _, end, _ in self.reductions(rank))
         self.reduced = max([self.timeline.total, *ends])
 
@@ -40,6 +44,33 @@ class Rows:
         owners = [self.ranks[owner] for owner in self.schedule.stage_to_rank]
         begins = (rank.ready[stage][0] if stage in rank.ready else rank.before.gpu for stage, rank in enumerate(owners))
         return Times(of[Work.FORWARD], of[Work.INPUT], of[Work.WEIGHT], max(cuts, default=0.0), cuts, tuple(begins))
+
+    def _slowed_parts(self, lost: float) -> list[Mapping[Work, Clocks]]:
+        """The clocks of each stage beside what its rank sends around its row: gathers, and reductions of gradients.
+
+        The GPU loses a part of its rate meanwhile.  A rank's loss is shared out over all its actions, since which of
+        them run beside a collective changes as they take longer.
+        """
+        slower = list[float]()
+        for rank in range(len(self.ranks)):
+            busy = self.timeline.busy(rank)
+            slower.append(1 + lost / (1 - lost) * self._beside(rank) / busy if busy else 1.0)
+        return [
+            {work: clocks.stretched(slower[rank]) for work, clocks in parts.items()}
+            for rank, parts in zip(self.schedule.stage_to_rank, self.parts, strict=True)
+        ]
+
+    def _beside(self, rank: int) -> float:
+        """The seconds in which a rank computes its row and sends gradients or gets weights at the same time."""
+        sent = [(begin, end) for begin, end, _ in self.reductions(rank)]
+        ready = [at for at, _ in self.ranks[rank].ready.values()]
+        if ready:
+            sent.append((self.ranks[rank].before.gpu, max(ready)))
+        return sum(
+            max(min(slot.end, end) - max(slot.start, begin), 0.0)
+            for slot in self.timeline.slots[rank]
+            for begin, end in sent
+        )
 
     @property
     def seconds(self) -> float:

@@ -9,7 +9,7 @@ from ...ops import Message
 from ...ops.attention import ATTENTION
 from ...ops.vjp import KIND as VJP
 from ...ops.work import Product, Scores, Work
-from ..hardware import Hardware
+from ..hardware import FLASH, Hardware
 from ..link_traffic import crosses
 from .collectives import Group, Size, get_collective_seconds, larger, smaller
 
@@ -21,6 +21,9 @@ SHORT = 64
 
 LENGTH, WIDTH, NARROW = 370, 128, 0.17
 """Attention of `LENGTH` positions runs at half of what long ones do; below a width of `WIDTH` by this power of it."""
+
+PUBLISHED = ("bf16", "f16")
+"""The element types in which kernels for attention were timed that a GPU's file names."""
 
 
 def of_work(op: str, work: Work, on: Hardware) -> dict[str, float]:
@@ -61,9 +64,13 @@ def _filled(it: Product, rows: int, columns: int, sms: int) -> float:
 
 
 def _attention(it: Scores, dtype: str, on: Hardware) -> float:
-    rate = on.measured.attention_rate(ATTENTION.name, it.width, it.length, backward=it.backward)
-    if rate is not None:
-        return it.operations / rate
+    kernels = [ATTENTION.name]  # what `scalec calibrate` measured, before what others published
+    if dtype in PUBLISHED:
+        kernels.append(on.torch_attention if it.torch_picks else FLASH)
+    for kernel in kernels:
+        rate = on.measured.attention_rate(kernel, it.width, it.length, backward=it.backward)
+        if rate is not None:
+            return it.operations / rate
     narrow = min(1.0, it.width / WIDTH) ** NARROW
     return it.operations / (on.peak_rate(dtype) * on.attention * narrow * it.length / (it.length + LENGTH)) + on.kernel
 

@@ -121,16 +121,16 @@ def test_a_person_is_told_which_ops_and_figures_differ(tmp_path: Path, capsys: p
     assert out[0].startswith(f"3 steps of 1 rank on cuda: {profile.seconds:.2f} s")
     lines = [line for line in out[4:] if line.startswith("llama.scale:")]
     assert lines[0].split()[0] == "llama.scale:28"
-    assert lines[0].split()[-2:] == ["+2.03", "s"]
+    assert lines[0].split()[-2:] == ["+1.71", "s"]
     after = out[out.index(lines[0]) + 1 : out.index(lines[1])]
     assert all(line.startswith("  ") for line in after)
     assert any(line.startswith("  contracts _y.3, forward ") for line in after)
     assert any(line.startswith("  coerce m.1, forward ") and line.rstrip().endswith(")") for line in after)
     (row,) = [line.split() for line in out if line.startswith("products ")]
-    assert row[1:3] == ["+12%", "[gpu]"]
+    assert row[1:3] == ["+10%", "[gpu]"]  # contention beside what is sent takes the rest
     assert row[7:9] == ["0.67,", "fp8"]
     (head,) = [line for line in out if line.startswith("slower or faster ")]
-    assert head.split("  ")[-1] == "would explain it"
+    assert head.split("  ")[-1].strip() == "would explain it"
     assert "  data sheets  " in head
     assert "with that, lines differ by " in out[-1]
 

@@ -114,3 +114,30 @@ def test_a_pipeline_of_one_rank_has_no_bubble() -> None:
 
 def test_data_parallel_ranks_of_one_reduce_nothing() -> None:
     assert not any("dp" in axes for axes in step_time(pipeline("pp = 2  dp = 1"), HARDWARE).sent)
+
+
+@pytest.mark.parametrize("state", ["zero 1 over dp", "zero 3 over dp"])
+def test_actions_beside_what_their_rank_sends_are_slower(state: str) -> None:
+    """By the part of its rate that the GPU loses meanwhile, and by none where links take no time."""
+    program = pipeline("pp = 2  dp = 2", state)
+    assert program.pipeline
+    slow = evolve(FREE, link=1e8, network=1e8)
+    alone = Rows(program, program.pipeline, slow)
+    beside = Rows(program, program.pipeline, evolve(slow, contention=0.2))
+    pairs = [*zip(beside.times.forward, alone.times.forward, strict=True)]
+    assert all(longer >= shorter for longer, shorter in pairs)
+    assert any(longer > shorter * 1.01 for longer, shorter in pairs)
+    assert all(longer <= shorter / (1 - 0.2) * (1 + 1e-9) for longer, shorter in pairs)
+    instant = evolve(FREE, link=1e30, network=1e30)
+    same = Rows(program, program.pipeline, evolve(instant, contention=0.2))
+    assert same.times.forward == pytest.approx(Rows(program, program.pipeline, instant).times.forward)
+
+
+def test_the_account_of_a_slowed_rank_adds_up_to_the_step() -> None:
+    program = pipeline("pp = 2  dp = 2", "zero 3 over dp")
+    assert program.pipeline
+    rows = Rows(program, program.pipeline, evolve(FREE, link=1e8, network=1e8, contention=0.2))
+    for rank in range(2):
+        account = rows.account(rank)
+        assert sum(account.spent.values()) == pytest.approx(rows.seconds)
+        assert account.spent[BUBBLE, rows.line] <= rows.timeline.idle(rank) + rows.seconds - rows.timeline.total + 1e-12
