@@ -65,6 +65,9 @@ class Cluster(Settings):
     reserve: Annotated[
         int | None, BYTES, "memory of a GPU left to its driver, CUDA, cuBLAS and NCCL; unset, an estimate"
     ] = None
+    weights_across_nodes: Annotated[
+        str | None, one_of(OFF, ON), "whether axes of weights may span several nodes; unset, they are refused"
+    ] = None
 
 
 @frozen

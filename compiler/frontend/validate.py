@@ -213,7 +213,12 @@ def _machines(program: Program, found: Diagnostics) -> None:
 
 
 def _within_node(program: Program, found: Diagnostics) -> None:
-    """Axes over which weights lie communicate inside every layer: they stay within one machine, if it can hold them."""
+    """Axes over which weights lie communicate inside every layer: they stay within one machine, if it can hold them.
+
+    Unless the plan says `weights_across_nodes = on`.
+    """
+    if program.cluster.weights_across_nodes == ON:
+        return
     gpus, idle = _gpus_per_node(program), _idle_axes(program)
     order = [axis.name for axis in program.axes if axis not in idle]
     wide = {dim for dim in program.choices if _degree(program, dim) > gpus}
@@ -242,9 +247,11 @@ def _degree(program: Program, dim: str) -> int:
 def _within(weights: tuple[str, ...], others: Sequence[str], program: Program, gpus: int) -> str:
     """How axes of weights, and the other axes inside of the first of them, get into one machine."""
     listed = listing(weights)
+    meant = "; if slow links in every layer are meant, write `weights_across_nodes = on` in `cluster`"
     if program.degree(weights) > gpus:
-        return f"make {listed} smaller{', together' * (len(weights) > 1)}: a node has {counted(gpus, 'GPU')}"
-    return f"write {listed} after {listing(others)} in `mesh`, or make {listing((*weights, *others))} smaller"
+        return f"make {listed} smaller{', together' * (len(weights) > 1)}: a node has {counted(gpus, 'GPU')}{meant}"
+    smaller = listing((*weights, *others))
+    return f"write {listed} after {listing(others)} in `mesh`, or make {smaller} smaller{meant}"
 
 
 def _gpus_per_node(program: Program) -> int:

@@ -16,6 +16,7 @@ from ...syntax.parser import parse_plan
 from ...syntax.source import Source, Span
 from .choice import CHUNKED, FULL, HALF, NONE, REGATHER, SELECTIVE, Choice
 from .facts import Facts, Goal
+from .space import is_near
 
 NAMES, TRAIN, WATCH = "names", "train", "watch"
 
@@ -162,7 +163,8 @@ def _section(name: str, body: str, notes: Mapping[str, str]) -> str:
 def _cluster(goal: Goal, choice: Choice, at: Path) -> str:
     per_node = min(goal.per_node, choice.gpus)
     file = f'  hardware = "{seen(goal.file, at)}"' if goal.file else ""
-    return f"  gpu = {goal.hardware.name}  gpus_per_node = {per_node}  nodes = {choice.gpus // per_node}{file}"
+    far = "" if is_near(goal, choice) else "  weights_across_nodes = on"
+    return f"  gpu = {goal.hardware.name}  gpus_per_node = {per_node}  nodes = {choice.gpus // per_node}{file}{far}"
 
 
 def _rules(facts: Facts, choice: Choice) -> Iterator[str]:

@@ -79,7 +79,7 @@ def space(facts: Facts, goal: Goal, kept: Mapping[str, object]) -> Space:
     meshes = [it for it in _meshes(facts, goal) if _matches(it, kept)]
     all_of = sum(sizes[it.pp > 1] for it in meshes)
     divided = [it for it in meshes if _divides(facts, goal, it)]
-    near = [it for it in divided if _is_near(goal, it)]
+    near = [mesh for mesh in divided if is_near(goal, mesh) or kept.keys() & {"tp", "ep"}]
     by_mesh = [(it, options[it.pp > 1]) for it in near if options[it.pp > 1]]
     names = [it.name for it in fields(Choice)]
     own = ("zero", "microbatch", "recompute", "schedule", "chunks", "prefetch")
@@ -151,7 +151,8 @@ def _divides(facts: Facts, goal: Goal, it: Choice) -> bool:
         return False
     if any((size(dim) % it.tp and not (dim in few and it.tp % size(dim) == 0)) for dim in facts.tensor_dims):
         return False
-    if any(facts.program.valid(dim) <= size(dim) - size(dim) // it.tp for dim in facts.tensor_dims):
+    split = [dim for dim in facts.tensor_dims if size(dim) >= it.tp]  # ranks share what there is less of
+    if any(facts.program.valid(dim) <= size(dim) - size(dim) // it.tp for dim in split):
         return False  # a rank would have only padding
     if it.cp > 1 and (goal.seq % (2 * it.cp * (it.tp if it.sp else 1)) or goal.seq // it.cp < LEAST_TOKENS):
         return False
@@ -161,7 +162,7 @@ def _divides(facts: Facts, goal: Goal, it: Choice) -> bool:
     return all(size(dim) % of_experts == 0 for dim in facts.program.choices)
 
 
-def _is_near(goal: Goal, it: Choice) -> bool:
+def is_near(goal: Goal, it: Choice) -> bool:
     """Axes of weights are within a node; experts may lie over several if no node can hold them."""
     node = goal.per_node
     if it.tp > node or node % it.tp:

@@ -155,6 +155,25 @@ def test_long_sequences_and_experts_use_their_axes() -> None:
     assert "seq over cp" in text
 
 
+def test_ranks_share_a_head_of_keys_where_there_are_fewer_heads_than_ranks() -> None:
+    """70B has 8 heads of keys and values; over 16 ranks two share one, and all have something to do."""
+    _, facts, goal = subject("llama3_70b.scale", 64, 512, 8192)
+    wide = space(facts, goal, {"tp": 16, "pp": 1})
+    assert len(wide)
+    assert {choice.tp for choice in all_of(wide)} == {16}
+
+
+def test_tensor_parallelism_leaves_a_node_where_it_is_asked_for() -> None:
+    file, facts, goal = subject("llama3_70b.scale", 64, 512, 8192)
+    assert not any(choice.tp > 8 for choice in all_of(space(facts, goal, {"pp": 1})))
+    choice = Choice(dp=4, tp=16, microbatch=1, zero=1, recompute="full", sp=True)
+    far = plan(file, facts, goal, choice)
+    assert "weights_across_nodes = on" in far.text
+    compile_plan(far)
+    near = Choice(dp=8, tp=8, microbatch=1, zero=1, recompute="full", sp=True)
+    assert "weights_across_nodes" not in plan(file, facts, goal, near).text
+
+
 def test_divisors() -> None:
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
 
