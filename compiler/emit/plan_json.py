@@ -19,7 +19,7 @@ from ..analysis.communication import active_count, collectives, evaluation, para
 from ..analysis.compared import Compared, compared
 from ..analysis.elastic import every_size
 from ..analysis.expert_loads import Load
-from ..analysis.memory import Account, account, at_loads, capacity, fits
+from ..analysis.memory import Account, account, at_loads, capacity, fits, need_range
 from ..analysis.time import expected
 from ..config.settings import AUTO, Watch
 from ..ir import Pipeline, Program
@@ -193,9 +193,17 @@ def _memory(program: Program) -> dict[str, Any]:
             "line": str(it.peak.op.span) if it.peak.op else "",
         },
         "reserve": it.reserve,
+        "range": _range(program, it),
         "capacity": capacity(program),
         **({"loads": loads} if (loads := [_load(program, *each) for each in at_loads(program)]) else {}),
     }
+
+
+def _range(program: Program, counted: Account) -> dict[str, Any]:
+    """The least and the most bytes that the rank needs on its device, its reserve among them, with the reasons."""
+    need = need_range(program, counted)
+    reasons = [{"what": reason.what, "less": reason.less, "more": reason.more} for reason in need.reasons]
+    return {"low": need.low, "high": need.high, "reasons": reasons}
 
 
 def _time(program: Program) -> dict[str, Any]:

@@ -323,6 +323,10 @@ def test_plan_json_has_all_of_it() -> None:
     said, it = json.loads(emit(compiled, source)["plan.json"])["memory"], account(compiled)
     assert (said["state"], said["activations"], said["capacity"]) == (it.state, it.activations, 80 * 2**30)
     assert said["reserve"] == it.reserve > 0
+    span = said["range"]
+    assert span["low"] + sum(reason["less"] for reason in span["reasons"]) == it.needs
+    assert span["high"] - sum(reason["more"] for reason in span["reasons"]) == it.needs
+    assert span["low"] < it.needs < span["high"]
     assert sum(each["bytes"] * each["count"] for each in said["kept"]) == it.activations
     assert said["peak"]["bytes"] == said["state"] + said["inputs"] + said["tables"] + sum(
         said["peak"][what] for what in ("kept", "weights", "gradients", "other")
