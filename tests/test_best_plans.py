@@ -51,6 +51,7 @@ def test_a_shipped_plan_fits_its_gpu(path: Path) -> None:
 UNEXCUSED = [path for path in NAMED if not (is_excused(path, SLOWER) or is_excused(path, LARGER))]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("path", UNEXCUSED, ids=lambda path: path.stem)
 def test_no_advice_makes_a_shipped_plan_much_faster(path: Path) -> None:
     """Of the plans with one setting changed that `explain time` prices and that fit."""

@@ -229,6 +229,7 @@ def test_run_that_cannot_be(words: str, error: str, scalec: Run, executed: list[
     assert err == f"error: {error}\n"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("source", ["tiny.scale", "x/train.py"])
 def test_the_help_of_a_program_is_shown_once(
     source: str, executed: list[Sequence[str]], capfd: pytest.CaptureFixture[str]

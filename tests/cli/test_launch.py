@@ -175,6 +175,7 @@ def _job(folder: Path, statuses: str) -> list[tuple[int, str]]:
     return sbatch(folder / "out/job.sbatch", folder, PYTHON=str(stub))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("first", [75, 138])
 def test_a_job_saves_is_requeued_and_goes_on(first: int, folder: Path) -> None:
     """One that is signalled before it listens, status 138, has nothing to save."""
@@ -191,6 +192,7 @@ def test_a_job_saves_is_requeued_and_goes_on(first: int, folder: Path) -> None:
     assert "start 1 of job" in starts[1][1]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("statuses", "ended"),
     [("1 0", 0), ("1 1 1 0", 1), ("2 0", 2), ("0 1", 0)],

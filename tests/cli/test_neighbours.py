@@ -28,6 +28,7 @@ def settings(model: Program) -> tuple[object, ...]:
     return model.train, model.flow, model.state, model.pipeline, claims, axes
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [*TINY, "06_mlp", "08_experts"])
 def test_each_neighbour_is_another_plan(name: str) -> None:
     """None that is listed twice or is the plan itself."""

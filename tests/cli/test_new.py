@@ -70,6 +70,7 @@ LEAST = {"qwen2_5_7b": 8_000_000, "qwen2": 8_000_000}
 """Models whose heads ask for wide layers, and a size that they can have."""
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_model_that_comes_with_scalec_at_another_size(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     size = LEAST.get(path.stem, 2_000_000)

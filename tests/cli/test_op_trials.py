@@ -69,6 +69,7 @@ def certificate(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "plan.json").read_text())["certificate"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", ["check", "compile", "run"])
 def test_a_function_that_counts_a_ranks_heads_is_refused(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -120,6 +121,7 @@ NOT_TRIED = [  # options, what replaces the module, and the reason
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("options", "module", "reason"), NOT_TRIED, ids=["--no-try", "no such package"])
 def test_what_was_not_tried_is_named(
     options: list[str], module: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

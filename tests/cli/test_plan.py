@@ -51,6 +51,7 @@ def test_a_written_plan_is_formatted_and_compiles(capsys: pytest.CaptureFixture[
     assert run(f"{PLANS / 'tiny_llama.scale'} {SMALL} --json -o {path}", capsys)[0] == 2
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("line", "status", "says"),
     [

@@ -110,6 +110,7 @@ def test_without_any_one_coercion_earlier_ir_is_refused(scalec: Run, stage: str)
         assert scalec("verify", "edited.ir")[0] == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("old", "new", "code", "said"),
     [
@@ -201,7 +202,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.strip() or "plain")
 def test_a_plan_and_its_own_ir_make_the_same_update(scalec: Run, kind: str) -> None:
     plan = PLAN.replace("seq = 16", f"{kind}  seq = 16") if "=" in kind and "{" not in kind else PLAN
@@ -309,7 +310,7 @@ def test_recheck_of_a_program_of_torch_alone(scalec: Run) -> None:
     assert "train.py is not the plan's" in err
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [

@@ -212,7 +212,7 @@ def own_text(op: Op, count: int, context: Context, groups: list[tuple[str, ...]]
     return express(op, [Expr(f"a{i}", ATOM, ()) for i in range(count)], named).text
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in KINDS.items() for kind in kinds])
 def test_an_op_that_is_called_otherwise_is_refused_at_its_line(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -165,6 +165,7 @@ LAYERS_OF_STAGE = {
 """Of programs with a bucket for each layer: (plan, code, what stands there instead, and more such pairs)."""
 
 
+@pytest.mark.sample(44)
 @pytest.mark.parametrize("what", LAYERS_OF_STAGE)
 def test_another_flow_of_buckets_is_rejected(what: str) -> None:
     plan, *changes = LAYERS_OF_STAGE[what]

@@ -145,7 +145,7 @@ def survivors(mutants: Iterable[str], tree: ast.Module, read: Callable[[str], in
     return found
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("mutants", KINDS)

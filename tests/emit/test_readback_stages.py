@@ -350,6 +350,7 @@ DEFECTS = {
 """(plan, code as `ast.unparse` writes it, what stands there instead, and more such pairs)."""
 
 
+@pytest.mark.sample(70)
 @pytest.mark.parametrize("what", DEFECTS)
 def test_another_program_in_stages_is_rejected(what: str) -> None:
     plan, *changes = DEFECTS[what]

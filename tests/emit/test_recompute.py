@@ -51,6 +51,7 @@ def _compiled(name: str) -> tuple[str, Program]:
     return train_py(program, source), program
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", PLANS)
 def test_what_is_done_again_is_the_same_to_the_last_bit(name: str, tmp_path: Path) -> None:
     """`harness` emits, which reads back."""

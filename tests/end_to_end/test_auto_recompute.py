@@ -47,6 +47,7 @@ def _step(text: str, folder: Path) -> Step:
     return step
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ALONE)
 def test_what_is_recomputed_is_the_same_to_the_last_bit(name: str, tmp_path: Path) -> None:
     bound = _bound(_plan(name, "none"), _plan(name, "full"), 0.1)
@@ -58,6 +59,7 @@ def test_what_is_recomputed_is_the_same_to_the_last_bit(name: str, tmp_path: Pat
     assert any(gradient.any() for gradient in kept.gradients.values())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SHARED)
 def test_several_ranks_compute_what_one_does_and_hold_what_is_counted(name: str, tmp_path: Path) -> None:
     case = SHARED[name]
@@ -71,6 +73,7 @@ def test_several_ranks_compute_what_one_does_and_hold_what_is_counted(name: str,
         assert all(sum(rank.kept.values()) == it.activations for rank in measure(module, module.PLAN.global_batch))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("part", [0.7, 0.1])
 def test_the_fullest_moment_is_within_the_bound(part: float, tmp_path: Path) -> None:
     """As torch's profiler sees it, within 3%."""

@@ -23,6 +23,7 @@ CASES = (
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_three_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     compare(case, harness.compiled(case, tmp_path))
@@ -56,6 +57,7 @@ def _biases(state: Any) -> dict[str, torch.Tensor]:
     return {key: x.clone() for key, x in harness.kept(state).items() if key.endswith("router_bias")}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("other", [SAVED, OTHER], ids=["the same ranks", "stages and another folding"])
 def test_a_checkpoint_has_all_biases(other: Case, tmp_path: Path) -> None:
     start = reference.initial(SAVED.config)

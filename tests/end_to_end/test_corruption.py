@@ -171,6 +171,7 @@ def _told(case: Case, folder: Path, asked: Watch, plant: Plant) -> set[str]:
     return {*run_ranks(case.ranks, _watched, harness.compiled(case, folder), rows, asked, plant)}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("what", FOUND)
 def test_it_is_found_where_it_is(what: str, tmp_path: Path) -> None:
     case, asked, plant, words = FOUND[what]
@@ -195,6 +196,7 @@ DOCUMENTS = (
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("faulty", [False, True])
 @pytest.mark.parametrize("text", [ELASTIC, DOCUMENTS], ids=["elastic", "documents"])
 def test_runs_are_watched(text: str, faulty: bool, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ BOTH = (
 CASES = [*_cases(), REPLICAS, *BOTH]
 
 
-@pytest.mark.sample(26)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_two_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     compare(case, harness.compiled(case, tmp_path), steps=2)

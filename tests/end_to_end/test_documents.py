@@ -31,6 +31,7 @@ CASES = (
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_sequence_of_documents_is_each_of_them_alone(case: Case, tmp_path: Path) -> None:
     module = harness.imported(harness.written(document_plan(case), tmp_path) / "train.py")
@@ -45,6 +46,7 @@ def test_a_sequence_of_documents_is_each_of_them_alone(case: Case, tmp_path: Pat
         assert error <= 1e-10 * scale, f"gradient of {name}: off by {error:.3g}, the largest element is {scale:.3g}"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", ["", "as zigzag", "via ring", "as zigzag via ring"])
 @pytest.mark.parametrize("window", [2, 5])
 def test_windows_of_documents_are_the_same_over_ranks(how: str, window: int, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def named_groups() -> Iterator[None]:
     c10d.set_debug_level(level)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("named_groups")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_recorded_collectives_are_those_of_the_plan(case: Case, tmp_path: Path) -> None:

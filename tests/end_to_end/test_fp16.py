@@ -153,6 +153,7 @@ def _step(module: ModuleType, model: Any, state: Any, batch: Batch) -> Seen:
     return Seen(float(metrics.loss), float(metrics.norm), kept)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize(("scale", "good"), [(2.0**10, 0), (2.0**10, 1997), (2.0**24, 0)])
 def test_each_step_is_that_of_plain_torch(state: str, scale: float, good: int, tmp_path: Path) -> None:

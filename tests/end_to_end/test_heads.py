@@ -139,7 +139,7 @@ FEW = [
 EVERY = [pytest.param(*each, marks=pytest.mark.long) for each in product(HEADS, CASES) if each not in FEW]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "case"), [*FEW, *EVERY], ids=str)
 def test_steps_equal_plain_torch(name: str, case: Case, tmp_path: Path) -> None:
     head = HEADS[name]

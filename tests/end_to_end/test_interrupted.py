@@ -209,6 +209,7 @@ def _run(machine: type[Interrupted], examples: int, steps: int) -> None:
     run_state_machine_as_test(machine, settings=limits)
 
 
+@pytest.mark.long
 def test_interrupted_runs_on_few_ranks_lose_nothing() -> None:
     _run(FewRanks, 2, 5)
 

@@ -86,6 +86,7 @@ def _norms(state: str, folder: Path, without: str = "") -> list[tuple[float, lis
     return run_ranks(case.ranks, _step, module, start, batch, without)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("state", STATES)
 def test_what_a_stage_needs_is_awaited_and_what_it_leaves_is_summed_meanwhile(state: str, tmp_path: Path) -> None:
     results = _norms(state, tmp_path)

@@ -83,7 +83,7 @@ DATA = {
 PLAIN = ("tensors", "stages", "data", "context")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", DATA)
 def test_data_that_is_damaged_on_one_node_is_named(kind: str, tmp_path: Path) -> None:
     case = DATA[kind]
@@ -107,7 +107,7 @@ def _line(ended: Outcome) -> tuple[int, ...]:
     return tuple(int(number.replace(",", "")) for number in found)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", PLAIN)
 def test_data_that_is_alike_is_trained_on(kind: str, tmp_path: Path) -> None:
     case = DATA[kind]
@@ -280,7 +280,7 @@ STATE = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", STATE)
 def test_a_bit_of_what_ranks_hold_alike_is_named(kind: str, tmp_path: Path) -> None:
     case = STATE[kind]
@@ -317,6 +317,7 @@ def _flipped(module: Any) -> list[Any]:
     return lines
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", STATE)
 def test_plan_json_says_what_is_compared(kind: str, tmp_path: Path) -> None:
     """Of each parameter the axes along which ranks hold it alike, as the ranks do, and those of data."""
@@ -357,6 +358,7 @@ def _state_line(check: SameState) -> str:
     return ""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", [STATE["tensors"], STATE["stages"]], ids=str)
 def test_a_run_saves_nothing_that_has_come_to_differ(case: Case, tmp_path: Path) -> None:
     harness.written(plan_text(case), tmp_path)

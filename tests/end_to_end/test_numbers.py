@@ -126,6 +126,7 @@ MUTANTS = (
 )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("right", "wrong"), MUTANTS, ids=[right for right, _ in MUTANTS])
 def test_a_wrong_program_is_noticed(right: str, wrong: str, tmp_path: Path) -> None:
     case = Case(dp=2, tp=2, sp=True, microbatches=2)
@@ -183,6 +184,7 @@ def test_other_rules_are_right_or_refused(rules: str, kv: int, tmp_path: Path) -
     compare(case, module)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("empty", [0, 1])
 @pytest.mark.parametrize("optimizer", ["momentum", "groups"])
 def test_a_step_without_valid_tokens_changes_nothing(optimizer: str, empty: int, tmp_path: Path) -> None:
@@ -212,6 +214,7 @@ def test_the_validation_loss_equals_one_process(case: Case, tmp_path: Path) -> N
     assert losses == [pytest.approx(expected, rel=1e-10)] * case.ranks
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("precision", "tolerance"), [("fp32", 1e-4), ("fp32  reduce = bf16", 0.01), ("fp16", 0.01), ("bf16", 0.05)]
 )

@@ -46,6 +46,7 @@ FEW = (
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", [replace(case, bounded=True) for case in FEW], ids=str)
 def test_two_steps_equal_one_process(case: Case, tmp_path: Path) -> None:
     compare(case, harness.compiled(case, tmp_path), steps=2)

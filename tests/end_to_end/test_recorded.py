@@ -47,7 +47,7 @@ CASES = [
 PLANTED = Case(dp=2, tp=2, sp=True, microbatches=2, clip=1.0)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_record_is_the_plan(case: Case, tmp_path: Path) -> None:
     found = recorded(harness.compiled(case, tmp_path), tmp_path, "--steps 2")
@@ -191,7 +191,7 @@ not one order on all ranks:
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_planted_difference_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the record alone: a run whose copies have come to differ would end before its first save."""

@@ -29,7 +29,7 @@ CASES = (
 )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_record_is_the_plan(case: Case, tmp_path: Path) -> None:
     found = recorded(harness.compiled(case, tmp_path), tmp_path, "--steps 2")

@@ -84,13 +84,13 @@ CHANGES: dict[str, tuple[Planned, Planned]] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_run_goes_on(change: str, tmp_path: Path) -> None:
     assert _resumed(tmp_path, *CHANGES[change]) == ""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("change", [name for name in CHANGES if "padding" in name])
 def test_the_same_run_goes_on_whatever_the_padding(change: str, tmp_path: Path) -> None:
     """Losses are those of the first plan's own next steps; rows that count are the same after its own save."""
@@ -176,7 +176,7 @@ REFUSALS: dict[str, tuple[Planned, Planned, str, str]] = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("refusal", REFUSALS)
 def test_a_refusal_names_its_cause(refusal: str, tmp_path: Path) -> None:
     first, second, options, words = REFUSALS[refusal]

@@ -61,7 +61,7 @@ def _compiled(name: str) -> tuple[str, Program]:
     return emit(program, source)["train.py"], program
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_emitted_passes(name: str) -> None:
     run(*_compiled(name))
@@ -84,6 +84,7 @@ FLAGGED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", FLAGGED)
 def test_what_is_left_out_or_mistaken_is_flagged_by_both(name: str) -> None:

@@ -105,7 +105,7 @@ train {{
 """
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CASES)
 def test_stages_do_what_the_whole_does(name: str, tmp_path: Path) -> None:
     cut, schedule, options = CASES[name]
@@ -113,6 +113,7 @@ def test_stages_do_what_the_whole_does(name: str, tmp_path: Path) -> None:
     _same_steps(texts, STAGED, [*batches_of(name)], tmp_path)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("schedule", [uneven_stages.CHUNKS, "zbv  stages = [2, 2, 2, 1]"])
 def test_other_placements_at_other_cuts(schedule: str, tmp_path: Path) -> None:
     """Sharded by the sequence, then by features, then by the sequence again, of which the model has others."""

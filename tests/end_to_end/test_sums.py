@@ -23,6 +23,7 @@ def _gradients(state: str, reduce: str, folder: Path) -> dict[str, Tensor]:
     return harness.run(case, module, start, batches, LR)[0].gradients
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("state", LAYERS_OF_STAGE)
 def test_turns_send_what_a_whole_bucket_sends(state: str, tmp_path: Path) -> None:
     whole, layers, wide = (

@@ -194,7 +194,7 @@ def plain_loss(p: dict[str, Tensor], tokens: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(x, p["head"]).flatten(0, 1), labels.flatten(), ignore_index=-100)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_programs_train_as_plain_torch(mesh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = load(written(tmp_path, mesh)), tmp_path / "out"
@@ -221,6 +221,7 @@ def test_programs_train_as_plain_torch(mesh: str, tmp_path: Path, monkeypatch: p
             assert torch.allclose(step.parameters[name], plain.parameters[name], rtol=1e-10, atol=1e-10), name
 
 
+@pytest.mark.long
 def test_a_run_goes_on_on_another_mesh(tmp_path: Path) -> None:
     """Its losses are the ones of a run that was not interrupted."""
     losses = [_losses(tmp_path / name, meshes) for name, meshes in RUNS.items()]

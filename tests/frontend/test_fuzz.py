@@ -80,6 +80,7 @@ def attempt(random: Random, count: int, folder: Path) -> None:
             raise AssertionError(text) from error
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_mutants_of_plans(batch: int, folder: Path) -> None:
     attempt(Random(batch), SHORT, folder)

@@ -253,6 +253,7 @@ def test_on_an_axis_of_size_1_the_model_is_what_it_is(section: str) -> None:
     assert (alone.region, alone.params, alone.buckets) == (plain.region, plain.params, plain.buckets)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "order", ["1f1b", "interleaved_1f1b(chunks=2)", "auto(memory=3)", "auto(memory=1GiB)", 'file("rows.csv")']
 )

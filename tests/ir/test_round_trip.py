@@ -98,7 +98,7 @@ def test_experts_over_an_axis_of_tokens() -> None:
     check_levels(Source("plan.scale", EXPERTS_OVER_TOKENS))
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_the_last_level_of_shipped_plans(path: Path) -> None:
     check_levels(load(path), -1)
@@ -110,7 +110,7 @@ def test_every_level_of_shipped_plans(path: Path) -> None:
     check_levels(load(path))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", PLANS)
 def test_every_level_of_small_plans(name: str) -> None:
     check_levels(Source("tiny.scale", PLANS[name].text()))
@@ -132,6 +132,7 @@ def test_a_level_of_random_plans(plan: str) -> None:
     _check_one_level(plan)
 
 
+@pytest.mark.long
 @settings(max_examples=4, suppress_health_check=[HealthCheck.too_slow])
 @given(five_axes.plans())
 def test_a_level_of_random_plans_of_five_axes(plan: str) -> None:

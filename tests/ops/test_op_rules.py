@@ -329,6 +329,7 @@ def test_what_is_allowed_is_true(kind: str, form: Form) -> None:
     assert [" ".join(map(str, choice)) for choice in wrong] == []
 
 
+@pytest.mark.sample(57)
 @pytest.mark.parametrize(("kind", "form"), CASES)
 @settings(max_examples=15)
 @given(data=st.data())
@@ -432,6 +433,7 @@ def test_gradients_are_dual_and_equal(kind: str, form: Form) -> None:
     assert {choice: what for choice, what in found.items() if what} == {}
 
 
+@pytest.mark.sample(26)
 @pytest.mark.parametrize(("kind", "form"), WITH_ADJOINT)
 @settings(max_examples=15)
 @given(data=st.data())

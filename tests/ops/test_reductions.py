@@ -66,6 +66,7 @@ def emitted(name: str) -> tuple[str, Program]:
     return train_py(program, source), program
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", PLANS)
 def test_steps_are_those_of_a_single_device(name: str) -> None:
     assert_equal_step(PLANS[name].text())

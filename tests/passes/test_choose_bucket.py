@@ -60,7 +60,7 @@ def _fits(program: Program) -> bool:
     return bool(fits(program, account(program)))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", TEXTS)
 def test_no_size_that_fits_is_faster_and_no_smaller_one_as_fast(name: str) -> None:
     every = {program.flow.largest or inf: program for program in (_compiled(TEXTS[name], word) for word in WORDS)}

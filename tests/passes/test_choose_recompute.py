@@ -26,6 +26,7 @@ def _compiled(name: str, recompute: str, until: str = PASS_NAMES[-1]) -> Program
     return compile_plan(Source(str(PLANS / "auto.scale"), text), until)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_more_memory_never_adds_time_and_all_of_it_is_within_the_bound(name: str) -> None:
     most, fewest = (account(_compiled(name, word)).total for word in ("none", "full"))

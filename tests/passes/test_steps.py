@@ -117,6 +117,7 @@ def test_refused_or_right(name: str) -> None:
 # ---- types
 
 
+@pytest.mark.sample(37)
 @pytest.mark.parametrize("name", PLANS)
 def test_gradients_are_placed_by_the_dual(name: str) -> None:
     """Every `d_x` has the type that is dual to one that a value named `x` has; that of a stack may be its slices'."""

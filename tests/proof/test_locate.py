@@ -54,6 +54,7 @@ def said(program: Program, model: Program) -> Diagnostic:
     return diagnostic
 
 
+@pytest.mark.long
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [SP, "two key/value heads on four ranks"])
 def test_each_coercion_that_is_left_out_is_the_one_that_is_missed(name: str) -> None:

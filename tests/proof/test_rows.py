@@ -61,7 +61,7 @@ def small(text: str, mesh: int = 0) -> Case:
 # ---- what is right
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("pp", [2, 3])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_proves_equal(schedule: str, pp: int) -> None:
@@ -116,7 +116,7 @@ PLANS = (
 )
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_zero_bubble"])
 @pytest.mark.parametrize("name", PLANS)
 def test_whatever_crosses_the_cuts(name: str, schedule: str) -> None:
@@ -285,7 +285,7 @@ def bench(schedule: str, mesh: int) -> Bench:
     return Bench(small(few(schedule), mesh), Field(2, 2))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("part", range(3))
 @pytest.mark.parametrize("mesh", [0, 1], ids=["pp 2", "pp 3"])
 @pytest.mark.parametrize("schedule", MUTATED)
@@ -332,7 +332,7 @@ def test_mistakes_in_evaluation_alone_are_found() -> None:
     assert {what: on.wrong(made[what]) for what in EVALUATIONS} == EVALUATIONS
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("mesh", [0, 1], ids=["pp 2", "pp 3"])
 @pytest.mark.parametrize("schedule", [*MUTATED, "zbv"])
 def test_neighbours_change_places_unless_one_needs_the_other(schedule: str, mesh: int) -> None:

@@ -32,6 +32,7 @@ def _bench(schedule: str, mesh: int) -> Bench:
     return Bench(case_of(program, model, meshes(program)[mesh]), Field(4, 3))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mesh", [0, 1], ids=["pp 2", "pp 3"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_what_moves_too_early_or_too_late_is_found(schedule: str, mesh: int) -> None:

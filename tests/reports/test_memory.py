@@ -78,6 +78,7 @@ def check_walk(program: Program) -> None:
         assert most == account(program).activations
 
 
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_tables_of_shipped_plans_add_up(path: Path) -> None:
     program = compile_plan(load(path))
@@ -88,6 +89,7 @@ def test_tables_of_shipped_plans_add_up(path: Path) -> None:
 SMALL = dict(texts())
 
 
+@pytest.mark.sample(25)
 @pytest.mark.parametrize("name", SMALL)
 def test_tables_of_small_plans_add_up(name: str) -> None:
     program = compile_plan(Source(str(ROOT / "plans" / "small.scale"), SMALL[name]))

@@ -193,6 +193,7 @@ def test_options_of_time_go_with_time(words: tuple[str, ...], option: str, capsy
     assert f"`{option}` goes with `scalec explain time`" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("plan", ["gpt2_124m", "mixtral_8x7b"])
 def test_neighbours_are_as_their_own_report_says(plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ def tracks(events: list[dict[str, Any]], pid: int) -> list[str]:
     return [it["args"]["name"] for it in events if it["name"] == "thread_name" and it["pid"] == pid]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("plan", ["llama3_70b.scale", "mixtral_8x7b.scale"])
 def test_the_gpu_is_busy_or_waits_until_the_step_is_over(
     plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

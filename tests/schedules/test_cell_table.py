@@ -61,6 +61,7 @@ def sound(schedule: Schedule) -> bool:
     return True
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("ranks", range(2, 9))
 def test_groups_of_all_schedules_are_mirrored_and_cannot_hang(ranks: int) -> None:
     every = [*schedules(ranks, [ranks, 2 * ranks, 2 * ranks + 1])]

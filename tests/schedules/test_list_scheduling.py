@@ -114,7 +114,7 @@ def made(stage_to_rank: tuple[int, ...], count: int, times: Times, memory: tuple
     return simulate(schedule, times).total
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("stage_to_rank", "count"), SMALL)
 @settings(max_examples=10)
 @given(data=st.data())

@@ -28,7 +28,7 @@ ROWS, WIDTH = 2, 4
 Numbers = dict[str, Tensor]
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (2, 6), (3, 6)])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_torch_runs_ours(name: str, ranks: int, microbatches: int, tmp_path: Path):

@@ -201,7 +201,7 @@ def test_every_mutant_is_killed(name: str) -> None:
     assert len(found.of(Fate.VALUES)) > 50
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mutant_of_each_family_is_killed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one of a family in each plan."""

@@ -77,7 +77,7 @@ def _after(program: Program, action: Action, at: Point) -> Outcome:
     return fork(program, Fault(at, action)).wait()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("event", EVENTS)
 def test_a_rank_is_killed_at_each_event(program: Program, event: Event) -> None:
     at = POINTS[event]

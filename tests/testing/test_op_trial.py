@@ -365,6 +365,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> list[Diagnostic]:
     return list(caught.value.diagnostics)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("signature", "words", "seen"), WRONG, ids=[each[0].partition("(")[0] for each in WRONG])
 def test_wrong_functions_are_refused(signature: str, words: str, seen: str, refused: list[Diagnostic]) -> None:
     name = signature.partition("(")[0]

@@ -48,7 +48,7 @@ BIASED = {
 TEXTS = {name: plan_text(case) for name, case in CASES.items()} | BIASED | {"cuts that differ": unlike()}
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_account_is_what_ranks_hold(name: str, tmp_path: Path) -> None:
     module, program = compiled(TEXTS[name], tmp_path)
@@ -72,7 +72,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -81,7 +81,7 @@ def test_the_fullest_moment(shape: str, precision: str, recompute: str, tmp_path
     _check_fullest(_text(*SHAPES[shape], dp=1, state="", options=options), tmp_path)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_fullest_rank(schedule: str, ranks: int, tmp_path: Path) -> None:

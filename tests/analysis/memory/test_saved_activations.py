@@ -24,7 +24,7 @@ SLICES = {"fused, every op, fp32", "fused, every op, bf16"}
 """Where several ops keep a slice each of one product, of which the first keeps all."""
 
 
-@pytest.mark.sample(22)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_account_is_what_is_held(name: str, tmp_path: Path) -> None:
     module, program = compiled(TEXTS[name], tmp_path)

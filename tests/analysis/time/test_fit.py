@@ -53,6 +53,7 @@ def _as_profile(time: StepTime, times: Mapping[str, float] | None = None) -> Pro
     return Profile("cuda", 3, (0,), longer)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("plan", "planted"),
     [

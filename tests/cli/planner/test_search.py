@@ -65,6 +65,7 @@ def test_search_finds_the_best_of_a_small_space() -> None:
     assert search(file, facts, goal, TINY).fitting[0].seconds == pytest.approx(best, rel=1e-3)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "gpus", "batch", "seq"),
     [("tiny_llama.scale", 8, 32, 128), ("models/tiny_moe.scale", 8, 32, 128), ("models/gemma3.scale", 8, 16, 1024)],
@@ -76,6 +77,7 @@ def test_all_choices_of_a_space_compile(name: str, gpus: int, batch: int, seq: i
     assert not failed
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("cell", CELLS)
 def test_estimates_rank_plans_as_their_programs_do(cell: str) -> None:
     """Of a sample of plans that fit, the best two by estimates have one within 5% of the best that is compiled."""

@@ -50,6 +50,7 @@ def test_a_cliff_says_its_cause(before: Point, after: Point, why: str) -> None:
     assert cliff(before, after) == why
 
 
+@pytest.mark.long
 def test_degrees_are_axes_of_a_sweep(tmp_path: Path) -> None:
     """At each point the best plan of that degree; beyond a node there is none, which is said."""
     path = tmp_path / "points.csv"

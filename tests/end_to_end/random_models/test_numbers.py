@@ -35,6 +35,7 @@ def sample(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return covering(PLANS + (MORE if request.config.getoption("--long") else 0), drawn(DRAWS), tried)
 
 
+@pytest.mark.long
 def test_all_of_the_language_is_executed(sample: list[Trial]) -> None:
     executed = set[str]()
     for trial in sample:

@@ -109,7 +109,7 @@ def test_the_defaults_of_a_class_are_a_plan(kind: str) -> None:
     assert "is_encoder_decoder" in imported(defaults(kind))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_every_field_is_read_noted_or_refused_with_a_reason(kind: str) -> None:
     """A field is noted only if neither the class nor the library reads it."""

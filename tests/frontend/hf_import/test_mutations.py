@@ -32,7 +32,7 @@ FIELDS = [
 KINDS = {fields["model_type"]: fields for fields, _ in PUBLISHED}
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_configuration_is_a_plan_or_told_of(kind: str) -> None:
     random = Random(kind)

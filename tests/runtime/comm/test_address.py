@@ -15,6 +15,7 @@ def test_an_address_that_cannot_be_resolved_is_said_within_ten_seconds() -> None
     assert address.SAID_AFTER < 10
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("says", [False, True])
 def test_such_an_address_is_said_once_and_given_up(says: bool, capsys: pytest.CaptureFixture[str]) -> None:
     began = monotonic()

@@ -124,6 +124,7 @@ def _check_all() -> None:
             raise AssertionError(f"{name}: {error}") from error
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_every_coercion_keeps_the_value_and_is_adjoint_to_its_backward(world: int) -> None:
     run_ranks(world, _check_all)

@@ -24,6 +24,7 @@ def _peers(names: tuple[str, ...]) -> list[int]:
     return gathered
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("names", "expected"),
     [

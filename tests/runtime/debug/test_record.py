@@ -72,6 +72,7 @@ def test_what_is_written(tmp_path: Path) -> None:
         assert not [line for line in lines if line["phase"] == "loop"]  # saving asks the store
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("record", ["", "0"])
 def test_it_is_off_unless_asked_for_and_on_it_changes_no_bit(record: str, tmp_path: Path) -> None:
     assert _run(tmp_path / "off", record=record) == [0, 0]

@@ -103,7 +103,7 @@ def test_what_is_saved(name: str, dtype: torch.dtype) -> None:
             assert tensor.data_ptr() == TABLE.data_ptr()
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", OPS)
 def test_each_is_the_same_in_a_graph(name: str) -> None:
     """In float64, where what is computed is converted no more at the end: a result must not go by two names there."""

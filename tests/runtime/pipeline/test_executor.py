@@ -285,6 +285,7 @@ def _held(every: Sequence[Schedule]) -> list[tuple[int, int, int, int]]:
     return found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_graphs_are_kept_no_longer_than_until_backward(ranks: int) -> None:
     named = list(schedules(ranks, [1, 4, 6]))

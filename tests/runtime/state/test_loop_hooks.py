@@ -56,14 +56,14 @@ def _assert_close(world: int, tolerance: float, *args: object) -> None:
         assert not {case: value for case, value in rank.items() if not value < tolerance}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_the_update_is_that_of_the_plain_model(way: Way) -> None:
     ways = [replace(way, nested=nested, again=again) for nested, again in product((False, True), repeat=2)]
     _assert_close(2, 1e-12, ways, F64, AdamW(), {"dp": 2, "replica": 1})
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("axes", [{"dp": 4, "replica": 1}, {"replica": 2, "dp": 2}], ids=str)
 def test_on_four_ranks_too_and_where_two_hold_the_same_part(axes: dict[str, int], way: Way) -> None:
@@ -81,7 +81,7 @@ def test_masters_of_working_copies_too(master: torch.dtype, tolerance: float) ->
     _assert_close(2, tolerance, WAYS, (torch.bfloat16, master), SGD(0.9), {"dp": 2, "replica": 1})
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
 def test_however_far_ahead_gathers_are(prefetch: int) -> None:
     ways = [replace(ZERO[3], prefetch=prefetch, nested=nested) for nested in (False, True)]

@@ -144,7 +144,7 @@ def test_with_all_waits_every_case_is_right() -> None:
     assert _all_right([replace(site, number=-1) for site in _sites()])  # taken apart, put together as they were
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("site", _sites(), ids=str)
 def test_without_a_wait_some_case_is_wrong(site: Site) -> None:
     assert not _all_right([site])

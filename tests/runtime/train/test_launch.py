@@ -124,6 +124,7 @@ def test_too_few_gpus(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
         gpu(0, 8)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("step", "validates", "limit"), [(None, False, None), (20.0, False, 80), (20.0, True, 1860), (4000.0, True, 4060)]
 )

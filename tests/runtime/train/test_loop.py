@@ -247,6 +247,7 @@ def test_a_new_run_sets_the_earlier_one_aside(folder: Path) -> None:
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("plan", "options", "line"),
     [
@@ -506,7 +507,7 @@ OTHERS: dict[str, tuple[Plan, str, str]] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_run_does_not_go_on_with_another_unless_it_is_told_to(folder: Path, name: str) -> None:
     plan, options, line = OTHERS[name]

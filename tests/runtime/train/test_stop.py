@@ -32,7 +32,7 @@ def _loop(signalled: list[tuple[int, int, int]], coupled: bool) -> tuple[int, st
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("signalled", "coupled"),
     [

@@ -31,7 +31,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("program", PROGRAMS, ids=PROGRAMS.values())
 def test_the_last_line(program: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(program)
@@ -101,6 +101,7 @@ ctypes.CDLL(None).sleep(600)  # as a call that waits for other ranks, and in whi
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("when", ["at once", "loading", "waiting"])
 def test_an_interrupt_before_a_run_begins_is_quiet(when: str, tmp_path: Path) -> None:
     """As Ctrl-C sends it, to the launcher and to its ranks; these load torch, or wait for each other."""
