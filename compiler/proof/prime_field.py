@@ -64,12 +64,12 @@ class Field:
 
     def product(self, out: Dims, *factors: Tensor) -> Tensor:
         result, *rest = factors
-        for i, factor in enumerate(rest):
+        for i, factor in enumerate(rest[:-1]):
             later = {dim for other in rest[i + 1 :] for dim in other.dims}
             both = tuple(dict.fromkeys(result.dims + factor.dims))
-            keep = out if i == len(rest) - 1 else tuple(dim for dim in both if dim in out or dim in later)
+            keep = tuple(dim for dim in both if dim in out or dim in later)
             result = self._pair(keep, result, factor)
-        return result if rest else self._sum(out, result)
+        return self._pair(out, result, rest[-1]) if rest else self._sum(out, result)
 
     def _pair(self, out: Dims, x: Tensor, y: Tensor) -> Tensor:
         degree = x.degree + y.degree
@@ -161,7 +161,9 @@ class Field:
         digest: Array | None = None
         for place, operand in enumerate(operands):
             weights = self._key(("digest", place, *name), 2 * self.trials).reshape(2, self.trials)
-            array = np.broadcast_to(operand.array, (self.trials, *operand.array.shape[1:]))
+            array = operand.array
+            if len(array) != self.trials:
+                array = np.broadcast_to(array, (self.trials, *array.shape[1:]))
             part = np.einsum("dt,t...->d...", weights, array)
             digest = part if digest is None else digest + part
         assert digest is not None, "verify: a function has operands"
