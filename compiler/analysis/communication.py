@@ -176,6 +176,7 @@ class _Account:
     def __init__(self, program: Program, types: Mapping[str, Type], layers: Mapping[str, range] | None = None) -> None:
         self._program, self.types, self._own_layers = program, types, layers or {}
         self._loops = Names()
+        self._messages: dict[int, tuple[Op, tuple[Message, ...]]] = {}
         self._begun = self._reductions()
         self._elsewhere = {op.outputs[0].name for ops in self._begun.values() for op in ops}
 
@@ -220,7 +221,9 @@ class _Account:
 
     def messages(self, op: Op) -> tuple[Message, ...]:
         """The messages that an op sends each time that a rank does it."""
-        return messages(self._program, op, self.types)
+        if id(op) not in self._messages:  # of the op itself: comparing ops takes as long as asking for their messages
+            self._messages[id(op)] = op, messages(self._program, op, self.types)
+        return self._messages[id(op)][1]
 
     def reduces(self, op: Op) -> bool:
         """Whether an op adds up what ranks hold."""

@@ -37,6 +37,7 @@ from .walk import (
     blocks,
     defs,
     map_ops,
+    names_read,
     ops_in,
     regions_in,
     rename,

@@ -65,13 +65,19 @@ def defs(body: Iterable[Stmt]) -> dict[str, Op]:
 
 def uses(*stmts: Stmt) -> Counter[str]:
     """How often each value is read by statements, at any depth."""
-    found = Counter[str]()
+    return Counter(names_read(stmts))
+
+
+def names_read(stmts: Iterable[Stmt]) -> list[str]:
+    """The values that statements read, at any depth, each as often as it is read."""
+    found: list[str] = []
     for stmt in stmts:
         if isinstance(stmt, Op):
-            found.update(stmt.inputs)
+            found += stmt.inputs
         else:
-            found.update([*(arg.source for arg in stmt.args), *(end.name for end in stmt.yields)])
-            found += uses(*stmt.body)
+            found += [arg.source for arg in stmt.args]
+            found += [end.name for end in stmt.yields]
+            found += names_read(stmt.body)
     return found
 
 

@@ -34,10 +34,14 @@ def messages(program: Program, op: Op, types: Mapping[str, Type]) -> tuple[Messa
     return make(Local(program, op, tuple(types[name] for name in op.inputs))) if make else ()
 
 
+NO_ROLES = Roles()
+"""The roles of an op none of whose dims has a meaning of its own."""
+
+
 def roles(op: Op, types: Mapping[str, Type]) -> Roles:
     """The dims of an op by what they mean to it; `types` are those of all values.  An unknown op has none."""
     make = (entry := OPS.get(op.kind)) and entry.roles
-    return make([types[name] for name in op.inputs], op) if make else Roles()
+    return make([types[name] for name in op.inputs], op) if make else NO_ROLES
 
 
 def moves_positions(op: Op) -> bool:

@@ -13,6 +13,7 @@ from math import prod
 import numpy as np
 from attrs import define, field
 
+from .matrices import matrices
 from .tensors import RANDOM, Array, Degree, Dims, Tensor, degree_of, subscripts
 
 P = 2147483579
@@ -23,6 +24,12 @@ Q = (P - 1) // 2
 
 WINDOW = 15
 """Powers are looked up in two tables for as many bits each."""
+
+EXACT = 4
+"""So many products of 62 bits fit 64."""
+
+FEW = 32
+"""Up to so many products are summed a few at a time; more take less time in halves."""
 
 UNBOUNDED = Degree(1 << 62)
 """Kinds that the bound does not cover."""
@@ -57,27 +64,26 @@ class Field:
 
     def product(self, out: Dims, *factors: Tensor) -> Tensor:
         result, *rest = factors
-        for i, factor in enumerate(rest):
+        for i, factor in enumerate(rest[:-1]):
             later = {dim for other in rest[i + 1 :] for dim in other.dims}
             both = tuple(dict.fromkeys(result.dims + factor.dims))
-            keep = out if i == len(rest) - 1 else tuple(dim for dim in both if dim in out or dim in later)
+            keep = tuple(dim for dim in both if dim in out or dim in later)
             result = self._pair(keep, result, factor)
-        return result if rest else self._sum(out, result)
+        return self._pair(out, result, rest[-1]) if rest else self._sum(out, result)
 
     def _pair(self, out: Dims, x: Tensor, y: Tensor) -> Tensor:
         degree = x.degree + y.degree
         self.degree |= degree
         if not {*x.dims, *y.dims} - {*out}:
             return Tensor(out, _reduced(x.onto(out) * y.onto(out)), degree)
-        path = subscripts(out, x.dims, y.dims)
-        each = zip(x.dims + y.dims, x.array.shape[x.lead :] + y.array.shape[y.lead :], strict=True)
-        sizes = dict(sorted(each))  # where one is 1, the other
-        if prod(size for dim, size in sizes.items() if dim not in out) <= 4:  # that many products of 62 bits fit 64
-            return Tensor(out, _reduced(np.einsum(path, x.array, y.array)), degree)
-        # in halves of 16 bits, of which 2^16 products of 47 bits do
-        high = _reduced(np.einsum(path, x.array >> _HALF, y.array))
-        low = np.einsum(path, x.array & _LOW, y.array)
-        return Tensor(out, _reduced((high << _HALF) + _reduced(low)), degree)
+        x, y = self._without(x, out + y.dims), self._without(y, out + x.dims)
+        pair = matrices(out, x, y)
+        return Tensor(out, pair.tensor(_multiplied(pair.left, pair.right)), degree)
+
+    def _without(self, x: Tensor, kept: Dims) -> Tensor:
+        """The sum over the dims that are not kept."""
+        left = tuple(dim for dim in x.dims if dim in kept)
+        return x if left == x.dims else self._sum(left, x)
 
     def _sum(self, out: Dims, x: Tensor) -> Tensor:
         return Tensor(out, _reduced(np.einsum(subscripts(out, x.dims), x.array)), x.degree)
@@ -155,7 +161,9 @@ class Field:
         digest: Array | None = None
         for place, operand in enumerate(operands):
             weights = self._key(("digest", place, *name), 2 * self.trials).reshape(2, self.trials)
-            array = np.broadcast_to(operand.array, (self.trials, *operand.array.shape[1:]))
+            array = operand.array
+            if len(array) != self.trials:
+                array = np.broadcast_to(array, (self.trials, *array.shape[1:]))
             part = np.einsum("dt,t...->d...", weights, array)
             digest = part if digest is None else digest + part
         assert digest is not None, "verify: a function has operands"
@@ -178,6 +186,19 @@ def _reduced(x: Array) -> Array:
     whole = x // _MODULUS
     whole *= _MODULUS
     return np.subtract(x, whole, out=whole)
+
+
+def _multiplied(left: Array, right: Array) -> Array:
+    """The product of matrices modulo P."""
+    count = left.shape[-1]
+    if count <= FEW:
+        starts = range(0, count, EXACT)
+        parts = [_reduced(left[..., i : i + EXACT] @ right[..., i : i + EXACT, :]) for i in starts]
+        return parts[0] if len(parts) == 1 else _reduced(sum(parts[1:], parts[0]))
+    # in halves of 16 bits: 2^16 products of 47 bits fit 64
+    high = _reduced((left >> _HALF) @ right)
+    low = _reduced((left & _LOW) @ right)
+    return _reduced((high << _HALF) + low)
 
 
 def _mixed(x: Array) -> Array:

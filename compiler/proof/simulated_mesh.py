@@ -137,11 +137,23 @@ class SimulatedMesh:
             return Tensor(x.dims, np.where(here, whole.array, x.array), x.degree)
         order = [1 + list(self.axes).index(axis) for axis in axes]
         sizes = [self.axes[axis] for axis in axes]
-        array = np.moveaxis(self._full(x, order), order, range(len(order)))
+        full = self._full(x, order)
+        array = np.moveaxis(self._once(full, order), order, range(len(order)))
         parts = Tensor(x.dims, array.reshape(prod(sizes), *array.shape[len(sizes) :]), x.degree)
         array = self._changed(parts, axes, source, target, n)
+        if array.strides[0] == 0:  # alike on all ranks of the group
+            array, sizes = array[:1], [1] * len(sizes)
         array = np.moveaxis(array.reshape(*sizes, *array.shape[1:]), range(len(order)), order)
-        return Tensor(x.dims, array, x.degree)
+        shape = (*full.shape[: x.lead], *array.shape[x.lead :])
+        return Tensor(x.dims, array if array.shape == shape else np.broadcast_to(array, shape), x.degree)
+
+    def _once(self, array: Array, order: Sequence[int]) -> Array:
+        """The array, once along the mesh axes along which it is repeated, but for those of `order`."""
+        repeated = [at for at in range(1, 1 + len(self.axes)) if at not in order and array.strides[at] == 0]
+        if not repeated:
+            return array
+        index = [slice(1) if at in repeated else slice(None) for at in range(1 + len(self.axes))]
+        return array[tuple(index)]
 
     def _changed(self, x: Tensor, axes: Sequence[str], source: Placement, target: Placement, n: Numbers) -> Array:
         """The parts of the ranks of a group, [ranks, …], after source → target."""

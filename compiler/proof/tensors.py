@@ -29,6 +29,8 @@ class Degree:
 
     def __or__(self, other: "Degree") -> "Degree":
         """The degree of sums."""
+        if other.all <= self.all and other.inverses <= self.inverses:
+            return self
         return Degree(max(self.all, other.all), max(self.inverses, other.inverses))
 
 

@@ -79,6 +79,34 @@ def test_products_of_named_dims_are_sums_of_products(a: list[list[int]], b: list
     assert found.degree == n.degree == Degree(3)
 
 
+@pytest.mark.parametrize("count", [1, 4, 5, 8, 32, 33, 36])
+def test_products_of_matrices_are_those_of_integers(count: int) -> None:
+    """Largest numbers, in stacks of matrices; the sum is over two dims, and over one that a factor alone has."""
+    n, stacks, rows, columns = field(), 2, 3, 2
+    x = np.full((1, stacks, rows, count, 2, 2), P - 1, Word)
+    y = np.full((1, 2, columns, stacks, count), P - 1, Word)
+    x[0, 1, 2, 0], y[0, 1, 1, 0] = 5, 7
+    left, right = Tensor(("s", "i", "k", "l", "alone"), x, RANDOM), Tensor(("l", "j", "s", "k"), y, RANDOM)
+    found = n.product(("j", "s", "i"), left, right)
+    for j, s, i in np.ndindex(columns, stacks, rows):
+        terms = ((x[0, s, i, k, m, alone], y[0, m, j, s, k]) for k, m, alone in np.ndindex(count, 2, 2))
+        assert int(found.array[0, j, s, i]) == sum(int(p) * int(q) for p, q in terms) % P
+
+
+def test_a_dim_of_size_one_is_as_long_as_the_other_factors() -> None:
+    n = field()
+    x, y = Tensor(("i", "k"), np.array([[[2], [3]]], Word)), Tensor(("k",), np.array([[5, 6, 7]], Word))
+    assert numbers(n.product(("i",), x, y)) == [2 * 18, 3 * 18]
+    assert numbers(n.product(("i",), y, x)) == [2 * 18, 3 * 18]
+
+
+def test_factors_whose_dims_have_other_sizes_have_no_product() -> None:
+    """As many products would be summed, but of other elements."""
+    x, y = (Tensor(("k", "l"), np.ones((1, *shape), Word)) for shape in ((2, 3), (3, 2)))
+    with pytest.raises(ValueError, match="broadcast"):
+        field().product((), x, y)
+
+
 @FEW
 @given(st.integers(-(2**40), 2**40), st.integers(1, 2**30))
 def test_integers_and_fractions(above: int, below: int) -> None:

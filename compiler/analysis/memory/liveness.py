@@ -55,7 +55,8 @@ def weights_beside(exchange: Op, body: Sequence[Stmt]) -> list[int]:
     """The statements that make gradients of experts' weights while a begun exchange brings back gradients of rows."""
     if exchange.kind != EXCHANGE_BACK.name or not begins(exchange):
         return []
-    ops = ((i, it) for i, it in enumerate(body) if i > body.index(exchange) and isinstance(it, Op))
+    after = body.index(exchange) + 1
+    ops = ((i, it) for i, it in enumerate(body[after:], after) if isinstance(it, Op))
     return [i for i, it in ops if is_of_weights(it) and it.inputs[-1] == exchange.inputs[1]]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from ...ir import Enter, Leave, Region, Stmt, blocks, defs, regions_in, uses
+from ...ir import Enter, Leave, Region, Stmt, blocks, defs, names_read, regions_in
 
 Path = tuple[int, ...]
 """Which region of a body, counted among its regions, then which of that one's, and so on."""
@@ -43,7 +43,7 @@ def loops_of(microbatches: Region, leaf: str, gradient: str) -> ParamLoops | Non
     cast = defs(backward.body).get(gradient)
     stack = cast.inputs[0] if cast and cast.kind == "cast" else gradient
     taken, second, made = _slices(forward.body, leaf), _slices(backward.body, leaf), _layer(backward.body, stack)
-    if not taken or not made or (second and second[0] != made[0]) or uses(backward)[leaf] != bool(second):
+    if not taken or not made or (second and second[0] != made[0]) or names_read([backward]).count(leaf) != bool(second):
         return None
     held = second[1] if second else ()
     sums = (*{gradient, stack}, *made[1][1:-1])
@@ -53,7 +53,7 @@ def loops_of(microbatches: Region, leaf: str, gradient: str) -> ParamLoops | Non
 def _slices(body: Sequence[Stmt], name: str) -> tuple[Path, tuple[str, ...]] | None:
     """The path to the one place that takes slices of a value, of slices of it and so on, and their names."""
     takers = [(i, arg) for i, region in enumerate(regions_in(body)) for arg in region.args if arg.source == name]
-    if len(takers) != 1 or takers[0][1].enter is not Enter.EACH or uses(*body)[name] != 1:
+    if len(takers) != 1 or takers[0][1].enter is not Enter.EACH or names_read(body).count(name) != 1:
         return None
     index, arg = takers[0]
     inner = _slices(regions_in(body)[index].body, arg.value.name)

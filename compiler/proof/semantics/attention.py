@@ -82,7 +82,7 @@ class _Softmax:
 
     def _weights(self, queries: Array, keys: Array) -> Tensor:
         n = self.n
-        scores = n.product(self.pairs, self.q, self.k, self.scale)
+        scores = n.product(self.pairs, self.q, self.scale, self.k)
         self.slope: Tensor | None = None
         if cap := self.c.number("softcap"):
             self.slope = n.function("softcap slope", scores, constants=(cap,))
