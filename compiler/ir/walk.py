@@ -65,14 +65,17 @@ def defs(body: Iterable[Stmt]) -> dict[str, Op]:
 
 def uses(*stmts: Stmt) -> Counter[str]:
     """How often each value is read by statements, at any depth."""
-    found = Counter[str]()
+    return Counter(_reads(stmts))
+
+
+def _reads(stmts: Iterable[Stmt]) -> Iterator[str]:
     for stmt in stmts:
         if isinstance(stmt, Op):
-            found.update(stmt.inputs)
+            yield from stmt.inputs
         else:
-            found.update([*(arg.source for arg in stmt.args), *(end.name for end in stmt.yields)])
-            found += uses(*stmt.body)
-    return found
+            yield from (arg.source for arg in stmt.args)
+            yield from (end.name for end in stmt.yields)
+            yield from _reads(stmt.body)
 
 
 def slices(region: Region) -> dict[str, str]:
