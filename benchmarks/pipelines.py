@@ -119,7 +119,7 @@ class _Tiny(nn.Module):
         return x * self.weight
 
 
-class _Model(nn.Module):
+class RankModel(nn.Module):
     """A rank's stages, as emitted programs have them."""
 
     def __init__(self, held: tuple[int, ...], stages: int, stage: Callable[[], nn.Module]) -> None:
@@ -133,16 +133,23 @@ class _Model(nn.Module):
         return x.sum() if stage == self.last else x
 
 
-def _ours(schedule: Schedule, mesh: Mesh, stage: Callable[[], nn.Module], batch: Batch) -> Step:
+def our_step(
+    schedule: Schedule,
+    mesh: Mesh,
+    stage: Callable[[], nn.Module],
+    batch: Batch,
+    shape: tuple[int, ...] = (1, WIDTH),
+) -> Step:
+    """A step of the runtime's executor; `shape` is of what stages hand on."""
     ordered = with_messages(schedule, Times.uniform(schedule.stages))
     rows = [",".join(map(str, row)) for row in ordered.rows]
     pipeline = Pipeline(
         "pp",
         stage_to_rank=schedule.stage_to_rank,
-        stage_inputs=(StageInput("x", (1, WIDTH), torch.float32),),
+        stage_inputs=(StageInput("x", shape, torch.float32),),
         schedule=rows,
     )
-    model = _Model(pipeline.stages(mesh), schedule.stages, stage)
+    model = RankModel(pipeline.stages(mesh), schedule.stages, stage)
     return partial(pipeline.run, model, batch, torch.tensor(1.0), mesh)
 
 
@@ -175,7 +182,7 @@ def _overhead(rank: int, rounds: int) -> None:
     batch = _batch(MICROBATCHES)
     for name in TORCH:
         schedule = SCHEDULES[name](RANKS, MICROBATCHES)
-        steps = {"ours": _ours(schedule, mesh, _Tiny, batch), "torch": _torchs(name, schedule, rank)}
+        steps = {"ours": our_step(schedule, mesh, _Tiny, batch), "torch": _torchs(name, schedule, rank)}
         costs = in_turns({of: partial(_timed, step) for of, step in steps.items()}, rounds)
         actions = len(schedule.rows[rank])
         if rank:
@@ -245,7 +252,7 @@ def _bubbles(rounds: int) -> None:
 def _bubble(rank: int, ranks: int, name: str, rounds: int, rows: "SimpleQueue[tuple[str, ...]]") -> None:
     mesh = _joined(rank, ranks)
     schedule = SCHEDULES[name](ranks, 2 * ranks)
-    step = _ours(schedule, mesh, _Sleeper, _batch(2 * ranks))
+    step = our_step(schedule, mesh, _Sleeper, _batch(2 * ranks))
     step()  # binds rows
     took = torch.tensor([_timed(step).wall for _ in range(rounds)])
     dist.all_reduce(took, dist.ReduceOp.MAX)  # of each round the slowest rank's

@@ -3,6 +3,7 @@
 import difflib
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from helpers.samples import outside_of_samples
 # Both are read when torch is imported.  Without the first, gloo lets collectives of unequal sizes or dtypes pass.
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Tests are kept compiled, whatever the shell's environment says: to rewrite their asserts anew takes as long as all else
+# of a collection.
+sys.dont_write_bytecode = False
 
 # A test that plants a defect changes no file: a proof kept from before it would hide the defect.
 os.environ["SCALEC_NO_CACHE"] = "1"

@@ -43,8 +43,13 @@ def layout_of(program: Program, bucket: Bucket) -> Layout:
 
 def flat_size(program: Program, bucket: Bucket) -> int:
     """The size of a bucket's flat dim over all ranks that hold a part of it."""
+    return layout_of(program, bucket).size * layouts_of(program, bucket)
+
+
+def layouts_of(program: Program, bucket: Bucket) -> int:
+    """How many layouts a bucket's flat dim has: one for each part of its parameters that axes of the model split."""
     split = [axis for axis in bucket.type.axes_of(bucket.dim) if axis not in bucket.shard_axes]
-    return layout_of(program, bucket).size * program.degree(tuple(split))
+    return program.degree(tuple(split))
 
 
 def row_length(program: Program, param: Param) -> int:

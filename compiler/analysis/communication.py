@@ -5,7 +5,7 @@ With a pipeline there is one list per rank of its axis, with the messages to oth
 Non-goals: time and memory; in which order a pipeline's rank does what its stages do (its row says so).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import prod
 
@@ -17,7 +17,7 @@ from ..ops import Message, messages
 from ..schedules.actions import Action, Work
 from .collective import Collective, Use, Where
 from .stage_buckets import Chunk, chunk_moves, chunks, needed, with_chunks
-from .stage_program import StageProgram, rank_programs, stage_programs
+from .stage_program import rank_programs, stage_programs
 
 
 def collectives(program: Program, rank: int = 0) -> tuple[Collective, ...]:
@@ -62,23 +62,77 @@ def active_count(program: Program) -> int:
 @once
 def _of_ranks(program: Program) -> tuple[tuple[Collective, ...], ...]:
     assert program.pipeline, "account: no pipeline"
-    return tuple(tuple(_of_rank(program, program.pipeline, rank)) for rank in places(program))
+    of_stages, of_steps = _of_stages(program), _of_steps(program)
+    return tuple(
+        tuple(_of_rank(program, program.pipeline, rank, of_stages, of_steps[rank])) for rank in places(program)
+    )
 
 
-def _of_rank(program: Program, pipeline: Pipeline, rank: int) -> Iterator[Collective]:
+Around = tuple[list[Collective], list[Collective]]
+"""What ranks communicate before their rows, and after them."""
+
+
+def _of_rank(
+    program: Program, pipeline: Pipeline, rank: int, of_stages: Sequence[list[Collective]], of_step: Around
+) -> Iterator[Collective]:
     """The collectives of a pipeline rank: before its row, of each of its stages, when these end, and after the row."""
-    of_stages = stage_programs(program)
-    account, moves = _Account(rank_programs(program)[rank], program.types), ChunkMoves(program, pipeline, rank)
-    for is_row, body in groupby(program.region.body, lambda stmt: isinstance(stmt, Region)):
-        if is_row:
-            yield from moves.collectives(moves.gathers())
-            for number in pipeline.stages_of(rank):
-                yield from _of_stage(program, pipeline, number, of_stages[number])
-            yield from moves.collectives(moves.reductions())
-        else:
-            rest = tuple(stmt for stmt in body if stmt not in moves.ops)
-            found = account.within(evolve(program.region, body=rest), (), "step")
-            yield from (evolve(each, rank=rank) for each in found if not each.among or rank in each.among)
+    before, after = of_step
+    moves = ChunkMoves(program, pipeline, rank)
+    yield from _by_rank(before, rank)
+    yield from moves.collectives(moves.gathers())
+    for number in pipeline.stages_of(rank):
+        yield from (evolve(each, rank=rank, stage=number) for each in of_stages[number])
+        yield from _messages(program, pipeline, number)
+    yield from moves.collectives(moves.reductions())
+    yield from _by_rank(after, rank)
+
+
+def _by_rank(found: Iterable[Collective], rank: int) -> Iterator[Collective]:
+    """The entries of the step that a rank takes part in."""
+    return (evolve(each, rank=rank) for each in found if not each.among or rank in each.among)
+
+
+def _of_stages(program: Program) -> list[list[Collective]]:
+    """The collectives of each stage in its actions; stages that do the same are read once."""
+    known: dict[object, list[Collective]] = {}
+    found: list[list[Collective]] = []
+    for stage in stage_programs(program):
+        if stage.kind not in known:
+            microbatches = stage.program.microbatches
+            account = _Account(stage.program, program.types, stage.layers)
+            known[stage.kind] = [*account.within(microbatches, (microbatches.dim,), "step")]
+        found.append(known[stage.kind])
+    return found
+
+
+def _of_steps(program: Program) -> list[Around]:
+    """The collectives of each rank around its row; ranks whose buckets are as large are read once."""
+    chunk_ops = _chunk_ops(program)
+    rest = [stmt for stmt in program.region.body if stmt not in chunk_ops]
+    row = next(place for place, stmt in enumerate(rest) if isinstance(stmt, Region))
+    known: dict[object, Around] = {}
+    found: list[Around] = []
+    for own in rank_programs(program):
+        kind = (own.dims, own.buckets)
+        if kind not in known:
+            account = _Account(own, program.types)
+            before, after = (evolve(program.region, body=tuple(body)) for body in (rest[:row], rest[row + 1 :]))
+            known[kind] = [*account.within(before, (), "step")], [*account.within(after, (), "step")]
+        found.append(known[kind])
+    return found
+
+
+@once
+def _chunk_account(program: Program) -> "_Account":
+    """The account in which the moves of all chunks are looked up."""
+    return _Account(program, program.types)
+
+
+@once
+def _chunk_ops(program: Program) -> list[Op]:
+    """The gathers and reductions of chunks."""
+    account = _chunk_account(program)
+    return [op for op in chunk_moves(program) if account.messages(op)]
 
 
 class ChunkMoves:
@@ -88,8 +142,8 @@ class ChunkMoves:
         assert pipeline.schedule, "account: a pipeline without rows"
         self._program, self._rank, self._spans = program, rank, pipeline.schedule.spans[rank]
         self._chunks = chunks(program)[rank]
-        self._account = _Account(program, program.types)
-        self.ops = [op for op in chunk_moves(program) if self._account.messages(op)]
+        self._account = _chunk_account(program)
+        self.ops = _chunk_ops(program)
 
     def gathers(self) -> Iterator[tuple[Chunk, Op]]:
         """In the order in which stages begin; buckets that the step gathers over the same axes go together."""
@@ -115,15 +169,6 @@ class ChunkMoves:
     def _pairs(self, ops: Iterable[Op]) -> Iterator[tuple[Chunk, Op]]:
         """Each op with the chunks of its bucket."""
         return ((chunk, op) for op in ops for chunk in self._chunks if chunk.bucket == self._account.bucket(op))
-
-
-def _of_stage(program: Program, pipeline: Pipeline, number: int, stage: StageProgram) -> Iterator[Collective]:
-    """The collectives of a stage in its actions, and its messages."""
-    microbatches = stage.program.microbatches
-    account = _Account(stage.program, program.types, stage.layers)
-    found = account.within(microbatches, (microbatches.dim,), "step")
-    yield from (evolve(each, rank=pipeline.stage_to_rank[number], stage=number) for each in found)
-    yield from _messages(program, pipeline, number)
 
 
 def _messages(program: Program, pipeline: Pipeline, stage: int) -> Iterator[Collective]:

@@ -50,6 +50,16 @@ class StageProgram:
     forward: StageBlock
     backward: StageBlock
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for stages of a program that do the same ops in as many layers, and recompute as many of them.
+
+        Blocks of stages that do the same statements are one object.
+        """
+        every = max(self.program.train.recompute.number, 1)
+        layers = ((len(own), own.start % every) for own in self.layers.values())
+        return (id(self.forward), id(self.backward), *layers)
+
 
 @once
 def stage_programs(program: Program) -> tuple[StageProgram, ...]:

@@ -6,11 +6,28 @@ from math import prod
 import numpy as np
 from attrs import evolve
 
-from ..analysis.bucket_layout import layout_of
+from ..analysis.bucket_layout import Layout, layouts_of
+from ..analysis.bucket_layout import layout_of as layout_in_rows
 from ..ir import INVARIANT, PARTIAL, Bucket, Param, Pipeline, Program, sharded
 from ..ir.stages import layers_of_rank
 from .simulated_mesh import SimulatedMesh
 from .tensors import RANDOM, Array, Numbers, Tensor, degree_of
+
+
+def layout_of(program: Program, bucket: Bucket) -> Layout:
+    """The layout of a bucket, or of each of its layers, at small sizes: ranks share it out between any two elements.
+
+    The lengths of rows have few common divisors at small sizes.  Shards of whole rows would give most ranks padding
+    alone, and be several times as large as the parameters.
+    """
+    in_rows = layout_in_rows(program, bucket)
+    shards = program.degree(bucket.shard_axes)
+    return evolve(in_rows, size=-(-in_rows.end // shards) * shards)
+
+
+def flat_size(program: Program, bucket: Bucket) -> int:
+    """The size of a bucket's flat dim at small sizes, over all ranks that hold a part of it."""
+    return layout_of(program, bucket).size * layouts_of(program, bucket)
 
 
 def noise(x: Tensor, name: str, n: Numbers) -> Array:

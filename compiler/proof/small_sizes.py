@@ -9,7 +9,6 @@ from math import lcm, prod, remainder
 
 from attrs import evolve
 
-from ..analysis.bucket_layout import flat_size
 from ..config.settings import Cluster
 from ..ir import BATCH, MICROBATCHES, SEQUENCE, Attr, Claim, Dim, Op, Program, map_ops, walk_regions
 from ..ops import OPS, moves_positions, roles
@@ -17,6 +16,7 @@ from ..ops.attention import window_of
 from ..ops.fused_parallel_loss import LINEAR_PARTS, LOGIT_PARTS
 from ..ops.routers import AUX_LOSS, TOP, with_padding
 from .pipeline.shrink import covers, few_layers, few_microbatches, recut, shared
+from .sharded_state import flat_size
 
 Sizes = dict[str, int]
 

@@ -124,6 +124,18 @@ def moves(op: Op, summed: Container[str], storages: Storages) -> bool:
     return op.kind in ("cast", "pack") or (op.kind == "coerce" and storages.is_flat(op.outputs[0].name))
 
 
+@frozen
+class _Reader:
+    """An op of backward: its place, and the storages of forward that it reads.
+
+    of_weights  whether it makes gradients of experts' weights
+    """
+
+    place: int
+    origins: set[str]
+    of_weights: bool
+
+
 class Releases:
     """When backward frees what forward kept: an op's tensors after the last op that its backward consists of."""
 
@@ -133,29 +145,40 @@ class Releases:
     def of(self, backward: Sequence[Stmt], forward: Sequence[Stmt]) -> dict[str, int]:
         """The statement of `backward` after which it is gone, for each storage that statements of `forward` keep."""
         found: dict[str, int] = {}
+        readers = self._readers(backward)
+        last = len(backward) - 1
         for stmt in forward:
-            after, keys = self._region(stmt, backward) if isinstance(stmt, Region) else self._op(stmt, backward)
+            after, keys = self._region(stmt, backward) if isinstance(stmt, Region) else self._op(stmt, readers, last)
             for key in keys:
                 found[key] = max(found.get(key, 0), after)
         return found
 
-    def _op(self, op: Op, backward: Sequence[Stmt]) -> tuple[int, Iterable[str]]:
+    def _readers(self, backward: Sequence[Stmt]) -> dict[tuple[str, int], list[_Reader]]:
+        """Backward's ops by their line of the plan."""
+        found: dict[tuple[str, int], list[_Reader]] = {}
+        for place, stmt in enumerate(backward):
+            if isinstance(stmt, Op):
+                origins = {*map(self._storages.origin, stmt.inputs)}
+                found.setdefault(_line(stmt), []).append(_Reader(place, origins, is_of_weights(stmt)))
+        return found
+
+    def _op(self, op: Op, readers: dict[tuple[str, int], list[_Reader]], last: int) -> tuple[int, Iterable[str]]:
         around = [*op.inputs, *(value.name for value in op.outputs)]
         types, program = self._storages.types, self._storages.program
         orders = [it for it in around if types[it].dtype not in FLOATS and program.experts_of(types[it])]
         own = [name for name in around if name not in orders]  # which all ops of a route read
-        mine = self._reading(own, op, backward) or self._reading(around, op, backward)
+        of_line = readers.get(_line(op), [])
+        mine = self._reading(own, op, of_line) or self._reading(around, op, of_line)
         second = self._storages.second
         recomputed = {second[name] for name in self._keeper.values(op) if name in second}
-        return max(mine, default=len(backward) - 1), {*self._keeper.saved(op), *self._keeper.others(op), *recomputed}
+        return max(mine, default=last), {*self._keeper.saved(op), *self._keeper.others(op), *recomputed}
 
-    def _reading(self, names: Iterable[str], op: Op, backward: Sequence[Stmt]) -> list[int]:
-        """The ops of an op's line of the plan that read any of these values in backward."""
+    def _reading(self, names: Iterable[str], op: Op, of_line: Iterable[_Reader]) -> list[int]:
+        """The places of the ops of an op's line of the plan that read any of these values in backward."""
         roots = {*map(self._storages.root, names)}
-        ops = ((i, it) for i, it in enumerate(backward) if isinstance(it, Op) and _line(it) == _line(op))
         if op.kind != GROUPED.name:  # of another op's weights, made late
-            ops = ((i, it) for i, it in ops if not is_of_weights(it))
-        return [i for i, it in ops if roots & {*map(self._storages.origin, it.inputs)}]
+            of_line = (reader for reader in of_line if not reader.of_weights)
+        return [reader.place for reader in of_line if roots & reader.origins]
 
     def _region(self, region: Region, backward: Sequence[Stmt]) -> tuple[int, Iterable[str]]:
         """Bytes that a repeat keeps of its surroundings."""

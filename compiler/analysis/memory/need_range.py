@@ -8,7 +8,8 @@ from attrs import frozen
 
 from ...config.gpus import gpu
 from ...ir import Program
-from .account import Account, at_loads
+from ..expert_loads import loads
+from .account import Account, accounts_of
 from .reserve import communicators
 
 ACCOUNT = 0.03
@@ -83,9 +84,9 @@ def _reserve(program: Program, counted: Account) -> list[Reason]:
 
 def _loads(program: Program, counted: Account) -> list[Reason]:
     """The memory for rows of experts that an equal load leaves free."""
-    for load, accounts in at_loads(program):
-        if load.name == BALANCED:
-            least = max(account.needs for account in accounts)
+    for load in loads(program):
+        if load.name == BALANCED:  # the accounts at other loads would be made for nothing
+            least = max(account.needs for account in accounts_of(load.program))
             return [Reason("rows of experts, at an equal load", max(counted.needs - least, 0), 0)]
     return []
 
@@ -94,4 +95,4 @@ VERDICTS = {True: "fits", None: "may not fit", False: "does not fit"}
 """The verdict of `NeedRange.fits` in words, where a GPU's memory is known."""
 
 BALANCED = "balanced"
-"""The name of the equal load among `at_loads`."""
+"""The name of the equal load among `loads`."""

@@ -81,6 +81,7 @@ class Keeper:
         self._wanted = {name for name in storages.types if storages.root(name) in weights} | {*storages.received}
         self.layers: dict[str, SavedByLayer] = {}
         self._decisions: dict[str, Saved] = {}  # by first result, in layers that are recomputed
+        self._known: dict[str, dict[str, Kept]] = {}  # results of `saved`, by first result of the op
         self._by_layer = True  # whether what backward recomputes layer by layer is not kept
         self.all = self._body(storages.program.forward.body)
 
@@ -94,12 +95,18 @@ class Keeper:
                 wanted = any(name in self._wanted for name in stmt.inputs)
                 if wanted and (OPS[stmt.kind].differentiable or stmt.kind in ("coerce", "cast")):
                     self._wanted |= {value.name for value in stmt.outputs if value.type.differentiable}
-                for key, kept in self.saved(stmt).items():
+                for key, kept in self._saved(stmt).items():
                     found.setdefault(key, kept)
         return found
 
     def saved(self, op: Op) -> dict[str, Kept]:
         """The tensors that an op of forward saves, by storage; one that is no value of the IR has a name of its own."""
+        name = op.outputs[0].name
+        if name not in self._known:
+            self._known[name] = self._saved(op)
+        return self._known[name]
+
+    def _saved(self, op: Op) -> dict[str, Kept]:
         storages = self._storages
         recomputed = self._is_recomputed_from(op.outputs[0].name) or is_recomputed(storages.program, op)
         saved = Saved(operands=tuple(range(len(op.inputs)))) if recomputed else self._by_itself(op)

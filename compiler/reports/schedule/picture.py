@@ -71,7 +71,7 @@ class Picture:
     @property
     def works(self) -> tuple[Work, ...]:
         """The kinds of work that occur, in the order of `WORDS`."""
-        done = {action.work for _, _, action in self.schedule.cells()}
+        done = {action.work for row in self.schedule.rows for action in row}
         return tuple(work for work in WORDS if work in done)
 
     @property

@@ -104,7 +104,7 @@ def case_the_sums_of_many_programs_are_the_same_each_time(device: str) -> None:
 
 RMS_TILES = {
     128: Tile(rows=16, warps=4, programs=1056),
-    4096: Tile(rows=1, warps=8, programs=396),
+    4096: Tile(rows=1, warps=8, programs=528),
     8192: Tile(rows=1, warps=8),
     16384: Tile(rows=1, warps=16, programs=132),
 }

@@ -1,5 +1,6 @@
 """All-pairs coverage: few cases in which every pair of values of two factors that can occur together does so."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from itertools import combinations
 from typing import Any
@@ -17,19 +18,27 @@ def all_pairs(factors: Mapping[str, Sequence[Any]], impossible: Set[Pair]) -> li
     cases: list[Case] = []
     while left:
         case = dict(next(iter(left)))
+        still = Counter(item for pair in left for item in pair)
         for factor in [factor for factor in factors if factor not in case]:
-            case[factor] = _best_value(case, factor, factors[factor], left, impossible)
+            case[factor] = _best_value(case, factor, factors[factor], left, still, impossible)
         cases.append({factor: case[factor] for factor in factors})
         left = {pair: None for pair in left if not pair <= case.items()}
     return cases
 
 
-def _best_value(case: Case, factor: str, values: Sequence[Any], left: Collection[Pair], impossible: Set[Pair]) -> Any:
-    """The value that covers most pairs now; among equals, the one with most pairs still to cover."""
+def _best_value(
+    case: Case,
+    factor: str,
+    values: Sequence[Any],
+    left: Collection[Pair],
+    still: Counter[tuple[str, Any]],
+    impossible: Set[Pair],
+) -> Any:
+    """The value that covers most pairs now; among equals, the one that is in most pairs `still` to cover."""
 
     def gain(value: Any) -> tuple[int, int]:
         now = sum(pair in left for pair in _new_pairs(case, factor, value))
-        return now, sum((factor, value) in pair for pair in left)
+        return now, still[factor, value]
 
     return max((value for value in values if not _new_pairs(case, factor, value) & impossible), key=gain)
 
