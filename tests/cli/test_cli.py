@@ -187,8 +187,7 @@ def test_run(scalec: Run, executed: list[Sequence[str]]) -> None:
     assert status == 0
     torchrun = [sys.executable, "-m", "scalec.runtime.train.torchrun", "--standalone", "--nproc-per-node=4"]
     assert executed == [[*torchrun, "x/train.py", "--resume", "auto", "--steps", "3", "--", "y"]]
-    wrote = "wrote x/hf_names.json, x/train.py and x/plan.json
-"
+    wrote = "wrote x/hf_names.json, x/train.py and x/plan.json\n"
     assert out.endswith(f"{wrote}starting 4 processes: Python and torch take some seconds to load\n")
 
 
