@@ -131,9 +131,7 @@ class HFNames:
     @property
     def have_parameter_names(self) -> bool:
         """Whether tensors have the names of the parameters: the plan gives them no others."""
-        tensor_patterns = {
-            pattern: re.sub(r"\{.*?\}", "*", weight.tensor) for pattern, weight in self.stored.items()
-        }
+        tensor_patterns = {pattern: re.sub(r"\{.*?\}", "*", weight.tensor) for pattern, weight in self.stored.items()}
         return all(tensor in (pattern, f"{pattern}.*") for pattern, tensor in tensor_patterns.items())
 
     @cached_property
