@@ -8,20 +8,22 @@ from pathlib import Path
 import pytest
 
 import scalec
+from helpers.mistakes import MISTAKES
 from scalec.compiler.cli import main
 from scalec.compiler.cli.planner.search import ALIKE
 from scalec.compiler.cli.planner.sweep import CLIFF
 from scalec.compiler.frontend import resolve
 from scalec.compiler.ir import SEQUENCE
-from scalec.compiler.syntax.limits import load
+from scalec.compiler.syntax.limits import MAX_BYTES, MAX_WRITTEN_BYTES, load
 from scalec.runtime.comm.store import READS
 from scalec.runtime.train.watchdog.limits import EARLY, LEAST
+from scalec.testing.audit import audit
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-PROOF, MEMORY, RELIABILITY, PLANNING, INDEX = (
+PROOF, MEMORY, RELIABILITY, PLANNING, INDEX, ARCHITECTURE = (
     (ROOT / "docs" / f"{page}.md").read_text("utf-8")
-    for page in ("proof", "memory", "reliability", "planning", "index")
+    for page in ("proof", "memory", "reliability", "planning", "index", "architecture")
 )
 GIB = 2**30
 PLANS = sorted((ROOT / "plans").glob("*.scale"))
@@ -203,3 +205,23 @@ def test_what_the_planner_takes_for_as_fast_and_for_a_cliff() -> None:
     (alike,) = re.findall(r"Plans within (\d+)% of the first are `as fast`", PLANNING)
     (cliff,) = re.findall(r"where a GPU does\n(\d+)% less than at the point before", PLANNING)
     assert (int(alike), int(cliff)) == (round(100 * ALIKE), round(100 * CLIFF))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tiny_llama", *(pytest.param(name, marks=pytest.mark.long) for name in ("tiny_pipeline", "tiny_five"))],
+)
+def test_the_mutants_of_a_plan_are_as_many_as_the_table_says(name: str) -> None:
+    row = get_table(PROOF, "program | killed |")[f"`plans/{name}.scale`"]
+    plan = get_plan(name)
+    table = "\n".join(audit(plan.program, resolve(load(ROOT / "plans" / f"{name}.scale"))).lines())
+    (counts,) = re.findall(r"^all +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)$", table, re.MULTILINE)
+    total, *others = (f"{int(count):,}" for count in counts)
+    assert row[:5] == [f"{total} of {total}", *others]
+
+
+def test_the_size_of_texts_and_the_mistakes_of_the_plan_with_all() -> None:
+    ((written, plan),) = re.findall(r"be as long as (\d+) MiB, .* \(a plan: (\d+) KiB\)", ARCHITECTURE)
+    assert (int(written) * 2**20, int(plan) * 2**10) == (MAX_WRITTEN_BYTES, MAX_BYTES)
+    assert "has over a hundred mistakes\nin one plan" in ARCHITECTURE
+    assert len(MISTAKES) > 100
