@@ -3,8 +3,11 @@
 Non-goals: the ops between a parameter's state of record and its uses (`passes.place_state`, `passes.bucket_params`).
 """
 
-from ..ir import Program, ops_in, walk_regions
+from ..ir import Op, Program, Region, Stmt, ops_in, walk_regions
 from ..ops.fused import CONTRACTS
+
+_SAME_VALUE = ("coerce", "cast")
+"""Ops whose result is their operand, elsewhere or in another element type."""
 
 
 def leaves(program: Program) -> dict[str, str]:
@@ -15,9 +18,25 @@ def leaves(program: Program) -> dict[str, str]:
             params = program.bucket(str(op.get("bucket"))).params
             of |= {value.name: param for value, param in zip(op.outputs, params, strict=True)}
     for op in ops_in(program.region.body):
-        if op.kind in ("coerce", "cast") and op.inputs[0] in of:
+        if op.kind in _SAME_VALUE and op.inputs[0] in of:
             of[op.outputs[0].name] = of[op.inputs[0]]
     return of
+
+
+def get_param_values(program: Program) -> dict[str, str]:
+    """The parameters and the values that are one, or a layer's slice of one, at any depth, by parameter."""
+    param_of = leaves(program)
+
+    def follow(stmt: Stmt) -> None:
+        if isinstance(stmt, Region):
+            param_of.update({arg.value.name: param_of[arg.source] for arg in stmt.args if arg.source in param_of})
+            for inner in stmt.body:
+                follow(inner)
+        elif isinstance(stmt, Op) and stmt.kind in _SAME_VALUE and stmt.inputs[0] in param_of:
+            param_of[stmt.outputs[0].name] = param_of[stmt.inputs[0]]
+
+    follow(program.region)
+    return param_of
 
 
 def products(program: Program) -> list[tuple[str, ...]]:

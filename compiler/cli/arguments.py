@@ -7,6 +7,7 @@ from .. import __version__
 from . import (
     calibrate,
     compile,
+    completion,
     convert,
     diff,
     doctor,
@@ -49,6 +50,7 @@ COMMANDS = (
     schema.COMMAND,
     fmt.FORMAT,
     lsp.COMMAND,
+    completion.COMMAND,
     fmt.IMPORT,
 )
 
@@ -141,6 +143,7 @@ def options(words: list[str]) -> Namespace:
     words = _with_options(words)
     cut = words.index("--") if "--" in words else len(words)
     parser = _parser()
+    completion.complete_if_asked(parser)
     if meant := _command_meant(words[0] if words else ""):
         parser.error(f"unknown command `{words[0]}`: {meant}")
     given, unknown = parser.parse_known_args(words[:cut])

@@ -338,7 +338,7 @@ COMPILE = Command(
     "compile a plan to a training program",
     "Compiles a plan to DIR/train.py, a readable PyTorch program, and DIR/plan.json, its collectives and memory;\n"
     "the program reads DIR/schedule.csv and DIR/message_groups.csv if it has a pipeline, DIR/tiles.json if it has\n"
-    "Triton kernels, and DIR/hf_names.json, Hugging Face's names.\n"
+    "Triton kernels, and DIR/hf_names.json, names in files of weights.\n"
     "Prints what a step communicates and the command that starts training.  Never overwrites files that\n"
     "scalec did not write.\n"
     "With --target dtensor DIR/train.py imports nothing but torch, reads DIR/schedule.csv alone, and trains on the\n"

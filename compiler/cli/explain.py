@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from ..analysis.time.report import Report
     from ..reports.chrome_trace import Event
 
+TOPIC = "topic"
+"""The argument that a topic, a value or a code is for."""
+
+TOPICS = ("memory", "collectives", "time")
 FORMS = ("json", "lines", "critical", "against")
 OF_TIME = (*FORMS, "csv", "trace", "no_advice")
 """The options of `explain time`: forms of its report, files beside it, and what it leaves out."""
@@ -27,9 +31,8 @@ def explain(options: Namespace) -> None:
     from ..syntax.diagnostics import CODES
 
     of_program = {"memory": memory, "collectives": explain_collectives}
-    topic, path = options.topic, options.plan
-    topics, code = (*of_program, "time"), topic.upper()
-    _check(options, topics)
+    topic, path, code = options.topic, options.plan, options.topic.upper()
+    _check(options, TOPICS)
     if topic == "time":
         _time(_sized(load(path), options.size), options)
     elif topic in of_program:
@@ -214,7 +217,7 @@ def report_of(plan: Plan) -> "Report":
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "topic", metavar="TOPIC", help="memory, collectives, time, a value of the plan, or a code such as E0510"
+        TOPIC, metavar="TOPIC", help="memory, collectives, time, a value of the plan, or a code such as E0510"
     )
     parser.add_argument("plan", type=plan_path, nargs="?", metavar="PLAN", help=f"{PLAN}; not for a code")
     help = "the size of an axis with a range, such as dp = 4..8 (default: the largest)"

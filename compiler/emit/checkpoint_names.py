@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 from ..analysis.bucket_layout import stored_shape
 from ..config.hf_names import HFWeight
 from ..ir import Buffer, Param, Program
-from .hf_names import entry, repeats
+from .hf_names import entry, own_name, repeats
 from .model_classes import model_classes
 from .naming import DTYPES
 
@@ -67,14 +67,15 @@ def checkpoint_names(program: Program, of: Table | None) -> str:
     patterns = model_classes(program).patterns
     shapes = {param.name: stored_shape(program, param) for param in program.stored}
     weights = {
-        param.name: {"tensor": _own_name(patterns[param.name]), "shape": shapes[param.name]}
+        param.name: {"tensor": own_name(patterns[param.name]), "shape": shapes[param.name]}
         | ({"wide": True} if isinstance(param, Buffer) else {})
         for param in program.stored
     }
     copies: dict[str, str] = {}
     if of:
         names = tuple(_renamed(program, of))
-        weights = {each.param: _stacked(entry(each, evolve(program, names=names))) for each in names}
+        renamed = evolve(program, names=names)
+        weights = {each.param: _stacked(entry(each, renamed)) for each in names}
         held = {each.tensor for each in names}
         copies = {copy: first for copy, first in of.copies.items() if copy not in held and first in held}
     return json.dumps(
@@ -88,12 +89,6 @@ def checkpoint_names(program: Program, of: Table | None) -> str:
             "scaled": program.train.precision == "fp16",
         }
     )
-
-
-def _own_name(pattern: str) -> str:
-    """A parameter's name by the indices of its repeats."""
-    before, *rest = pattern.split("*")
-    return before + "".join(f"{{{index}}}{part}" for index, part in zip("ij", rest, strict=False))
 
 
 def _general(tensor: str) -> str:

@@ -1,26 +1,53 @@
-"""The file beside an emitted program that says where Hugging Face files hold the parameters.
+"""The file beside an emitted program that says where files of weights hold the parameters.
+
+The names are those of `names hf`, or else the parameters' own: `layers.{i}.wq`.
 
 Non-goals: the plan's section `names` (`config.hf_names`), reading and writing such files (the runtime).
 """
 
 import json
 import re
-from math import prod
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import evolve
 
 from .. import __version__
 from ..analysis.bucket_layout import stored_shape
-from ..analysis.param_uses import leaves
-from ..analysis.vocabulary import tables
-from ..config.hf_names import HFWeight
+from ..analysis.file_shapes import get_file_shapes
+from ..config.hf_names import INDICES, HFWeight
 from ..ir import PRECISIONS, SEQUENCE, Buffer, Param, Program
 from .naming import DTYPES
 
 
-def names_file(program: Program, patterns: dict[str, str]) -> dict[str, str]:
-    """The file that a program reads them from, name → text, if the plan has any.
+def get_program_with_names(program: Program, patterns: Mapping[str, str]) -> Program:
+    """The program with a name in files for each parameter: by the plan's `names hf`, or else the parameter's own.
 
-    `patterns` are the parameters' names in the program's state.
+    `patterns` are the parameters' names in the program's state.  A name has an index for each of two repeats, so that
+    a program with a parameter in more repeats keeps none.
     """
+    if program.names or any(param.stacked > len(INDICES) for param in program.stored):
+        return program
+    names = tuple(_make_own_weight(param, patterns[param.name], program) for param in program.stored)
+    return evolve(program, names=names)
+
+
+def _make_own_weight(param: Param, pattern: str, program: Program) -> HFWeight:
+    """The tensor of a parameter under its own name; experts have one tensor each: `layers.{i}.e_up.{experts}`."""
+    expert_dims = program.outer(param)[param.stacked :]
+    indices_of_experts = "".join(f".{{{dim}}}" for dim in expert_dims)
+    return HFWeight(param.name, own_name(pattern) + indices_of_experts, span=param.span)
+
+
+def own_name(pattern: str) -> str:
+    """A parameter's name by the indices of its repeats."""
+    before, *rest = pattern.split("*")
+    return before + "".join(f"{{{index}}}{part}" for index, part in zip(INDICES, rest, strict=False))
+
+
+def names_file(plan: Program, patterns: dict[str, str]) -> dict[str, str]:
+    """The file that a program reads them from, name → text."""
+    program = get_program_with_names(plan, patterns)
     if not program.names:
         return {}
     dtype = DTYPES[PRECISIONS[program.train.precision]].removeprefix("torch.")
@@ -54,13 +81,14 @@ def repeats(program: Program, patterns: dict[str, str]) -> dict[str, int]:
     return found
 
 
-def entry(each: HFWeight, program: Program) -> dict[str, object]:
+def entry(each: HFWeight, program: Program) -> dict[str, Any]:
     """The description of one parameter's place, as the runtime reads it."""
-    params = {param.name: param for param in program.stored}
-    part_of = {other.part: params[other.param] for other in program.names if other.tensor == each.tensor}
-    shapes = [_shape_of(part_of[part], program) for part in sorted(part_of)]
-    whole, own = (sum(shape[0] for shape in shapes), *shapes[0][1:]), params[each.param]
-    found: dict[str, object] = {"tensor": each.tensor, "shape": whole[::-1] if each.transposed else whole}
+    own = next(param for param in program.stored if param.name == each.param)
+    shape_of = get_file_shapes(program)
+    part_of = {other.part: other.param for other in program.names if other.tensor == each.tensor}
+    shapes = [shape_of[part_of[part]] for part in sorted(part_of)]
+    whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    found: dict[str, Any] = {"tensor": each.tensor, "shape": whole[::-1] if each.transposed else whole}
     if experts := program.outer(own)[own.stacked :]:
         found["each"] = (*experts, program.size(*experts))
     if each.part:
@@ -76,18 +104,3 @@ def entry(each: HFWeight, program: Program) -> dict[str, object]:
     if of_positions and not each.transposed and each.parts == 1:  # a file may have more than the plan's sequences
         found["positions"] = True
     return found
-
-
-def _shape_of(param: Param, program: Program) -> tuple[int, ...]:
-    """A parameter's shape in files, without padding: matrices [out, in], tables as they are, all else flat."""
-    sizes = [program.valid(dim) for dim in param.type.dims[len(program.outer(param)) :]]
-    if param.inner:
-        return prod(sizes[: -param.inner]), prod(sizes[-param.inner :])
-    return tuple(sizes) if param.name in _tables(program) else (prod(sizes),)
-
-
-def _tables(program: Program) -> set[str]:
-    """The parameters that have a row for each token or each position."""
-    own = leaves(program)
-    of_positions = {param.name for param in program.params if SEQUENCE in param.type.dims}
-    return of_positions | {own.get(name, "") for name in tables(program)}

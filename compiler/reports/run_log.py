@@ -36,8 +36,14 @@ class Measure:
 
 
 LOSS, VALIDATION = Measure("loss", "loss", ".4f"), Measure("validation", "validation loss", ".4f")
-NORM, SPEED = Measure("norm", "gradient norm", ".3g"), Measure("tokens_per_s_gpu", "tokens/s/GPU", ",.0f")
-MEASURES = (LOSS, VALIDATION, NORM, Measure("router_loss", "router loss", ".4f"), SPEED, Measure("mfu", "MFU", ".1%"))
+NORM, ROUTER_LOSS = Measure("norm", "gradient norm", ".3g"), Measure("router_loss", "router loss", ".4f")
+SPEEDS = (
+    Measure("tokens_per_s_gpu", "tokens/s/GPU", ",.0f"),
+    Measure("tokens_per_s_process", "tokens/s/process", ",.0f"),
+)
+"""The speed of a run on GPUs, and of one on CPUs; of each run there is one."""
+
+MEASURES = (LOSS, VALIDATION, NORM, ROUTER_LOSS, *SPEEDS, Measure("mfu", "MFU", ".1%"))
 """The charts, in order; of a number that no run has there is none."""
 
 Points = Sequence[tuple[int, float]]
@@ -78,17 +84,22 @@ def text(runs: Sequence[Run], columns: int) -> str:
 
 def summary(runs: Sequence[Run]) -> Iterator[str]:
     """A table with a row for each run."""
-    return table([HEAD, *map(row, runs)], "lr")
+    return table([head(runs), *map(row, runs)], "lr")
 
 
-HEAD = ("run", "steps", "loss", "least", "validation", "tokens/s/GPU", "skipped")
+def head(runs: Sequence[Run]) -> tuple[str, ...]:
+    """The names of the table's columns; that of the speed has the units that the runs have."""
+    units = [speed.name for speed in SPEEDS if any(run.points(speed) for run in runs)]
+    return "run", "steps", "loss", "least", "validation", " or ".join(units) or SPEEDS[0].name, "skipped"
 
 
 def row(run: Run) -> tuple[str, ...]:
     """The last loss, the least, the last validation, the median speed."""
     losses = [value for _, value in run.points(LOSS)]
-    held, speeds = [[value for _, value in run.points(it)] for it in (VALIDATION, SPEED)]
-    validation, speed = VALIDATION(held[-1]) if held else "", SPEED(median(speeds)) if speeds else ""
+    held = [value for _, value in run.points(VALIDATION)]
+    validation = VALIDATION(held[-1]) if held else ""
+    speeds = [(measure, [value for _, value in run.points(measure)]) for measure in SPEEDS]
+    speed = "".join(measure(median(values)) for measure, values in speeds if values)
     steps = f"{run.points(LOSS)[0][0]:,} to {run.records[-1]['step']:,}"
     return run.name, steps, LOSS(losses[-1]), LOSS(min(losses)), validation, speed, str(run.skipped or "")
 
@@ -164,7 +175,7 @@ def page(runs: Sequence[Run]) -> str:
         mark=MARK,
         title=" and ".join(run.name for run in runs),
         styles=styles({}),
-        head=HEAD,
+        head=head(runs),
         rows=[row(run) for run in runs],
         pictures=pictures,
     )

@@ -128,6 +128,12 @@ class HFNames:
     stored: Mapping[str, HFWeight]
     repeats: Mapping[str, int]
 
+    @property
+    def have_parameter_names(self) -> bool:
+        """Whether tensors have the names of the parameters: the plan gives them no others."""
+        tensor_patterns = {pattern: re.sub(r"\{.*?\}", "*", weight.tensor) for pattern, weight in self.stored.items()}
+        return all(tensor in (pattern, f"{pattern}.*") for pattern, tensor in tensor_patterns.items())
+
     @cached_property
     def places(self) -> Places:
         """The tensors of each parameter of the plan, for all ranks and stages."""

@@ -72,7 +72,7 @@ def check_options(plan: Plan, options: Options) -> None:
     """RunError if the options do not fit each other, the plan, or what is installed."""
     check_sinks(options.log_to)
     if plan.names is None and (options.init or options.export):
-        raise RunError("this plan has no `names hf { … }`, which says what tensors are called in files of weights")
+        raise RunError("a parameter in more than two nested repeats has no name in files of weights")
     if options.init and options.resume == "newest":
         raise RunError("--init begins a run and --resume goes on with one: choose one, or --resume auto")
     if options.export_dtype and not options.export:

@@ -44,6 +44,8 @@ EvalStep = Callable[[nn.Module, TrainState, Batch], Metrics]
 
 _EVAL_BATCHES = 8
 
+_FIRST_STEPS = 3  # that have a line however few `--log-every` asks for: it shows at once whether a run learns
+
 
 def train(plan: Plan, build: Build, train_step: TrainStep, eval_step: EvalStep) -> None:
     """Runs the program from the command line: checks, connects, trains, validates, saves; or exports what was saved.
@@ -238,7 +240,7 @@ class _Run:
             self.start.claim.check(now=due(self.options.save_every))
         self.watching.after(done, metrics)
         self.log.settle()  # the step before this one
-        self.log.step(done, metrics, lr, due(self.options.log_every))
+        self.log.step(done, metrics, lr, done <= _FIRST_STEPS or due(self.options.log_every))
         if due(self.options.save_every) or (self.held and due(self.options.eval_every)):
             self.watching.settle()  # what is saved is of steps that are known to be finite
             self.log.settle()

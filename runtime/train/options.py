@@ -82,7 +82,8 @@ def parse(plan: Plan, arguments: list[str] | None = None) -> Options:
     add("--out", type=_path, default=Path("runs", plan.name), metavar="DIR", help="run folder (default %(default)s)")
     help = f"write the numbers of log.jsonl to these, too: {', '.join(SINKS)}"
     add("--log-to", nargs="+", default=(), choices=tuple(SINKS), metavar="PLACE", help=help)
-    add("--log-every", type=_positive, default=10, metavar="N", help="steps between lines (default %(default)s)")
+    help = "steps between lines (default %(default)s); steps 1 to 3 have one, too"
+    add("--log-every", type=_positive, default=10, metavar="N", help=help)
     add("--eval-every", type=_positive, default=100, metavar="N", help="steps between validation (default %(default)s)")
     help = "steps between saves (default %(default)s)"
     add("--save-every", type=_positive, default=plan.save_every, metavar="N", help=help)

@@ -37,10 +37,11 @@ class Speed:
 
     def values(self, seconds: float) -> dict[str, float]:
         """The same for log.jsonl."""
-        it, rate = self._expected, {"tokens_per_s": self.tokens / seconds, "tokens_per_s_gpu": self._own / seconds}
-        if it is None:
-            return rate
-        return rate | {"mfu": self._mfu(it, seconds), "predicted_tokens_per_s_gpu": self._own / it.seconds}
+        expected, key = self._expected, f"tokens_per_s_{self._unit.lower()}"
+        rates = {"tokens_per_s": self.tokens / seconds, key: self._own / seconds}
+        if expected is None:
+            return rates
+        return rates | {"mfu": self._mfu(expected, seconds), f"predicted_{key}": self._own / expected.seconds}
 
     def complaint(self, seconds: float) -> str:
         """That steps are slower than predicted by more than the error: at the first such line, then now and then."""

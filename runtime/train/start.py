@@ -134,7 +134,12 @@ def export_newest(plan: Plan, options: Options, folder: Path) -> None:
     assert plan.names, "loop: check_options lets an export without names pass"
     names = replace(plan.names, dtype=options.export_dtype) if options.export_dtype else plan.names
     export(saved, folder, names)
-    print(f"wrote {saved} to {folder}; the model's config.json and tokenizer belong beside it")
+    beside = (
+        "tensors have the parameters' own names"
+        if names.have_parameter_names
+        else "the model's config.json and tokenizer belong beside it"
+    )
+    print(f"wrote {saved} to {folder}; {beside}")
 
 
 def checkpoints(options: Options) -> Path:

@@ -46,6 +46,17 @@ def test_two_runs(capsys: pytest.CaptureFixture[str], golden: Callable[[str, str
     assert max(map(len, out.splitlines())) <= 72
 
 
+def test_the_speed_of_processes_has_their_name(capsys: pytest.CaptureFixture[str]) -> None:
+    on_cpus = Path("slow/log.jsonl").read_text().replace("tokens_per_s_gpu", "tokens_per_s_process")
+    Path("slow/log.jsonl").write_text(on_cpus)
+    alone = shown(capsys, "slow")
+    assert "tokens/s/process" in alone.splitlines()[0]
+    assert "tokens/s/GPU" not in alone
+    both = shown(capsys, "fast", "slow")
+    assert "tokens/s/GPU or tokens/s/process" in both.splitlines()[0]
+    assert {"tokens/s/GPU of fast", "tokens/s/process of slow"} <= {*both.splitlines()}
+
+
 def test_the_page_has_a_picture_for_each_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "fast", "slow", "-o", "log.html") == "wrote log.html\n"
     text = Path("log.html").read_text(encoding="utf-8")

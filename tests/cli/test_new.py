@@ -170,3 +170,30 @@ def test_it_trains(tmp_path: Path, machine: Callable[[int, list[str]], None]) ->
     assert found.returncode == 0, found.stderr
     assert "finished 3 steps" in found.stdout
     assert main(["log", "runs/first"]) == 0
+
+
+def test_what_it_trains_is_exported_and_begun_with_on_another_mesh(tmp_path: Path) -> None:
+    """The plan has no `names hf`."""
+    Path("words.txt").write_text("some words, and some more\n" * 1000)
+    assert main(["new", "--text", "words.txt"]) == 0
+    first = Path("first.scale").read_text(encoding="utf-8")
+    assert "mesh { dp = 2  tp = 1 }" in first
+    Path("second.scale").write_text(first.replace("mesh { dp = 2  tp = 1 }", "mesh { dp = 1  tp = 2 }"))
+
+    def run(*words: str) -> str:
+        command = [sys.executable, *words]
+        result = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    def get_first_loss(output: str) -> float:
+        (loss,) = re.findall(r"^step +1/\d+ +loss ([\d.]+)", output, re.MULTILINE)
+        return float(loss)
+
+    options = ("--steps", "10", "--log-every", "1", "--device", "cpu")
+    trained = run("-m", "scalec", "run", "first.scale", "--", *options)
+    exported = run("out/first/train.py", "--export", "weights")
+    assert "tensors have the parameters' own names" in exported
+    begun = run("-m", "scalec", "run", "second.scale", "--", *options, "--init", "weights")
+    assert "beginning with weights" in begun
+    assert get_first_loss(begun) < 0.9 * get_first_loss(trained)

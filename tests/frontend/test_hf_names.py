@@ -1,6 +1,6 @@
 """`names hf`: mistakes get their code at the words that are wrong; the IR and the program say what the plan says."""
 
-from pathlib import Path
+import json
 
 import pytest
 
@@ -122,9 +122,14 @@ def test_indices_become_numbers() -> None:
     assert each.named([3]) == ("0.a.3.b.0", "1.a.3.b.1")
 
 
-def test_a_plan_without_names_compiles(tmp_path: Path) -> None:
+def test_a_plan_without_names_has_the_names_of_its_parameters() -> None:
     source = Source("tiny.scale", (PLAN % NAMES).split("names hf")[0])
     program = compile_plan(source)
-    (text,) = program_files(program, source).values()
-    check(text, program)
-    assert "names" not in text
+    files = program_files(program, source)
+    check(files["train.py"], program)
+    weights = json.loads(files["hf_names.json"])["weights"]
+    own = {pattern: pattern.replace("*", "{i}") for pattern in weights}
+    assert {pattern: place["tensor"] for pattern, place in weights.items()} == own
+    assert "layers.*.wq" in own
+    for old, new in (('"layers.{i}.wk"', '"layers.{i}.wv"'), ('"float32"', '"bfloat16"')):
+        demand_refused(files, program, "hf_names.json", old, new)

@@ -260,7 +260,7 @@ def test_another_number_is_another_function(tmp_path: Path) -> None:
 def test_what_is_taken_at_its_word_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, out = written(tmp_path), tmp_path / "out"
     assert main(["compile", str(plan), "-o", str(out), "--no-try"]) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["own.py", "plan.json", "train.py"]
+    assert sorted(path.name for path in out.iterdir()) == ["hf_names.json", "own.py", "plan.json", "train.py"]
     assert (out / "own.py").read_text().endswith(MODULE)
     text = (out / "train.py").read_text()
     assert "Verified, but for own:centred, own:gated." in text
@@ -286,7 +286,14 @@ def test_files_that_a_module_imports_are_copied_with_it(tmp_path: Path) -> None:
     (tmp_path / "far.py").write_text("import not_here\n")
     (tmp_path / "unused.py").write_text("")
     assert main(["compile", str(plan), "-o", str(out), "--no-try"]) == 0  # no function can be called
-    assert sorted(path.name for path in out.iterdir()) == ["far.py", "near.py", "own.py", "plan.json", "train.py"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "far.py",
+        "hf_names.json",
+        "near.py",
+        "own.py",
+        "plan.json",
+        "train.py",
+    ]
     assert (out / "far.py").read_text().endswith("change that one.\nimport not_here\n")
     assert main(["verify", "--recheck", str(out)]) == 0
     (out / "far.py").write_text((out / "far.py").read_text() + "\n")

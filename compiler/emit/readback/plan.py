@@ -6,17 +6,18 @@ Non-goals: the optimizer's settings and buckets (`build`).
 import ast
 from collections.abc import Mapping
 from json import dumps
-from math import prod
 
 from ... import __version__
 from ...analysis.elastic import every_size, sizes
+from ...analysis.file_shapes import get_file_shapes
 from ...analysis.memory import accounts, at_loads
 from ...analysis.time import expected
-from ...analysis.vocabulary import tables, vocabulary
+from ...analysis.vocabulary import vocabulary
 from ...config.hf_names import HFWeight
 from ...config.settings import ON, Watch
 from ...ir import SEQUENCE, Buffer, Param, Program, base
 from ...ops.routers import limited_choices
+from ..hf_names import get_program_with_names
 from ..naming import DTYPES
 from .constants import read_beside
 from .machine import Machine
@@ -156,7 +157,8 @@ def _valid_rows(param: Param, program: Program) -> int:
     return program.valid(rows) if program.valid(rows) != program.size(rows) else 0
 
 
-def _names(program: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:
+def _names(plan: Program, paths: dict[str, str], dtype: str) -> dict[str, str]:
+    program = get_program_with_names(plan, paths)
     if not program.names:
         return {}
     entries = (f"  {dumps(paths[each.param])}: {dumps(_place(each, program))}" for each in program.names)
@@ -179,10 +181,10 @@ def _counts(program: Program, paths: dict[str, str]) -> dict[str, int]:
 def _place(each: HFWeight, program: Program) -> dict[str, object]:
     """One entry."""
     params = {param.name: param for param in program.stored}
-    rows = {other.part: _rows(params[other.param], program) for other in program.names if other.tensor == each.tensor}
+    shapes = get_file_shapes(program)
+    rows = {other.part: shapes[other.param][0] for other in program.names if other.tensor == each.tensor}
     own = params[each.param]
-    columns = _columns(own, program)
-    shape = (sum(rows.values()), *columns)
+    shape = (sum(rows.values()), *shapes[each.param][1:])
     start = sum(rows[part] for part in range(each.part))
     said: dict[str, object] = {"tensor": each.tensor, "shape": shape[::-1] if each.transposed else shape}
     for experts in program.outer(own)[own.stacked :]:
@@ -199,19 +201,3 @@ def _place(each: HFWeight, program: Program) -> dict[str, object]:
     if own.type.dims[own.stacked :][:1] == (SEQUENCE,) and not (own.inner or each.transposed or each.parts > 1):
         said["positions"] = True
     return said
-
-
-def _rows(param: Param, program: Program) -> int:
-    """How much of the tensor's first dim, or of its transpose's, is the parameter's."""
-    whole = prod(program.valid(dim) for dim in param.type.dims[len(program.outer(param)) :])
-    return whole // prod(_columns(param, program))
-
-
-def _columns(param: Param, program: Program) -> tuple[int, ...]:
-    """The tensor's other dims: the joined dims that a product sums over, and all but the first of a table
-    of tokens or positions."""
-    if param.inner:
-        return (prod(program.valid(dim) for dim in param.type.dims[-param.inner :]),)
-    if param.name in map(base, tables(program)) or SEQUENCE in param.type.dims:
-        return tuple(program.valid(dim) for dim in param.type.dims[param.stacked + 1 :])
-    return ()

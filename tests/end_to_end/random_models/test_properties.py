@@ -3,15 +3,21 @@
 Non-goals: numbers (`test_numbers`), mutants (`tests/proof/test_properties.py`).
 """
 
+import json
 import re
 from collections import Counter
+from math import prod
 
 import pytest
+import torch
 from hypothesis import given, settings
 
 from helpers.plan_schema import mistakes
 from helpers.random_models.draws import DRAWS, drawn, random_plans, table
+from scalec.compiler.analysis.bucket_layout import stored_shape
 from scalec.compiler.emit import emit
+from scalec.compiler.emit.model_classes import model_classes
+from scalec.compiler.ir import Program
 from scalec.compiler.ir.parser import read_ir
 from scalec.compiler.ir.printer import print_ir
 from scalec.compiler.passes import compile_plan, lower
@@ -20,6 +26,7 @@ from scalec.compiler.syntax.diagnostics import PlanError
 from scalec.compiler.syntax.formatter import format_plan
 from scalec.compiler.syntax.parser import parse_plan
 from scalec.compiler.syntax.source import Source
+from scalec.runtime.checkpoint.hf_weights import HFWeight
 
 REFUSED = 1 / 3
 PRECISIONS = [
@@ -61,9 +68,26 @@ def test_what_compiles_is_proved_and_reads_back(plan: str) -> None:
     for each in (model, program):
         assert read_ir(Source("plan.ir", print_ir(each))) == each
     files = emit(program, source)
-    assert files.keys() - {"tiles.json"} == {"train.py", "plan.json"}
+    assert files.keys() - {"tiles.json"} == {"train.py", "plan.json", "hf_names.json"}
     assert not mistakes(files["plan.json"])
+    require_every_weight(files["hf_names.json"], program)
     assert parse_plan(Source("plan.scale", format_plan(source))) == parse_plan(source)
+
+
+def require_every_weight(names_file: str, program: Program) -> None:
+    """Tensors of the file's shapes give each parameter all of its values; padding alone is zero."""
+    weights = json.loads(names_file)["weights"]
+    patterns = model_classes(program).patterns
+    assert weights.keys() == {patterns[param.name] for param in program.stored}
+    for param in program.stored:
+        weight = HFWeight.read(weights[patterns[param.name]])
+        tensors = [torch.rand(weight.shape) + 1 for _ in range(weight.each[1])]
+        value = weight.of(tensors, stored_shape(program, param)).flatten()
+        in_files = torch.cat([tensor.flatten() for tensor in tensors])
+        assert torch.equal(value[: len(in_files)], in_files)
+        assert not value[len(in_files) :].any()
+        own_dims = param.type.dims[param.stacked :]
+        assert len(in_files) == prod(program.valid(dim) for dim in own_dims)
 
 
 @settings(max_examples=6)

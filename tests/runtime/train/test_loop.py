@@ -108,21 +108,30 @@ def _weights(folder: Path, step: int) -> Tensor:
 
 
 def test_a_run_says_logs_and_saves_what_it_did(folder: Path) -> None:
-    first, second = _run(folder, PLAN, "--log-every 2 --eval-every 3 --steps 5 --data text/*.txt --lr 0.1")
+    first, second = _run(folder, PLAN, "--log-every 5 --eval-every 3 --steps 7 --data text/*.txt --lr 0.1")
     assert (first.status, second.status) == (0, 0), first.err + second.err
     assert second.out == ""
-    assert "step 2/5  loss " in first.out
+    assert "step 5/7  loss " in first.out
     assert "tokens/s" in first.out
     assert (
-        "  train on    torchrun --standalone --nproc-per-node=2 train.py --resume --steps 10"
-        " --log-every 2 --eval-every 3 --data 'text/*.txt' --lr 0.1\n"
+        "  train on    torchrun --standalone --nproc-per-node=2 train.py --resume --steps 14"
+        " --log-every 5 --eval-every 3 --data 'text/*.txt' --lr 0.1\n"
     ) in first.out
     records = _records(folder)
-    assert [record["step"] for record in records if "loss" in record] == [2, 4, 5]
-    assert [record["step"] for record in records if "validation" in record] == [3, 5]
+    assert [record["step"] for record in records if "loss" in record] == [1, 2, 3, 5, 7]
+    assert [record["step"] for record in records if "validation" in record] == [3, 6, 7]
     losses = [record["loss"] for record in records if "loss" in record]
-    assert 5.6 > losses[0] > losses[1] > losses[2]
-    assert (folder / "runs/bigram/checkpoints/step-000005").is_dir()
+    assert 5.6 > losses[0] > losses[1] > losses[2] > losses[3] > losses[4]
+    assert (folder / "runs/bigram/checkpoints/step-000007").is_dir()
+
+
+def test_the_log_of_a_run_that_goes_on_has_the_steps_of_one_that_was_never_stopped(folder: Path) -> None:
+    """The first steps are the ones of the run, not the ones since a resume."""
+    line = "--resume auto --log-every 7 --save-every 2 --data text/*.txt --steps"
+    for last in (2, 6, 9):
+        (ended,) = _run(folder, ALONE, f"{line} {last}")
+        assert ended.status == 0, ended.err
+    assert [record["step"] for record in _records(folder) if "loss" in record] == [1, 2, 3, 6, 7, 9]
 
 
 def test_a_run_says_what_it_takes_in_memory_once(folder: Path) -> None:
@@ -413,23 +422,23 @@ def test_steps_without_labels_are_said_once_and_have_no_loss(folder: Path) -> No
     for path in (folder / "text").iterdir():
         path.write_text("a" * 360)
     (ended,) = _run(folder, _unlabelled(ALONE), "--log-every 2 --eval-every 4")
-    note = "note: in 2 of 2 steps so far no label counts: they update nothing, and the learning rate goes on\n"
+    note = "note: in 1 of 1 steps so far no label counts: they update nothing, and the learning rate goes on\n"
     assert ended.out.count("note: ") == ended.out.count(note) == 1
     assert "step 4/4  no label counts  lr " in ended.out
     assert "step 4/4  validation: no label counts\n" in ended.out
-    assert [record.keys() & {"loss", "norm", "validation"} for record in _records(folder)] == [set(), set()]
+    assert [record.keys() & {"loss", "norm", "validation"} for record in _records(folder)] == [set()] * 4
     assert "NaN" not in (folder / "runs/bigram/log.jsonl").read_text()
 
 
 def test_a_step_without_labels_is_counted_though_it_is_not_logged(folder: Path) -> None:
-    def third_is_empty(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
+    def fifth_is_empty(model: nn.Module, state: TrainState, batch: Batch, lr: float) -> Metrics:
         metrics = train_step(model, state, batch, lr)
         steps.append(0)
-        return replace(metrics, tokens=torch.zeros_like(metrics.tokens)) if len(steps) == 3 else metrics
+        return replace(metrics, tokens=torch.zeros_like(metrics.tokens)) if len(steps) == 5 else metrics
 
     steps: list[int] = []
-    (ended,) = _run(folder, ALONE, "--log-every 4", third_is_empty)
-    assert "note: in 1 of 4 steps so far no label counts" in ended.out
+    (ended,) = _run(folder, ALONE, "--log-every 8 --steps 8", fifth_is_empty)
+    assert "note: in 1 of 8 steps so far no label counts" in ended.out
 
 
 def test_held_out_data_that_is_less_than_a_batch_is_said(folder: Path) -> None:

@@ -40,7 +40,7 @@ def test_tensorboard_has_the_numbers_of_the_log(tmp_path: Path) -> None:
         for name in dict.fromkeys(name for record in records for name in record if name != "step")
     }
     assert _events(tmp_path) == written
-    assert {"loss", "norm", "lr", "validation", "tokens_per_s_gpu"} <= {*written}
+    assert {"loss", "norm", "lr", "validation", "tokens_per_s_process"} <= {*written}
 
 
 def test_tensorboard_shows_a_repeated_step_once(tmp_path: Path) -> None:

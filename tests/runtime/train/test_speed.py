@@ -37,7 +37,7 @@ def test_a_line_has_the_rate_of_a_rank_its_mfu_and_the_prediction() -> None:
     speed = Speed(80, 2, torch.device("cpu"), EXPECTED)
     assert speed.words(4.0) == "10 tokens/s/process (MFU 50.0%, predicted 20)"
     assert speed.values(4.0) == {
-        "tokens_per_s": 20, "tokens_per_s_gpu": 10, "mfu": 0.5, "predicted_tokens_per_s_gpu": 20
+        "tokens_per_s": 20, "tokens_per_s_process": 10, "mfu": 0.5, "predicted_tokens_per_s_process": 20
     }  # fmt: skip
     assert speed.begin() == "predicted on cpu: 2.00 s a step, 20 tokens/s/process, within 10%"
 
@@ -46,7 +46,7 @@ def test_on_another_device_nothing_is_compared() -> None:
     other = Expected("h100_sxm", seconds=1e-6, error=0.1, flops_per_token=5, peak_flops=100.0)
     speed = Speed(80, 2, torch.device("cpu"), other)
     assert (speed.begin(), speed.words(4.0), speed.complaint(4.0)) == ("", "10 tokens/s/process", "")
-    assert speed.values(4.0) == {"tokens_per_s": 20, "tokens_per_s_gpu": 10}
+    assert speed.values(4.0) == {"tokens_per_s": 20, "tokens_per_s_process": 10}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_first_steps_and_validation_are_not_counted(
     assert "20 tokens/s/process (MFU 100.0%, predicted 20)" in lines[1]
     assert lines[3].startswith("slow: 4.00 s a step, 100% more")
     records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [record["tokens_per_s_gpu"] for record in records] == [0.08, 20, 10]
+    assert [record["tokens_per_s_process"] for record in records] == [0.08, 20, 10]
 
 
 def test_a_step_that_is_looked_at_is_not_compared(
