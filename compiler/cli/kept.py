@@ -26,7 +26,7 @@ def key_of(*parts: str) -> str:
 
 
 def _numpy() -> str:
-    """What numpy's own file says of its version: its metadata take 16 ms to ask for it, and its import more."""
+    """The text of numpy's own file of its version: asking its metadata takes 16 ms, and importing it more."""
     spec = find_spec("numpy")
     assert spec, "kept: no numpy"
     assert spec.origin, "kept: numpy has no file"
