@@ -9,7 +9,6 @@ import os
 import re
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
@@ -43,6 +42,8 @@ class TrialProcess:
     """A process that tries functions; it imports torch while the plan is being compiled."""
 
     def __init__(self) -> None:
+        import subprocess  # most plans have no functions of their own
+
         # no GPU: a trial is on the CPU, and another run may need all of a GPU's memory
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
@@ -85,7 +86,9 @@ class TrialProcess:
     @property
     def has_ended(self) -> bool:
         """Whether it has ended by itself."""
-        with suppress(subprocess.TimeoutExpired):
+        from subprocess import TimeoutExpired
+
+        with suppress(TimeoutExpired):
             self._process.wait(timeout=1)
         return self._process.poll() is not None
 
