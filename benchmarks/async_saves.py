@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from emitted import Sizes, program
 from measure import asked_quick, in_turns, ratio, table, where
-from torch.distributed.checkpoint import async_save
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from scalec.runtime import Mesh
 from scalec.runtime.checkpoint.background import Saver

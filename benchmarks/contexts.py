@@ -134,7 +134,8 @@ def _positions_for_heads(x: Tensor) -> Tensor:
 
 
 def _exchanged(parts: Tensor) -> Tensor:
-    return cast(Tensor, all_to_all_single_autograd(parts, None, None, dist.group.WORLD))
+    group: Any = dist.group.WORLD
+    return all_to_all_single_autograd(parts, None, None, group)
 
 
 if __name__ == "__main__":

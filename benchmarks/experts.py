@@ -122,7 +122,8 @@ def _by_source(made: list[Tensor], received: list[list[int]]) -> Tensor:
 
 
 def _exchanged(rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
-    return cast(Tensor, all_to_all_single_autograd(rows, received, sent, dist.group.WORLD))
+    group: Any = dist.group.WORLD
+    return all_to_all_single_autograd(rows, received, sent, group)
 
 
 if __name__ == "__main__":

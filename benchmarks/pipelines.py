@@ -129,8 +129,8 @@ class RankModel(nn.Module):
 
     def forward(self, stage: int, x: Tensor | None, tokens: Tensor, labels: Tensor) -> Tensor:
         """One stage; what enters the first are tokens."""
-        x = self.held[str(stage)](tokens if x is None else x)
-        return x.sum() if stage == self.last else x
+        made: Tensor = self.held[str(stage)](tokens if x is None else x)
+        return made.sum() if stage == self.last else made
 
 
 def our_step(

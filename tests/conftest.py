@@ -16,8 +16,8 @@ from helpers.samples import outside_of_samples
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# Tests are kept compiled, whatever the shell's environment says: to rewrite their asserts anew takes as long as all else
-# of a collection.
+# Tests are kept compiled, whatever the shell's environment says: to rewrite their asserts takes almost as long as all
+# else of a collection.
 sys.dont_write_bytecode = False
 
 # A test that plants a defect changes no file: a proof kept from before it would hide the defect.

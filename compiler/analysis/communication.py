@@ -69,7 +69,7 @@ def _of_ranks(program: Program) -> tuple[tuple[Collective, ...], ...]:
 
 
 Around = tuple[list[Collective], list[Collective]]
-"""What ranks communicate before their rows, and after them."""
+"""The collectives before a rank's row, and after it."""
 
 
 def _of_rank(

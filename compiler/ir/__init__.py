@@ -37,7 +37,6 @@ from .walk import (
     blocks,
     defs,
     map_ops,
-    names_read,
     ops_in,
     regions_in,
     rename,

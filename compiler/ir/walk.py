@@ -65,10 +65,10 @@ def defs(body: Iterable[Stmt]) -> dict[str, Op]:
 
 def uses(*stmts: Stmt) -> Counter[str]:
     """How often each value is read by statements, at any depth."""
-    return Counter(names_read(stmts))
+    return Counter(_names_read(stmts))
 
 
-def names_read(stmts: Iterable[Stmt]) -> list[str]:
+def _names_read(stmts: Iterable[Stmt]) -> list[str]:
     """The values that statements read, at any depth, each as often as it is read."""
     found: list[str] = []
     for stmt in stmts:
@@ -77,7 +77,7 @@ def names_read(stmts: Iterable[Stmt]) -> list[str]:
         else:
             found += [arg.source for arg in stmt.args]
             found += [end.name for end in stmt.yields]
-            found += names_read(stmt.body)
+            found += _names_read(stmt.body)
     return found
 
 

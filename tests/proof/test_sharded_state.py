@@ -10,7 +10,7 @@ from helpers.plan_table import PLANS
 from scalec.compiler.ir import Bucket
 from scalec.compiler.proof.prime_field import Field
 from scalec.compiler.proof.proof import Case, case_of
-from scalec.compiler.proof.sharded_state import together
+from scalec.compiler.proof.sharded_state import layout_of, together
 from scalec.compiler.proof.simulated_mesh import SimulatedMesh
 from scalec.compiler.proof.small_sizes import meshes
 from scalec.compiler.proof.tensors import Array, Tensor
@@ -61,6 +61,14 @@ def test_each_rank_holds_its_part_of_every_turn(name: str) -> None:
             parts = np.concatenate(layers, axis=-1).sum(axis=-1)
             most = parts.max(axis=at)
             assert (most < np.concatenate(layers, axis=-1).shape[-1]).all(), "a rank holds all of a layer"
+
+
+def test_shares_at_small_sizes_have_no_more_padding_than_ranks() -> None:
+    """Shares of whole rows, whose lengths have few common divisors there, would leave most ranks padding alone."""
+    for case in (case for name in NAMES for case in cases(name)):
+        for bucket in case.program.buckets:
+            layout = layout_of(case.program, bucket)
+            assert layout.size - layout.end < case.program.degree(bucket.shard_axes)
 
 
 @pytest.mark.parametrize("name", NAMES)

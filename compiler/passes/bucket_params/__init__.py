@@ -31,7 +31,7 @@ from ...ir import (
 from ...ops.builder import OpBuilder
 from .assign import BucketGroup, Used, grouped, grouped_as, sharing
 from .comms import gathered, held, reduced, with_gathers, with_reductions
-from .param_loops import loops_of, without
+from .param_loops import LoopFinder, without
 
 
 def fuse_buckets(program: Program) -> Program:
@@ -55,6 +55,7 @@ class _Fuser:
         self._made_by = defs(self._ops)
         self._updates = {op.inputs[3]: op for op in self._ops if op.kind == "update"}
         self._microbatches = program.microbatches
+        self._loops = LoopFinder(self._microbatches)
         self._groups = group(map(self._used, self._updates))
         self._frame = evolve(
             program,
@@ -90,7 +91,7 @@ class _Fuser:
         leaf, summed = self._leaf(param)[-1], self._chain(self._updates[param].inputs[0])[0]
         results = zip(self._microbatches.yields, self._microbatches.results, strict=True)
         end, value = next((end, value) for end, value in results if value.name == summed)
-        return Used(param, leaf, summed, value.type, loops_of(self._microbatches, leaf, end.name))
+        return Used(param, leaf, summed, value.type, self._loops.loops(leaf, end.name))
 
     def _chain(self, name: str) -> list[str]:
         """The names from the microbatches' sum to the gradient that is updated with."""

@@ -5,11 +5,12 @@ gradients where its backward ends.  A parameter that has several uses, or not on
 Non-goals: the ops put there (`comms`).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from ...ir import Enter, Leave, Region, Stmt, blocks, defs, names_read, regions_in
+from ...ir import Enter, Leave, Region, Stmt, blocks, defs, regions_in, uses
 
 Path = tuple[int, ...]
 """Which region of a body, counted among its regions, then which of that one's, and so on."""
@@ -37,29 +38,46 @@ class ParamLoops:
         return self.forward, self.backward
 
 
-def loops_of(microbatches: Region, leaf: str, gradient: str) -> ParamLoops | None:
-    """The loops of the parameter that is used as `leaf`, with the gradient `gradient` in a microbatch."""
-    forward, backward = blocks(microbatches)
-    cast = defs(backward.body).get(gradient)
-    stack = cast.inputs[0] if cast and cast.kind == "cast" else gradient
-    taken, second, made = _slices(forward.body, leaf), _slices(backward.body, leaf), _layer(backward.body, stack)
-    if not taken or not made or (second and second[0] != made[0]) or names_read([backward]).count(leaf) != bool(second):
-        return None
-    held = second[1] if second else ()
-    sums = (*{gradient, stack}, *made[1][1:-1])
-    return ParamLoops(taken[0], made[0], taken[1][-1], held[-1] if held else "", (*taken[1], *held), made[1][-1], sums)
+class LoopFinder:
+    """Finds the loops of the parameters of a step's microbatches."""
 
+    def __init__(self, microbatches: Region) -> None:
+        self._forward, self._backward = blocks(microbatches)
+        self._made_by = defs(self._backward.body)
+        self._uses: dict[int, Counter[str]] = {}
+        """How often each value is read, by the id of the body: many parameters ask for the same bodies."""
 
-def _slices(body: Sequence[Stmt], name: str) -> tuple[Path, tuple[str, ...]] | None:
-    """The path to the one place that takes slices of a value, of slices of it and so on, and their names."""
-    takers = [(i, arg) for i, region in enumerate(regions_in(body)) for arg in region.args if arg.source == name]
-    if len(takers) != 1 or takers[0][1].enter is not Enter.EACH or names_read(body).count(name) != 1:
-        return None
-    index, arg = takers[0]
-    inner = _slices(regions_in(body)[index].body, arg.value.name)
-    if inner is None:
-        return (index,), (arg.value.name,)
-    return (index, *inner[0]), (arg.value.name, *inner[1])
+    def loops(self, leaf: str, gradient: str) -> ParamLoops | None:
+        """The loops of the parameter that is used as `leaf`, with the gradient `gradient` in a microbatch."""
+        forward, backward = self._forward, self._backward
+        cast = self._made_by.get(gradient)
+        stack = cast.inputs[0] if cast and cast.kind == "cast" else gradient
+        taken, second = self._slices(forward.body, leaf), self._slices(backward.body, leaf)
+        made = _layer(backward.body, stack)
+        if not taken or not made or (second and second[0] != made[0]):
+            return None
+        if self._uses_in(backward.body)[leaf] != bool(second):
+            return None
+        held = second[1] if second else ()
+        again = held[-1] if held else ""
+        sums = (*{gradient, stack}, *made[1][1:-1])
+        return ParamLoops(taken[0], made[0], taken[1][-1], again, (*taken[1], *held), made[1][-1], sums)
+
+    def _slices(self, body: tuple[Stmt, ...], name: str) -> tuple[Path, tuple[str, ...]] | None:
+        """The path to the one place that takes slices of a value, of slices of it and so on, and their names."""
+        takers = [(i, arg) for i, region in enumerate(regions_in(body)) for arg in region.args if arg.source == name]
+        if len(takers) != 1 or takers[0][1].enter is not Enter.EACH or self._uses_in(body)[name] != 1:
+            return None
+        index, arg = takers[0]
+        inner = self._slices(regions_in(body)[index].body, arg.value.name)
+        if inner is None:
+            return (index,), (arg.value.name,)
+        return (index, *inner[0]), (arg.value.name, *inner[1])
+
+    def _uses_in(self, body: tuple[Stmt, ...]) -> Counter[str]:
+        if id(body) not in self._uses:
+            self._uses[id(body)] = uses(*body)
+        return self._uses[id(body)]
 
 
 def _layer(body: Sequence[Stmt], name: str) -> tuple[Path, tuple[str, ...]] | None:
