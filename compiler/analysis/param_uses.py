@@ -3,7 +3,7 @@
 Non-goals: the ops between a parameter's state of record and its uses (`passes.place_state`, `passes.bucket_params`).
 """
 
-from ..ir import Op, Program, Region, Stmt, ops_in, walk_regions
+from ..ir import Program, Region, Stmt, ops_in, walk_regions
 from ..ops.fused import CONTRACTS
 
 _SAME_VALUE = ("coerce", "cast")
@@ -32,7 +32,7 @@ def get_param_values(program: Program) -> dict[str, str]:
             param_of.update({arg.value.name: param_of[arg.source] for arg in stmt.args if arg.source in param_of})
             for inner in stmt.body:
                 follow(inner)
-        elif isinstance(stmt, Op) and stmt.kind in _SAME_VALUE and stmt.inputs[0] in param_of:
+        elif stmt.kind in _SAME_VALUE and stmt.inputs[0] in param_of:
             param_of[stmt.outputs[0].name] = param_of[stmt.inputs[0]]
 
     follow(program.region)

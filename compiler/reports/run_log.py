@@ -168,7 +168,8 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP = 900, 190, 76, 20, 14
 def page(runs: Sequence[Run]) -> str:
     """The text of the file, which needs nothing else."""
     steps = min(run.records[0]["step"] for run in runs), max(run.records[-1]["step"] for run in runs)
-    pictures = [(it.name, _picture(it, runs, steps)) for it in MEASURES if any(run.points(it) for run in runs)]
+    measures = [measure for measure in MEASURES if _has_line(measure, runs)]
+    pictures = [(measure.name, _picture(measure, runs, steps)) for measure in measures]
     return filled(
         "log.html.j2",
         escaped=True,
@@ -179,6 +180,11 @@ def page(runs: Sequence[Run]) -> str:
         rows=[row(run) for run in runs],
         pictures=pictures,
     )
+
+
+def _has_line(measure: Measure, runs: Sequence[Run]) -> bool:
+    """Whether a picture shows more than the table does: the loss, and numbers of several steps."""
+    return measure is LOSS or any(len(run.points(measure)) > 1 for run in runs)
 
 
 def _picture(measure: Measure, runs: Sequence[Run], steps: tuple[int, int]) -> str:

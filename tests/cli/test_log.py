@@ -68,6 +68,16 @@ def test_the_page_has_a_picture_for_each_number(capsys: pytest.CaptureFixture[st
     assert main(["log", "fast", "-o", "log.html"]) == 2
 
 
+def test_a_single_validation_has_no_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table has its number."""
+    lines = Path("fast/log.jsonl").read_text().splitlines(keepends=True)
+    held = [line for line in lines if '"validation"' in line]
+    Path("fast/log.jsonl").write_text("".join(line for line in lines if line not in held[:-1]))
+    shown(capsys, "fast", "-o", "log.html")
+    text = Path("log.html").read_text(encoding="utf-8")
+    assert re.findall(r"<h2>(.*)</h2>", text) == ["loss", "gradient norm", "tokens/s/GPU"]
+
+
 def test_no_grammar_is_loaded() -> None:
     code = "from scalec.compiler.cli import main; main(['log', 'fast', '-o', 'log.html'])"
     code += "; import sys; print('lark' in sys.modules)"
