@@ -116,7 +116,10 @@ class Staged:
 
     def run(self, part: StageBlock, env: Env, entering: Iterable[Tensor], microbatch: int) -> Env:
         """All that is known when a part is done.  A forward that begins with what it began with is not done twice."""
-        begin = env | {value.name: x for value, x in zip(part.inputs, entering, strict=True)}
+        handed = [*entering]
+        expected = [value.name for value in part.inputs]
+        assert len(handed) == len(expected), f"verify: a stage begins with {len(expected)} values, {len(handed)} come"
+        begin = env | dict(zip(expected, handed, strict=True))
         if part is not self.parts[Work.FORWARD]:
             return self._own.body(part.body, begin, ((self.region.dim, microbatch),))
         before, end = self._forwards.get(microbatch, ({}, {}))
