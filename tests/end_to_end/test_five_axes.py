@@ -131,7 +131,7 @@ def _started(plan: str, folder: Path, ranks: int = 16, resume: _Run | None = Non
     (folder / "corpus.bin").write_bytes(bytes(i * i * 7 % 251 for i in range(40_000)))
     if resume:
         shutil.copytree(resume.checkpoint(SAVED), folder / "runs/tiny/checkpoints" / resume.checkpoint(SAVED).name)
-    options = f"--device=cpu --steps={LAST} --save-every={SAVED} --log-every=1 --data=corpus.bin"
+    options = f"--device=cpu --steps={LAST} --save-every={SAVED} --log-every=1 --data=corpus.bin --data-as-is"
     return run_file(folder, ranks, f"{options} --resume" if resume else options)
 
 

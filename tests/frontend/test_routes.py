@@ -216,6 +216,14 @@ def aux_plan(settings: str, microbatch: int = 2) -> str:
     return re.sub(r"microbatch = \d+", f"microbatch = {microbatch}", plan)
 
 
+def two_routes(first: str, second: str) -> str:
+    """The plan with two routes in each layer, whose losses have these settings."""
+    plan = aux_plan(first)
+    begin, end = plan.index("    route "), plan.index("  }\n  loss")
+    again = re.sub(r"\b(\w+)(?=\[)", r"\1_2", plan[begin:end]).replace(first, second)
+    return plan[:end] + again + plan[end:]
+
+
 def test_a_loss_over_all_layers_is_of_groups_of_sequences() -> None:
     program = compile_plan(Source("tiny.scale", aux_plan("aux_loss=0.5, aux_batch=2")), "resolve")
     (loss,) = (op for op in program.ops if op.kind == "aux_loss")
@@ -240,15 +248,11 @@ def test_a_loss_over_more_sequences_than_a_microbatch_has() -> None:
 
 def test_routes_to_the_same_experts_have_one_loss() -> None:
     """Of both, if they say the same of it."""
-    plan = aux_plan("aux_loss=0.5")
-    begin, end = plan.index("    route "), plan.index("  }\n  loss")
-    again = re.sub(r"\b(\w+)(?=\[)", r"\1_2", plan[begin:end])
-    both = plan[:end] + again + plan[end:]
-    program = compile_plan(Source("tiny.scale", both), "resolve")
+    program = compile_plan(Source("tiny.scale", two_routes("aux_loss=0.5", "aux_loss=0.5")), "resolve")
     (loss,) = (op for op in program.ops if op.kind == "aux_loss")
     assert loss.get("rows") == 2 * program.train.seq * program.size("layers")
     with pytest.raises(PlanError, match="two routes to `experts` have different `aux_loss` or `aux_batch`"):
-        compile_plan(Source("tiny.scale", plan[:end] + again.replace("0.5", "0.25") + plan[end:]))
+        compile_plan(Source("tiny.scale", two_routes("aux_loss=0.5", "aux_loss=0.25")))
 
 
 @pytest.mark.parametrize("groups", [3, 6])

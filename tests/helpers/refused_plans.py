@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import gzip
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,6 +96,7 @@ MORE = (  # edits of the plan of `test_mistakes` for rules that no other table h
     {f"{RULES_TP} }}": "vocab, heads, kv_heads, ffn, seq over tp }"},
     {"gpus_per_node = 4  nodes = 1": "gpu = t4", "steps = 3": "steps = 3  kernels = triton"},
     {"model llama": 'use "latin.scale"\nmodel llama'},
+    {"model llama": 'use "packed.scale"\nmodel llama'},
     {"model llama": f'use "{"a" * 300}.scale"\nmodel llama'},
     {"model llama": "\0model llama"},
     {"model llama": 'op f(x[.., d]) -> [.., d] over .. from "broken:f"\nmodel llama'},
@@ -116,6 +118,8 @@ def refused(folder: Path) -> Iterator[Source]:
     (folder / "base.scale").write_text(test_mistakes.PLAN)
     (folder / "plan.scale").write_text(test_mistakes.PLAN)
     (folder / "latin.scale").write_bytes(b"# caf\xe9\n")
+    (folder / "packed.scale").write_bytes(gzip.compress(b"model other { }", mtime=0))
+    (folder / "tokens.npy").write_bytes(b"\x93NUMPY\x01\x00" + bytes(40))
     (folder / "broken.py").write_text("def f(x)\n")
     (folder / "user").mkdir()
     own = test_user_ops.written(folder / "user")
@@ -136,6 +140,11 @@ def refused(folder: Path) -> Iterator[Source]:
     yield Source(plan, branches + test_branches.trained("one rank"))
     yield Source(plan, test_routes.PLAN.replace("experts], 2)", "experts], 2, groups=1.5)"))
     yield Source(plan, "mesh { }")
+    yield Source(plan, '{"model_type": "llama"}')
+    array = {"[python_stdlib]": f'["{folder / "tokens.npy"}"]'}
+    yield Source(plan, of_pipeline(array, test_mistakes.PLAN))
+    yield Source(plan, test_routes.aux_plan("aux_loss=0.5, aux_batch=4"))
+    yield Source(plan, test_routes.two_routes("aux_loss=0.5", "aux_loss=0.25"))
     routed = "n = alone[hidden]\n    route n to experts by top(n @ other[hidden -> experts], 2) { n = silu(n) }"
     yield Source(plan, test_routes.PLAN.replace(test_routes.ROUTE, f"{routed}\n    {test_routes.ROUTE}"))
     for settings in test_mistakes_told.OVERRIDES:

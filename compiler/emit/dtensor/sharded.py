@@ -99,7 +99,7 @@ def sync_lines(program: Program, patterns: Mapping[str, str]) -> Iterator[str]:
         first = each.buckets[0]
         now = "True" if first.shard_gradients else "number == len(batch)"
         free = "True" if first.reshard_after_forward else "number == len(batch)"
-        yield f"each_module({each.modules}, reduce_now={now}, free={free})"
+        yield call("each_module", [each.modules, f"reduce_now={now}", f"free={free}"], 8)
 
 
 def _group(group: ParamGroup, names: Sequence[str], patterns: Mapping[str, str]) -> str:
