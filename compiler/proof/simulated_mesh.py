@@ -144,7 +144,7 @@ class SimulatedMesh:
         if array.strides[0] == 0:  # alike on all ranks of the group
             array, sizes = array[:1], [1] * len(sizes)
         array = np.moveaxis(array.reshape(*sizes, *array.shape[1:]), range(len(order)), order)
-        shape = (*full.shape[: x.lead], *array.shape[x.lead :])
+        shape = (array.shape[0], *full.shape[1 : x.lead], *array.shape[x.lead :])  # kinds of numbers lead the mesh
         return Tensor(x.dims, array if array.shape == shape else np.broadcast_to(array, shape), x.degree)
 
     def _once(self, array: Array, order: Sequence[int]) -> Array:

@@ -55,11 +55,13 @@ def checking(axes: dict[str, int]) -> Iterator[Mesh]:
 
 
 class _Named(ast.NodeTransformer):
-    """Gives `torch.zeros_like(…)` the form of a call by name, which can be bound anew."""
+    """Gives `torch.zeros_like(…)` the form of a call by name, which can be bound anew; reads no file of names."""
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         self.generic_visit(node)
         function = node.func
+        if isinstance(function, ast.Name) and function.id == "Plan":  # types do not depend on names in files of weights
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg != "names"]
         if isinstance(function, ast.Attribute) and function.attr in METHODS:
             owner = [] if isinstance(function.value, ast.Name) and function.value.id == "torch" else [function.value]
             return ast.Call(ast.Name(function.attr, ast.Load()), [*owner, *node.args], node.keywords)

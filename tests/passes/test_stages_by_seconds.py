@@ -51,7 +51,7 @@ def test_a_step_of_long_sequences_is_faster(monkeypatch: pytest.MonkeyPatch) -> 
     """Attention and what backward recomputes weigh more against the head than operations of forward say."""
     assert _layers(_compiled(TEXTS[0])) == (4,) * 8
     assert _layers(_by_operations(TEXTS[0], monkeypatch)) == (4, 4, 4, 4, 4, 4, 5, 3)
-    assert _seconds(_compiled(TEXTS[0])) < 0.95 * _seconds(_by_operations(TEXTS[0], monkeypatch))
+    assert _seconds(_compiled(TEXTS[0])) < 0.96 * _seconds(_by_operations(TEXTS[0], monkeypatch))
 
 
 def _layers(program: Program) -> tuple[int, ...]:
