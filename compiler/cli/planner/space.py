@@ -79,7 +79,7 @@ def space(facts: Facts, goal: Goal, kept: Mapping[str, object]) -> Space:
     meshes = [it for it in _meshes(facts, goal) if _matches(it, kept)]
     all_of = sum(sizes[it.pp > 1] for it in meshes)
     divided = [it for it in meshes if _divides(facts, goal, it)]
-    near = [mesh for mesh in divided if is_near(goal, mesh) or kept.keys() & {"tp", "ep"}]
+    near = [mesh for mesh in divided if is_near(goal, mesh) or _is_asked_for(goal, mesh, kept)]
     by_mesh = [(it, options[it.pp > 1]) for it in near if options[it.pp > 1]]
     names = [it.name for it in fields(Choice)]
     own = ("zero", "microbatch", "recompute", "schedule", "chunks", "prefetch")
@@ -165,9 +165,18 @@ def _divides(facts: Facts, goal: Goal, it: Choice) -> bool:
 def is_near(goal: Goal, it: Choice) -> bool:
     """Axes of weights are within a node; experts may lie over several if no node can hold them."""
     node = goal.per_node
-    if it.tp > node or node % it.tp:
+    if not _is_tensor_parallelism_near(goal, it):
         return False
     return it.ep * it.tp <= node or it.ep * (it.tp if it.fold else 1) > node
+
+
+def _is_tensor_parallelism_near(goal: Goal, mesh: Choice) -> bool:
+    return mesh.tp <= goal.per_node and goal.per_node % mesh.tp == 0
+
+
+def _is_asked_for(goal: Goal, mesh: Choice, kept: Mapping[str, object]) -> bool:
+    """Whether the degree that leaves a node is one that the user names."""
+    return "ep" in kept if _is_tensor_parallelism_near(goal, mesh) else "tp" in kept
 
 
 def _settings(facts: Facts, goal: Goal, kept: Mapping[str, object], pipelined: bool) -> Iterator[tuple[object, ...]]:

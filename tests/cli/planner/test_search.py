@@ -167,7 +167,9 @@ def test_ranks_share_a_head_of_keys_where_there_are_fewer_heads_than_ranks() -> 
 
 def test_tensor_parallelism_leaves_a_node_where_it_is_asked_for() -> None:
     file, facts, goal = subject("llama3_70b.scale", 64, 512, 8192)
-    assert not any(choice.tp > 8 for choice in all_of(space(facts, goal, {"pp": 1})))
+    without_tp: tuple[dict[str, object], ...] = ({"pp": 1}, {"ep": 1})
+    for kept in without_tp:
+        assert not any(choice.tp > 8 for choice in all_of(space(facts, goal, kept)))
     choice = Choice(dp=4, tp=16, microbatch=1, zero=1, recompute="full", sp=True)
     far = plan(file, facts, goal, choice)
     assert "weights_across_nodes = on" in far.text
