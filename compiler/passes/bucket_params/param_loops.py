@@ -44,6 +44,7 @@ class LoopFinder:
     def __init__(self, microbatches: Region) -> None:
         self._forward, self._backward = blocks(microbatches)
         self._made_by = defs(self._backward.body)
+        self._read_backward = uses(self._backward)
         self._uses: dict[int, Counter[str]] = {}
         """How often each value is read, by the id of the body: many parameters ask for the same bodies."""
 
@@ -56,7 +57,7 @@ class LoopFinder:
         made = _layer(backward.body, stack)
         if not taken or not made or (second and second[0] != made[0]):
             return None
-        if self._uses_in(backward.body)[leaf] != bool(second):
+        if self._read_backward[leaf] != bool(second):
             return None
         held = second[1] if second else ()
         again = held[-1] if held else ""
