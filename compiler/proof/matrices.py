@@ -18,7 +18,7 @@ class Matrices:
 
     left   [whatever leads, shared dims, rows, summed]
     right  [whatever leads, shared dims, summed, columns]
-    sizes  those of the dims that are rows, then of those that are columns
+    sizes  of the dims that are rows, then of the dims that are columns
     order  of the result's axes, among what leads, shared dims, rows and columns
     """
 

@@ -26,10 +26,10 @@ WINDOW = 15
 """Powers are looked up in two tables for as many bits each."""
 
 EXACT = 4
-"""So many products of 62 bits fit 64."""
+"""The number of products of 62 bits whose sum fits in 64."""
 
 FEW = 32
-"""Up to so many products are summed a few at a time; more take less time in halves."""
+"""Up to this number of products they are summed a few at a time; more take less time in halves."""
 
 UNBOUNDED = Degree(1 << 62)
 """Kinds that the bound does not cover."""

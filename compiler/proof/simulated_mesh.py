@@ -148,7 +148,7 @@ class SimulatedMesh:
         return Tensor(x.dims, array if array.shape == shape else np.broadcast_to(array, shape), x.degree)
 
     def _once(self, array: Array, order: Sequence[int]) -> Array:
-        """The array, once along the mesh axes along which it is repeated, but for those of `order`."""
+        """The array, cut to one entry along each mesh axis that repeats it, except the axes of `order`."""
         repeated = [at for at in range(1, 1 + len(self.axes)) if at not in order and array.strides[at] == 0]
         if not repeated:
             return array

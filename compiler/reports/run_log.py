@@ -88,7 +88,7 @@ def summary(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def head(runs: Sequence[Run]) -> tuple[str, ...]:
-    """The names of the table's columns; that of the speed has the units that the runs have."""
+    """The names of the table's columns; the column of speed names the units of the runs."""
     units = [speed.name for speed in SPEEDS if any(run.points(speed) for run in runs)]
     return "run", "steps", "loss", "least", "validation", " or ".join(units) or SPEEDS[0].name, "skipped"
 
