@@ -1,7 +1,7 @@
 """The kernels of `logits`: softmax statistics of rows, and the logits' gradient.
 
-Inside they are in float32.  `stride` is that of the rows of logits; `size` of the columns are classes, `first` the
-first of them; smoothing, each and CAP are those of `Classes`.
+Inside they are in float32.  `stride` is that of the rows of logits.  `size` of the `width` columns are classes, `first`
+the first of them; smoothing, each and CAP are those of `Classes`.
 """
 # pyright: basic
 
@@ -29,7 +29,7 @@ def _joined(m, z, x):
 
 @triton.jit
 def logit_softmax_stats(
-    logits, labels, m_parts, z_parts, t_parts, stride, first, size, smoothing, each,
+    logits, labels, m_parts, z_parts, t_parts, stride, first, size, width, smoothing, each,
     CAP: tl.constexpr, SMOOTHED: tl.constexpr, BEGINS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One row for each program.
@@ -52,11 +52,12 @@ def logit_softmax_stats(
         if SMOOTHED:
             total += tl.sum(x, axis=1)
     if whole < size:
+        there = whole + columns < width  # padding too: of a width that 16 divides, no load of 16 bytes is cut
+        x = _capped(tl.load(logits + whole + columns, mask=there, other=0.0).to(tl.float32), CAP)
         real = whole + columns < size
-        x = _capped(tl.load(logits + whole + columns, mask=real, other=0.0).to(tl.float32), CAP)
         m, z = _joined(m, z, tl.where(real, x, float("-inf")))
         if SMOOTHED:
-            total += tl.sum(x, axis=1)  # 0 after the last class, with a cap too
+            total += tl.sum(tl.where(real, x, 0.0), axis=1)
 
     t = (1 - smoothing) * tl.where(here, of_label, 0.0)
     if SMOOTHED:

@@ -95,7 +95,7 @@ def add_parts(
         _kernels.logit_softmax_stats,
         (logits.shape[0],),
         *(logits, labels, *parts, logits.stride(0)),
-        *(classes.first, classes.size, classes.smoothing, classes.each),
+        *(classes.first, classes.size, logits.shape[1], classes.smoothing, classes.each),
         warps=tile.warps,
         CAP=classes.cap,
         SMOOTHED=classes.smoothing != 0,
