@@ -29,6 +29,7 @@ def _timed_main(results: Path, nodes: int) -> None:
     from scalec.runtime.train import same_state
 
     os.environ["LOCAL_WORLD_SIZE"] = str(RANKS // nodes)
+    os.environ["OMP_NUM_THREADS"] = "1"  # the nodes share the cores of this machine
     usual_fault, usual_require = window_check.WindowCheck.fault, same_state.SameState.require
     steps = list[tuple[float, float, float]]()
     looks = list[float]()

@@ -62,7 +62,8 @@ class Stream:
 
     def window(self, number: int) -> Tensor:
         """Window `number` < `windows`: [width], int64.  RunError if a file has changed."""
-        return torch.cat([self._tokens.read(*stretch).long() for stretch in self._stretches(number)])
+        pieces = [self.read(*stretch) for stretch in self._stretches(number)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def place_of_window(self, number: int) -> str:
         """For instance `a.txt, tokens 340 to 356`, the last not included."""

@@ -61,16 +61,15 @@ class WindowCheck:
         if self._first_step < 0:
             self._first_step = step
         self._last_step = step
-        self._see(self._row, step, windows)
+        self._see(self._row, self._samples(step, self._row), windows)
         if self._other_row is not None:
-            samples = self._samples(step, self._other_row)
-            self._see(self._other_row, step, torch.stack([self._window(sample) for sample in samples]))
+            others = self._samples(step, self._other_row)
+            self._see(self._other_row, others, torch.stack([self._window(sample) for sample in others]))
         return self._compare(step) if self._is_due(step) else None
 
-    def _see(self, row: int, step: int, windows: Tensor) -> None:
+    def _see(self, row: int, samples: list[int], windows: Tensor) -> None:
         if self._keys is None:
             self._keys = _keys(windows.shape[1])
-        samples = self._samples(step, row)
         self._seen[row] |= zip(map(str, samples), _hashes(windows, self._keys), strict=True)
 
     def _is_due(self, step: int) -> bool:
