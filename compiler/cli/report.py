@@ -19,19 +19,35 @@ def report(options: Namespace) -> None:
 
     if len(options.plans) > 2:
         raise UsageError("report takes one plan, or two to compare")
-    subjects = (subject(path, proved=options.verify, cached=options.cache) for path in options.plans)
+    subjects = [
+        subject(path, proved=options.verify, cached=options.cache, advised=options.advice) for path in options.plans
+    ]
     page = page_of(*subjects, tokens=options.tokens)
     path = options.output or Path(f"{options.plans[0].stem}.html")
     put(path, page, "output", MARK)
 
 
-def subject(path: Path, *, proved: bool, cached: bool = False) -> "Subject":
-    """A plan as a report takes it; if `cached`, with the proof that an earlier command kept."""
+def subject(path: Path, *, proved: bool, cached: bool = False, advised: bool = False) -> "Subject":
+    """A plan as a report takes it.
+
+    If `cached`, its proof is the one that an earlier command kept; if `advised`, faster plans are
+    looked for.
+    """
     from ..reports.html import Subject
 
     plan = load(path)
     proof = plan.proved(cached=cached) if proved else None
-    return Subject(plan.source, plan.model, plan.program, proof=proof)
+    found = Subject(plan.source, plan.model, plan.program, proof=proof)
+    return _with_neighbours(found) if advised and found.time else found
+
+
+def _with_neighbours(of: "Subject") -> "Subject":
+    from attrs import evolve
+
+    from .advice import advised
+
+    assert of.time is not None, "report: advice on a time that is not known"
+    return evolve(of, neighbours=advised(of.time, of.model, of.source).neighbours)
 
 
 def _tokens(text: str) -> float:
@@ -52,6 +68,8 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help)
     help = "the tokens to train on, as 15T (default: those of the plan's steps)"
     parser.add_argument("--tokens", type=_tokens, metavar="D", help=help)
+    help = "add the faster plans that `scalec explain time` finds, which takes as long again"
+    parser.add_argument("--advice", action="store_true", help=help)
     verify_arguments(parser, "the page")
 
 

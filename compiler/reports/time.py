@@ -164,17 +164,26 @@ NONE_FITS = "no plan with one setting changed fits; `scalec check` tries several
 
 
 def _advice(it: Report) -> Iterator[str]:
-    """Faster plans that fit, then those that do not; of a plan that does not fit, those that do."""
     if it.neighbours is None:
         return
-    fit = [other for other in it.neighbours if not other.room.lacks]
-    large = [other for other in it.neighbours if other.room.lacks]
-    if not fit:
+    if all(other.room.lacks for other in it.neighbours):
         yield NONE_FITS if it.room.lacks else NONE
-    for head, others in ((f"would {'fit' if it.room.lacks else 'help'}", fit), ("too large", large)):
+    for rows in advice_tables(it):
+        yield "\n".join(table(rows, "lrrl"))
+
+
+def advice_tables(it: Report) -> Iterator[list[tuple[str, ...]]]:
+    """Faster plans that fit, then faster ones that do not; of a plan that does not fit, the plans that do.
+
+    Each table has a head and a row for each plan; none where none was looked for.
+    """
+    fit = [other for other in it.neighbours or () if not other.room.lacks]
+    too_large = [other for other in it.neighbours or () if other.room.lacks]
+    verb = "fit" if it.room.lacks else "help"
+    for head, others in ((f"would {verb}", fit), ("too large", too_large)):
         if others:
-            rows = [(head, "seconds", "gain", "memory"), *(_neighbour(it, other) for other in others[:SHOWN])]
-            yield "\n".join(table(rows, "lrrl"))
+            rows = [_neighbour(it, other) for other in others[:SHOWN]]
+            yield [(head, "seconds", "gain", "memory"), *rows]
 
 
 def _neighbour(it: Report, other: Neighbour) -> tuple[str, str, str, str]:

@@ -3,6 +3,7 @@
 Each section is gathered as a value of its own and then drawn.  Non-goals: compiling and proving (`cli`).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...analysis.certificate import FULL_ROWS, KEPT, NOT_EVALUATED, RUN_TIME, Proof, trust_words
@@ -12,7 +13,7 @@ from ..drawing import styles
 from ..summary import headline, tokens
 from . import lines, mesh, model, pipeline, speed
 from . import memory as memory_of
-from .calls import busiest, by_rank
+from .calls import Call, busiest, by_rank
 from .subject import Subject
 
 __all__ = ["MARK", "Subject", "notebook", "report"]
@@ -59,7 +60,7 @@ def _view(of: Subject, count: float | None) -> dict[str, Any]:
         "headline": headline(program),
         "tokens": tokens(program),
         "mesh": mesh.drawing(mesh.mesh(of, sent)),
-        "state": layers.state,
+        **_state_calls(layers.state),
         "models": model.drawings(layers, colours),
         "memory": memory,
         "memory_svg": memory_of.drawing(memory),
@@ -71,6 +72,18 @@ def _view(of: Subject, count: float | None) -> dict[str, Any]:
         "certificate": _certificate(of),
         "texts": lines.texts(of, sent),
     }
+
+
+NEGLIGIBLE = 0.001
+"""The part of all bytes sent below which a call for parameters, gradients or stages is folded away."""
+
+
+def _state_calls(calls: Sequence[Call]) -> dict[str, Sequence[Call]]:
+    """The calls for parameters, gradients and stages, and apart the ones that send next to nothing."""
+    least = NEGLIGIBLE * sum(call.sent for call in calls)
+    large = [call for call in calls if call.sent >= least]
+    small = [call for call in calls if call.sent < least]
+    return {"state": large, "small_state": small}
 
 
 FIRST = ("rates", "seconds", "memory", "plan", "sent over", "calls", "input of calls", "parameters", "values")

@@ -107,8 +107,18 @@ def drawing(it: Mesh) -> str:
     gpus = f" of {it.ranks_per_node} {it.gpu}" if it.gpu else f" of {it.ranks_per_node}"
     where = f"{counted(it.ranks, 'rank')} on {counted(it.nodes, 'node')}{gpus}"
     foot = 14 + len(it.groups) * ROW + 8
-    canvas.words(0, foot, f"{where}; coloured: the group of rank 0, among the ranks of its nodes", "muted")
+    canvas.words(0, foot, where, "muted")
+    _draw_legend(canvas, LEFT, foot)
     return canvas.svg("the mesh on its machines")
+
+
+def _draw_legend(canvas: Canvas, left: float, foot: float) -> None:
+    in_group, beside = "the group of rank 0 over the axis", "other ranks of these nodes"
+    canvas.box(left, foot - 9, 11, 11, "s0")
+    canvas.words(left + 17, foot, in_group, "muted")
+    left += 17 + wide(f"{in_group}    ")
+    canvas.box(left, foot - 9, 11, 11, "blank")
+    canvas.words(left + 17, foot, beside, "muted")
 
 
 def _draw(canvas: Canvas, it: Mesh, group: Group, at: int, top: float) -> None:

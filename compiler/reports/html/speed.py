@@ -1,29 +1,43 @@
 """Operations, seconds, MFU, and how long a training takes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...analysis.communication import active_count, parameter_count
 from ...analysis.time import operations
 from ...analysis.time.report import Report
-from ...ir import MICROBATCHES
+from ...ir import MICROBATCHES, Program
 from ..drawing import Canvas, wide
-from ..time import expected, seconds
+from ..time import advice_tables, expected, seconds
 from .subject import Subject
 
 DAY = 86_400
+WIDTH, ROW, BAR = 1080, 24.0, 16
+ROOM_FOR_WORDS = 150
+"""Pixels at the right of the longest bar."""
+
+WHOLE = "a step"
 LEAST = 0.0005
 """The least share of a step that has a bar."""
 
 
 @frozen
 class Speed:
-    """Facts as pairs of a name and a number in words; `kinds` are the seconds of a step by kind, the longest first."""
+    """How fast a plan trains.
 
+    lead    what a reader looks for first, as pairs of a name and a number in words
+    facts   everything else, as such pairs
+    kinds   the seconds of a step by kind, the longest first; none where speeds are not known
+    source  where the seconds come from, a sentence
+    advice  tables of faster plans, each a head and rows of cells; none where none were looked for
+    """
+
+    lead: tuple[tuple[str, str], ...]
     facts: tuple[tuple[str, str], ...]
     kinds: tuple[tuple[str, float], ...]
     source: str
+    advice: tuple[Sequence[Sequence[str]], ...] = ()
 
 
 def speed(of: Subject, tokens: float | None) -> Speed:
@@ -37,24 +51,35 @@ def speed(of: Subject, tokens: float | None) -> Speed:
         *([("active for a token", f"{active_count(program):,}")] if program.choices else []),
         ("tokens a step", f"{step:,}"),
         ("microbatches", f"{program.size(MICROBATCHES):,}"),
-        ("a token needs", scaled(operations.needed(program) / step, OPERATIONS)),
-        ("a step needs of a rank", scaled(operations.needed(program) / program.ranks, OPERATIONS)),
-        ("a rank does in a step", scaled(operations.done(program), OPERATIONS)),
+        ("operations of a token", scaled(operations.needed(program) / step, OPERATIONS)),
+        ("operations of a rank in a step", _operations(program)),
     ]
     if time is None:
-        return Speed(tuple(facts), (), "seconds are not known: `cluster { gpu = … }` names no GPU with known speed")
-    facts = [*_of_time(time, total), *facts]
+        unknown = "seconds are not known: `cluster { gpu = … }` names no GPU with known speed"
+        return Speed((), tuple(facts), (), unknown)
+    lead = (
+        ("a step", seconds(time.step.seconds)),
+        ("MFU", f"{time.mfu:.1%}"),
+        ("tokens/s/GPU", f"{time.tokens:,.0f}"),
+    )
     kinds = sorted(time.step.kinds.items(), key=lambda kind: -kind[1])
+    visible_kinds = tuple(kind for kind in kinds if kind[1] > LEAST * time.step.seconds)
     source = f"on {time.ranks:,} × {time.on.name}, {expected(time.on)}"
-    return Speed(tuple(facts), tuple(each for each in kinds if each[1] > LEAST * time.step.seconds), source)
+    advice = tuple(advice_tables(evolve(time, neighbours=of.neighbours)))
+    return Speed(lead, (*_training(time, total), *facts), visible_kinds, source, advice)
 
 
-def _of_time(time: Report, total: float) -> list[tuple[str, str]]:
+def _operations(program: Program) -> str:
+    """For instance `7.4 PFLOP`, or `7.4 PFLOP needed, 9.8 PFLOP done` where backward recomputes."""
+    needed = scaled(operations.needed(program) / program.ranks, OPERATIONS)
+    done = scaled(operations.done(program), OPERATIONS)
+    return needed if needed == done else f"{needed} needed, {done} done"
+
+
+def _training(time: Report, total: float) -> list[tuple[str, str]]:
+    """The time and the cost of a training on `total` tokens."""
     day = time.tokens * time.ranks * DAY
     return [
-        ("a step", seconds(time.step.seconds)),
-        ("tokens/s/GPU", f"{time.tokens:,.0f}"),
-        ("MFU", f"{time.mfu:.1%}"),
         ("HFU", f"{time.hfu:.1%}"),
         ("tokens a day", scaled(day, TOKENS)),
         (f"for {scaled(total, TOKENS)} tokens", counted_days(total / day)),
@@ -78,17 +103,24 @@ def scaled(number: float, units: Mapping[int, str]) -> str:
     return f"{number / 10**power:,.1f}".removesuffix(".0") + units[power]
 
 
-def drawing(it: Speed) -> str:
-    """A bar for each kind of time."""
-    canvas, total = Canvas(1080), sum(spent for _, spent in it.kinds)
-    left = max(wide(name) for name, _ in it.kinds) + 16
-    for at, (name, spent) in enumerate(it.kinds):
-        y, part = at * 24.0, spent / total
-        long = (1080 - left - 150) * spent / it.kinds[0][1]
-        canvas.words(0, y + 14, name)
-        canvas.box(left, y + 2, max(long, 1), 16, f"s{_series(name)}")
-        canvas.words(left + long + 8, y + 14, f"{seconds(spent)}, {part:.0%}", "muted")
-    return canvas.svg("seconds of a step by kind")
+def drawing(speed: Speed) -> str:
+    """A bar for the whole step, and below it one for each kind of time, all on one scale."""
+    canvas = Canvas(WIDTH)
+    total = sum(spent for _, spent in speed.kinds)
+    left = max(wide(name) for name in (WHOLE, *(name for name, _ in speed.kinds))) + 16
+    scale = (WIDTH - left - ROOM_FOR_WORDS) / total
+    canvas.words(0, 14, WHOLE, "head")
+    canvas.words(left + total * scale + 8, 14, seconds(total), "head")
+    end = left
+    for row, (name, spent) in enumerate(speed.kinds, start=1):
+        top, length, style = row * ROW + 2, max(spent * scale, 1), f"s{_series(name)}"
+        canvas.box(end, 2, length, BAR, style, name)
+        canvas.box(left, top, length, BAR, style)
+        canvas.words(0, top + 12, name)
+        words = f"{seconds(spent)}, {spent / total:.0%}"
+        canvas.words(left + length + 8, top + 12, words, "muted")
+        end += spent * scale
+    return canvas.svg("seconds of a step, in all and by kind")
 
 
 def _series(kind: str) -> int:

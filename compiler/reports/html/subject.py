@@ -5,19 +5,23 @@ from attrs import frozen
 from ...analysis.certificate import Proof
 from ...analysis.hardware import Hardware, hardware
 from ...analysis.time import expected
-from ...analysis.time.report import Report
+from ...analysis.time.report import Neighbour, Report
 from ...ir import Program
 from ...syntax.source import Source
 
 
 @frozen
 class Subject:
-    """A plan's text, its program before any placement and after the last pass, and its proof if there was one."""
+    """A plan's text, its program before any placement and after the last pass, and its proof if there was one.
+
+    `neighbours` are other plans that are worth a look; None where none was looked for.
+    """
 
     source: Source
     model: Program
     program: Program
     proof: Proof | None = None
+    neighbours: tuple[Neighbour, ...] | None = None
 
     @property
     def time(self) -> Report | None:
