@@ -138,7 +138,8 @@ def _picture(program: "Program", unit: bool, given: dict[str, float]) -> "Pictur
     times = Times.uniform(len(pipeline.stage_to_rank)) if unit else estimated(program, pipeline).rounded()
     for name, time in given.items():
         times = times.uniform_in(TIMES[name], time)
-    return of_plan(program, times)
+    unit_of_time = "" if unit or given else "forwards of the most expensive stage"
+    return of_plan(program, times, unit_of_time)
 
 
 def _arguments(parser: ArgumentParser) -> None:

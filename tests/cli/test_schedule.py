@@ -130,7 +130,7 @@ def test_stages_take_what_they_cost_in_every_form(scalec: Run) -> None:
     timeline = simulate(read_csv(Path("x.csv").read_text()), times)
     drawn = [(str(it.action), it.start, it.end - it.start) for row in timeline.slots for it in row]
     assert slots("x.json") == [(name, pytest.approx(start), pytest.approx(took)) for name, start, took in drawn]
-    total = f"comm=0: {timeline.total:.9g} in all, bubble {timeline.bubble:.1%}"
+    total = f"messages 0; {timeline.total:.9g} in all, bubble {timeline.bubble:.1%}"
     for shown in (text, *(Path(f"x.{form}").read_text() for form in ("html", "json", "svg"))):
         assert total in shown
 
@@ -421,7 +421,7 @@ def test_several_files_at_once_and_again(scalec: Run) -> None:
     options = ["--html", "a.html", "--csv", "a.csv", "--trace", "a.json", "--svg", "a.svg"]
     for times in ("f=1", "f=2"):
         assert scalec("--unit", "--times", times, *options) == (0, "wrote a.csv and a.svg and a.html and a.json\n", "")
-    assert all("f=2, b=1" in Path(name).read_text() for name in ("a.html", "a.json", "a.svg"))
+    assert all("forward 2, input gradients 1" in Path(name).read_text() for name in ("a.html", "a.json", "a.svg"))
     assert sorted(path.name for path in Path().iterdir()) == ["a.csv", "a.html", "a.json", "a.svg", "tiny.scale"]
 
 

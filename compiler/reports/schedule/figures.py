@@ -107,7 +107,7 @@ def _bubble(picture: Picture, accounts: Sequence[Account]) -> Iterator[str]:
     if accounts:
         yield "activations: of microbatches, at peak memory; with state: the total of the rank then"
     if not picture.times.are_uniform:
-        yield "f, b, w: cost of a stage, lowest to highest, relative to the most expensive forward; --unit: all equal"
+        yield "times: of a stage, lowest to highest, relative to the most expensive forward; --unit: all equal"
     yield f"bubble: {share(timeline.bubble)} of all ranks' time"
     formula = expected(picture.kind, schedule.ranks, schedule.microbatches, picture.times)
     if not formula:

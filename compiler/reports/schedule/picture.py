@@ -1,6 +1,6 @@
 """A schedule with all that its pictures show, and the colours of its actions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count, takewhile
 from math import floor, log10
 
@@ -62,6 +62,8 @@ class Picture:
     timeline: Timeline
     chunks: tuple[int, ...]
     """The place of each stage among those of its rank."""
+    unit: str
+    """The unit of times, in words; empty where the caller says it."""
 
     @property
     def depth(self) -> int:
@@ -88,8 +90,9 @@ class Picture:
 
     @property
     def subtitle(self) -> str:
-        """The times, and what they come to."""
-        return f"{_times(self.times)}: {number(self.timeline.total)} in all, bubble {share(self.timeline.bubble)}"
+        """The times of a microbatch on a stage, and what they come to."""
+        total, bubble = number(self.timeline.total), share(self.timeline.bubble)
+        return f"{_times(self.times)}; {total} in all, bubble {bubble} of ranks' time"
 
     def stages_of(self, chunk: int) -> str:
         """The stages of a chunk on all ranks, for instance `stages 4–7`."""
@@ -101,15 +104,15 @@ class Picture:
         return f"stages {first}–{last}" if in_a_row else f"stages {', '.join(map(str, stages))}"
 
 
-def picture(title: str, kind: str, schedule: Schedule, times: Times) -> Picture:
+def picture(title: str, kind: str, schedule: Schedule, times: Times, unit: str = "") -> Picture:
     """The picture of a schedule, with messages or without."""
     rows = tuple(tuple(action for action in row if not action.work.is_message) for row in schedule.rows)
     bare = Schedule(schedule.stage_to_rank, schedule.microbatches, rows)
     chunks = tuple(schedule.stages_of(owner).index(stage) for stage, owner in enumerate(schedule.stage_to_rank))
-    return Picture(title, kind, bare, times, simulate(bare, times), chunks)
+    return Picture(title, kind, bare, times, simulate(bare, times), chunks, unit)
 
 
-def of_plan(program: Program, times: Times) -> Picture:
+def of_plan(program: Program, times: Times, unit: str = "") -> Picture:
     """The picture of the rows of a plan with a pipeline."""
     pipeline = program.pipeline
     assert pipeline, "schedule: no pipeline"
@@ -117,7 +120,7 @@ def of_plan(program: Program, times: Times) -> Picture:
     schedule, kind = pipeline.schedule, pipeline.settings.schedule.kind
     stages, ranks = counted(schedule.stages, "stage"), f"{counted(schedule.ranks, 'rank')} of {pipeline.axis}"
     title = f"{program.name}: {kind}, {stages} on {ranks}, {counted(schedule.microbatches, 'microbatch')}"
-    return picture(title, kind, schedule, times)
+    return picture(title, kind, schedule, times, unit)
 
 
 def label(action: Action) -> str:
@@ -143,7 +146,17 @@ def ticks(until: float, apart: float) -> Iterator[float]:
 
 
 def _times(times: Times) -> str:
-    """As `--times` takes them, wherever they are the same for all stages; else from the least to the most."""
-    parts = {"f": times.forward, "b": times.input, "w": times.weight, "comm": (times.send,)}
-    ends = {name: dict.fromkeys((min(values), max(values))) for name, values in parts.items()}
-    return ", ".join(f"{name}={'–'.join(map(number, values))}" for name, values in ends.items())
+    """For instance `forward 1, input gradients 0.9–1.1, weight gradients 1, messages 0`."""
+    times_of_stages = {
+        WORDS[Work.FORWARD]: times.forward,
+        WORDS[Work.INPUT]: times.input,
+        WORDS[Work.WEIGHT]: times.weight,
+        "messages": (times.send,),
+    }
+    return ", ".join(f"{name} {_range(values)}" for name, values in times_of_stages.items())
+
+
+def _range(values: Sequence[float]) -> str:
+    """The least and the most of some numbers, once where they are the same."""
+    least, most = number(min(values)), number(max(values))
+    return least if least == most else f"{least}–{most}"

@@ -242,6 +242,7 @@ def html(picture: Picture, table: str = "") -> str:
             "rows": _rows(picture),
             "words": {work.value: WORDS[work] for work in picture.works},
             "messages": _messages(picture),
+            "unit": picture.unit,
         },
     )
 
