@@ -29,8 +29,11 @@ test: $(STAMP) ## check format, lint, layers and types, then run the tests
 test-long: $(STAMP) ## run the tests that take minutes
 	$(BIN)/pytest -n 2 --dist loadgroup --long -m long
 
-lines: $(STAMP) ## count the lines of compiler and runtime by concern, and hold them to their limits
-	$(BIN)/python benchmarks/lines.py
+check: $(STAMP) ## the same checks, but of changed files: their types, and the tests nearest to them
+	$(BIN)/python tests/check.py
+
+readability: $(STAMP) ## print how densely code and English read, beside ratchets that only fall
+	$(BIN)/python benchmarks/readability.py
 
 docs: $(STAMP) ## write the documents as a site to out/site
 	$(BIN)/mkdocs build --strict --quiet
@@ -51,4 +54,4 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -q $(MODULES)
 	@touch $@
 
-.PHONY: help setup demo test test-long lines docs format
+.PHONY: help setup demo test test-long check readability docs format
