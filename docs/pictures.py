@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from attrs import evolve
+
 from scalec.compiler.analysis.communication import collectives
 from scalec.compiler.analysis.link_traffic import crosses, sent
 from scalec.compiler.analysis.memory import account
@@ -250,6 +252,16 @@ def five_axes() -> Canvas:
     return drawn(model(of.program, busiest(ranks), ranks), {axis.name: at for at, axis in enumerate(of.program.axes)})
 
 
+def layer() -> Canvas:
+    """One layer of Llama 3 70B with its shards and its collectives."""
+    plan = subject(ROOT / "plans" / "llama3_70b.scale", proved=False)
+    ranks = by_rank(plan)
+    whole = model(plan.program, busiest(ranks), ranks)
+    repeated = tuple(stretch for stretch in whole.stretches if stretch.dim)
+    colours = {axis.name: number for number, axis in enumerate(plan.program.axes)}
+    return drawn(evolve(whole, stretches=repeated), colours)
+
+
 PICTURES: dict[str, Callable[[], Canvas]] = {
     "saved_activations": saved_activations,
     "sharded_state": sharded_state,
@@ -257,6 +269,7 @@ PICTURES: dict[str, Callable[[], Canvas]] = {
     "bubbles": bubbles,
     "sent_by_axis": sent_by_axis,
     "five_axes": five_axes,
+    "layer": layer,
 }
 
 
